@@ -1,5 +1,5 @@
-# make demo   install into .venv, with or without a compiler, then plan, build, read and prove one
-#             epoch of a real corpus
+# make demo   install into .venv, with or without a compiler, then plan, build, read, check and
+#             lock one epoch of a real corpus
 # make quick  the tests of formats, kernels, orders and plans alone, without torch, megatron-core
 #             and Ray: under a minute on two cores, for the loop of editing and testing
 # make test   install into .venv with what the tests need, then run them: minutes; JOBS= processes

@@ -354,7 +354,7 @@ _TOKEN = "[0-9a-f]{16}"
 _ENTRY = re.compile(rf"tmp\.([0-9a-f]{{32}})\.{_TOKEN}")
 _NAMED = re.compile(rf".+(\.npy|-megaindex\.json|-description\.txt)\.tmp\.{_TOKEN}")
 _TO_BE_LINKED = re.compile(rf".+\.claim\.{_TOKEN}")
-_SET_ASIDE = re.compile(rf".+\.claim\.{_TOKEN}\.dead")  # by versions before 0.3
+_SET_ASIDE = re.compile(rf".+\.claim\.{_TOKEN}\.dead")  # by earlier versions
 _AGAIN_AFTER = 60.0  # seconds; a blend claims the keys of many datasets in one directory
 
 _listed: dict[str, float] = {}

@@ -21,6 +21,7 @@ VERBS = {
     "prove": ("megaindex.cli.prove", "show that two records of a run differ by what was skipped"),
     "diff-order": ("megaindex.cli.diff_order", "report where two orders differ, and why"),
     "lock": ("megaindex.cli.lock", "write the data, order and receipts of a run to one file"),
+    "report": ("megaindex.cli.report", "print what a locked run was trained on, by source"),
     "extend": ("megaindex.cli.extend", "continue a run past its planned end, its past unchanged"),
     "tokenize": ("megaindex.cli.tokenize", "tokenize JSONL, text or Parquet files into a pair"),
     "merge": ("megaindex.cli.merge", "concatenate .bin/.idx pairs"),

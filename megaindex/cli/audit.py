@@ -24,6 +24,7 @@ from megaindex.cli.plan import (
 )
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run_builder import read_settings, resolve
+from megaindex.configs.settings import settings_by_name
 from megaindex.errors import InvalidArgument
 from megaindex.progress import counting_samples
 
@@ -51,8 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex audit", description=__doc__, allow_abbrev=False)
     add_run_arguments(parser)
     add_balance_arguments(parser)
-    built = parser.add_argument_group("index")
-    add_flags(built, "--subset", "--cache-dir")
+    add_index_arguments(parser)
     look_up = parser.add_argument_group("look-up (in place of the audit)")
     look_up.add_argument("--step", type=int, metavar="K", help="documents of step K, from 0")
     look_up.add_argument("--rank", type=int, metavar="R", help="with --step: data-parallel rank")
@@ -84,7 +84,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def stream_of_options(options: argparse.Namespace) -> AuditStream:
-    """Return the stream of a recipe or run that flags describe."""
+    """Return the stream of a lock, a recipe or a run that flags describe."""
+    if options.lock:
+        return _stream_of_lock(options)
     options.skip = skips_of_options(options)
     recipe = recipe_of(options, besides=("consumed_samples", "skip"))
     if recipe is None:
@@ -99,6 +101,34 @@ def stream_of_options(options: argparse.Namespace) -> AuditStream:
         )
     consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
     return stream_of_recipe(recipe, consumed_samples=consumed)
+
+
+def add_index_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `stream_of_options` besides those that describe a run."""
+    built = parser.add_argument_group("index")
+    built.add_argument("--lock", metavar="FILE", help="lock of the run, in place of its settings")
+    add_flags(built, "--subset", "--cache-dir")
+
+
+def _stream_of_lock(options: argparse.Namespace) -> AuditStream:
+    from megaindex.lock.opening import open_stream
+
+    given = vars(settings_by_name(vars(options))) | {
+        name: getattr(options, name) for name in _DESCRIBING
+    }
+    others = [name for name, value in given.items() if value]
+    if others or options.subset != "train":
+        flag = f"--{others[0].replace('_', '-')}" if others else f"--subset {options.subset}"
+        raise InvalidArgument(
+            f"--lock {options.lock} pins the training samples of a run; leave out {flag}"
+        )
+    return open_stream(options.lock, cache_dir=options.cache_dir)
+
+
+_DESCRIBING = (
+    "recipe", "nanotron_config", "llm_foundry_config", "maxtext_config", "neox_config",
+    "megatron_args", "skip_steps", "skip_documents", "skip_file",
+)  # fmt: skip
 
 
 def _date() -> str:

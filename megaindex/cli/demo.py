@@ -1,4 +1,4 @@
-"""Plan, build, read and check one epoch of a real corpus.
+"""Plan, build, read, check and record one epoch of a real corpus.
 
 The corpus is the text of the Python standard library and of the installed packages, one token per
 byte.
@@ -7,6 +7,7 @@ byte.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import sysconfig
@@ -23,20 +24,28 @@ from rich.console import Console
 from rich.table import Table
 
 from megaindex._types import I64, U8
+from megaindex.audit.lookup import documents_of
+from megaindex.audit.render import print_origins
+from megaindex.audit.trace import origins
 from megaindex.builders import build_index
 from megaindex.cli.options import Parser, add_flags
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.errors import InvalidArgument, MegaIndexError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.format import IndexedDataset
+from megaindex.format.provenance import open_provenance
 from megaindex.index.spans import Index, Spans
 from megaindex.io.os_errors import as_storage_error
 from megaindex.kernels import backend
 from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.loader.token_readers import MappedTokens
+from megaindex.lock.check import verify_lock
+from megaindex.lock.make import make_lock
+from megaindex.lock.opening import open_stream
 from megaindex.plan.plan import make_plan
 from megaindex.plan.render import plan_view
-from megaindex.progress import counting
+from megaindex.progress import copying, counting
+from megaindex.tokenize.run import tokenize
 from megaindex.tokenize.tokenizers import END_OF_DOCUMENT
 
 if TYPE_CHECKING:
@@ -150,12 +159,14 @@ class _Demo:
 
     def run(self) -> None:
         self._claim_directory()
-        files = self._write_corpus()
+        self._write_corpus()
         dataset = IndexedDataset(self._prefix)
-        plan = self._plan()
+        run = self._run()
+        plan = self._plan(run)
         index = self._build(dataset)
         served = self._read(index, dataset, plan)
-        self._check(index, dataset, plan, served, files)
+        self._check(index, dataset, plan, served)
+        self._record(run, plan)
 
     def _claim_directory(self) -> None:
         """Refuse a folder that holds anything but the files of an earlier demo."""
@@ -176,40 +187,47 @@ class _Demo:
                 )
             (directory / MARKER).touch()
 
-    def _write_corpus(self) -> list[Path]:
+    def _write_corpus(self) -> None:
         paths = sysconfig.get_paths()
         roots = self._options.root or [paths["stdlib"], paths["purelib"]]
+        limit, total = self._options.max_tokens, 0
         with self._step("1  corpus") as say:
-            files, total = [], 0
-            limit = self._options.max_tokens
-            with (
-                counting("tokenizing", limit) as advance,
-                IndexedDatasetWriter(str(self._prefix), np.uint16, overwrite=True) as writer,
-            ):
-                for path in text_files(roots, SUFFIXES):
-                    try:
-                        text = path.read_bytes()
-                    except OSError:  # without permission
-                        continue
-                    size = len(text) + 1
-                    if text and total + size <= limit:
-                        ids = np.frombuffer(text, np.uint8)
-                        writer.add_document(np.append(ids, np.uint16(END_OF_DOCUMENT)))
-                        files.append(path)
-                        total += size
-                        advance(size)
-            say(f"{len(files):,} files, {total:,} tokens in {self._prefix}.bin/.idx")
-        return files
+            files = []
+            for path in text_files(roots, SUFFIXES):
+                size = path.stat().st_size + 1  # with the end token
+                if size > 1 and total + size <= limit and os.access(path, os.R_OK):
+                    files.append(path)
+                    total += size
+            written = tokenize(
+                self._prefix,
+                files,
+                tokenizer="bytes",
+                format="files",
+                append_eod=True,
+                dtype=np.uint16,
+                on_bad_line="skip",
+                overwrite=True,
+                discard_parts=True,
+                stage=copying,
+            )
+            say(
+                f"{written.documents:,} files, {written.new_tokens:,} tokens in "
+                f"{self._prefix}.bin/.idx, one a byte"
+            )
 
-    def _plan(self) -> Plan:
-        run = Run(
+    def _run(self) -> Run:
+        return Run(
             order=ORDER,
             sequence_length=self._options.seq_length,
             data=Data(train=(Source(path=str(self._prefix)),)),
             batch=BatchSchedule.constant(RANKS * MICRO_BATCH * ACCUMULATION),
             target=Target(kind="epochs", value=Fraction(1)),
             seed=SEED,
+            micro_batch_size=MICRO_BATCH,
+            data_parallel_size=RANKS,
         )
+
+    def _plan(self, run: Run) -> Plan:
         with self._step("2  plan") as say:
             plan = make_plan(run)
             say(
@@ -257,7 +275,6 @@ class _Demo:
         dataset: IndexedDataset,
         plan: Plan,
         served: ServedCounts,
-        files: list[Path],
     ) -> None:
         consumed = plan.train_iters * plan.global_batch_size
         S, T = index.sequence_length, dataset.num_tokens
@@ -278,7 +295,7 @@ class _Demo:
             mark = "[green]" if counted == expected else "[red]"
             table.add_row(what, f"{mark}{counted:,}", f"{expected:,}")
         self._console.print(table)
-        self._print_left_over(index, dataset, consumed, unseen, files)
+        self._print_left_over(index, dataset, consumed, unseen)
         wrong = [what for what, counted, expected in facts if counted != expected]
         if wrong:
             raise MegaIndexError(f"the check of one epoch failed: {', '.join(wrong)}")
@@ -289,7 +306,6 @@ class _Demo:
         dataset: IndexedDataset,
         consumed: int,
         unseen: np.ndarray,
-        files: list[Path],
     ) -> None:
         starts = dataset.sequence_pointers // dataset.dtype.itemsize
         owners = np.searchsorted(starts, unseen, side="right") - 1
@@ -299,11 +315,35 @@ class _Demo:
             f"left over: {unseen.size:,} of {dataset.num_tokens:,} tokens "
             f"({100 * unseen.size / dataset.num_tokens:.2f} %): {dropped} samples that do not fill "
             f"a last batch and {unseen.size - dropped * index.sequence_length} tokens that do not "
-            f"fill a last sample, in {documents.size} of {len(files):,} documents:"
+            f"fill a last sample, in {documents.size} of {len(dataset):,} documents:"
         )
-        for k in np.argsort(-tokens, kind="stable")[:3]:
-            path = Path(*files[documents[k]].parts[-3:])
-            self._console.print(f"  {tokens[k]:>9,} tokens of …/{path}")
+        provenance = open_provenance(str(self._prefix))
+        assert provenance is not None, "the tokenizer wrote it"
+        most = np.argsort(-tokens, kind="stable")[:3]
+        rows = provenance.locate(documents[most])
+        for count, number in zip(tokens[most].tolist(), rows.file.tolist(), strict=True):
+            path = Path(*Path(provenance.files[number].path).parts[-3:])
+            self._console.print(f"  {count:>9,} tokens of …/{path}")
+
+    def _record(self, run: Run, plan: Plan) -> None:
+        """Lock the run, verify one of its steps, and trace rows of it to their files."""
+        path = Path(self._options.dir) / "run.lock"
+        step = plan.train_iters // 2
+        with self._step("5  lock") as say:
+            lock = make_lock(run).write(path, overwrite=True)
+            receipt = lock.content["subsets"]["train"]["receipts"]["total"]
+            say(f"{path}, {path.stat().st_size:,} bytes, receipt {receipt}")
+        with self._step("   verify") as say:
+            checked = verify_lock(path, step=step)
+            if not checked.is_clean:
+                raise MegaIndexError(f"the check of step {step} of {path} failed")
+            say(f"step {step} is what the lock says, from the .idx alone")
+        with self._step("   trace") as say:
+            stream = open_stream(lock)
+            found = documents_of(stream, step, rank=0)
+            shown = list(origins(stream, found[:3]))
+            say(f"rank 0 reads {len(found)} spans in step {step}, the first of them:")
+        print_origins(stream, shown, len(shown))
 
     @contextmanager
     def _step(self, name: str) -> Iterator[Callable[[str], None]]:

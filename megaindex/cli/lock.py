@@ -73,7 +73,8 @@ def _facts(lock: Any) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    print(f"{facts['path']}: {facts['bytes']:,} bytes, {facts['pairs']:,} pairs")
+    pairs = f"{facts['pairs']:,} pair{'s' * (facts['pairs'] != 1)}"
+    print(f"{facts['path']}: {facts['bytes']:,} bytes, {pairs}")
     for name, subset in facts["subsets"].items():
         print(
             f"  {name:<5}  {subset['samples']:,} samples, {subset['steps']:,} steps, "

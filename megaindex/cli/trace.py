@@ -23,7 +23,7 @@ from megaindex.audit.trace import (
     read_documents,
     step_ranges,
 )
-from megaindex.cli.audit import stream_of_options
+from megaindex.cli.audit import add_index_arguments, stream_of_options
 from megaindex.cli.options import Parser, add_flags
 from megaindex.cli.plan import add_run_arguments
 from megaindex.errors import InvalidArgument
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex trace", description=__doc__, allow_abbrev=False)
     add_run_arguments(parser)
-    add_flags(parser.add_argument_group("index"), "--subset", "--cache-dir")
+    add_index_arguments(parser)
     what = parser.add_argument_group("what is traced (exactly one of step, rows and documents)")
     what.add_argument("--step", type=int, metavar="K", help="spans of step K, from 0")
     what.add_argument("--rank", type=int, metavar="R", help="with --step: data-parallel rank")

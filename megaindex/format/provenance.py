@@ -27,6 +27,7 @@ All little-endian. The blocks are cut greedily, so that they follow from the doc
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import struct
 import tempfile
@@ -41,7 +42,7 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex._types import I64
-from megaindex.errors import FormatError, InvalidArgument, MissingFile
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import Fault
 from megaindex.io.json_files import Damaged, parse_object
 from megaindex.io.mapping import map_readonly
@@ -469,7 +470,17 @@ class Provenance:
 def open_provenance(path_prefix: str) -> Provenance | None:
     """Return the provenance of a pair, or None without one; errors as `Provenance`."""
     path = provenance_path(path_prefix)
-    return None if stat_path(path) is None else Provenance(path, f"{path_prefix}.idx")
+    return Provenance(path, f"{path_prefix}.idx") if _is_there(path) else None
+
+
+def _is_there(path: str) -> bool:
+    """Return True if the file exists; False too for a name longer than file systems allow."""
+    try:
+        return stat_path(path) is not None
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def provenance_faults(
@@ -480,7 +491,7 @@ def provenance_faults(
     Without a file there is no fault, and None.
     """
     path = provenance_path(path_prefix)
-    if stat_path(path) is None:
+    if not _is_there(path):
         return [], None
     try:
         found = Provenance(path, None)

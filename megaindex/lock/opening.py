@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from megaindex.audit.diff_inputs import Side
-from megaindex.audit.streams import stream_of_opened
+from megaindex.audit.streams import AuditStream, stream_of_opened
 from megaindex.builders.described import build_described
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError
@@ -55,10 +55,8 @@ def open_run(
             order than the lock; the message names the file.
     """
     lock = lock if isinstance(lock, Lock) else read_lock(lock)
-    paths = _sound_paths(lock, search)
     train = lock.content["subsets"]["train"]
-    run = read_run(lock.content["settings"], train["index"], paths, lock.path)
-    rows = {path: number for number, path in enumerate(paths)}
+    run, rows = _run_of(lock, search)
     ranks: dict[str, Any] = {
         "data_parallel_rank": data_parallel_rank,
         "data_parallel_size": data_parallel_size or train["data_parallel_size"] or 1,
@@ -88,6 +86,37 @@ def open_run(
     )
     recorder = Recorder([lock.sources[row].fingerprint for row in train["sources"]])
     return Loader(stream.index, sampler, recorder=recorder, **loading)
+
+
+def open_stream(
+    lock: Folder | Lock, *, search: Folder | None = None, cache_dir: Folder | None = None
+) -> AuditStream:
+    """Return the training samples of a locked run, after checking its sources, for an audit.
+
+    Args:
+        lock: the lock, or its path.
+        search: folder in which pairs are sought that are not at their paths.
+        cache_dir: cache of built indices; None: build in memory.
+
+    Raises:
+        MissingFile, StorageError, FormatError: as `open_run`.
+    """
+    lock = lock if isinstance(lock, Lock) else read_lock(lock)
+    run, rows = _run_of(lock, search)
+    if isinstance(run, Recipe):
+        stream = stream_of_opened(open_recipe(run, cache_dir=cache_dir))
+    else:
+        stream = streams_of(run, None, cache_dir, ("train",))["train"]
+    _check_same(lock, resolved_subset(stream, rows))
+    return stream
+
+
+def _run_of(lock: Lock, search: Folder | None) -> tuple[Any, dict[str, int]]:
+    """Return the run of a lock, and the row in its sources of each pair."""
+    paths = _sound_paths(lock, search)
+    index = lock.content["subsets"]["train"]["index"]
+    run = read_run(lock.content["settings"], index, paths, lock.path)
+    return run, {path: number for number, path in enumerate(paths)}
 
 
 def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:

@@ -65,7 +65,8 @@ def test_what_cannot_be_looked_at_is_not_called_missing(
         "repair": lambda: repair(prefix, tmp_path / "r"),
     }
     monkeypatch.setattr(os, "stat", stat)
-    with pytest.raises(StorageError, match=rf"shut/c\.(bin|idx): .*{reason}; {remedy}") as raised:
+    file = r"shut/c\.(bin|idx|provenance)"
+    with pytest.raises(StorageError, match=rf"{file}: .*{reason}; {remedy}") as raised:
         actions[act]()
     assert not isinstance(raised.value, MissingFile)
     assert raised.value.errno == number

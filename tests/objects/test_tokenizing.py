@@ -54,8 +54,9 @@ def test_an_object_gives_what_a_file_gives(
         nbytes = sum(int(a[2]) - int(a[1]) + 1 for a in asked if a)
         assert nbytes < path.stat().st_size + there.parts * 8 * 1024
     assert not (tmp_path / "cache").exists()
+    suffixes = ("bin", "idx", "provenance")
     assert {p.name for p in tmp_path.iterdir()} == {
-        name, *(f"{out}.{suffix}" for out in ("here", "there") for suffix in ("bin", "idx"))
+        name, *(f"{out}.{suffix}" for out in ("here", "there") for suffix in suffixes)
     }  # fmt: skip
 
 

@@ -1,0 +1,196 @@
+"""The exposure of a locked run by source, for publication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from megaindex.audit.findings import source_counts
+from megaindex.audit.report import audit
+from megaindex.lock.lock_file import Lock, read_lock
+from megaindex.lock.make import Folder
+from megaindex.lock.opening import open_stream
+from megaindex.plan.model import json_object
+
+if TYPE_CHECKING:
+    from megaindex.index.blending import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceReport:
+    """Exposure of one source after all steps, in tokens.
+
+    Attributes:
+        source: name of the source.
+        fingerprint: `corpus_fingerprint` of its pair, 32 hex digits.
+        documents: documents that an epoch has.
+        tokens: tokens of an epoch.
+        served: tokens that were input of a sample, repetitions included.
+        share: served, of the tokens served of all sources.
+        epochs: served / tokens.
+        unseen: tokens that no sample serves.
+        cut: tokens in no sample of an epoch, because long documents are truncated or skipped; part
+            of ``unseen``.
+        served_again: tokens served after they were served once: served - tokens + unseen.
+        masked: labels of the samples served that are tokens of skipped documents, without loss.
+    """
+
+    source: str
+    fingerprint: str
+    documents: int
+    tokens: int
+    served: int
+    share: float
+    epochs: float
+    unseen: int
+    cut: int
+    served_again: int
+    masked: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """Exposure of a run by source; ``to_markdown`` and ``to_json`` are for publication.
+
+    Attributes:
+        lock: digest of the lock, 64 hex digits.
+        receipt: receipt of all training samples, 32 hex digits.
+        order: name of the order.
+        settings: further settings of the run by name.
+        sequence_length: tokens of a sample.
+        samples: samples served.
+        steps: steps made, without those skipped.
+        steps_skipped: steps that are not made, or whose samples are served behind the end.
+        padded_rows: rows of the last step that are padding.
+        sources: exposure of each source.
+    """
+
+    lock: str
+    receipt: str
+    order: str
+    settings: dict[str, Any]
+    sequence_length: int
+    samples: int
+    steps: int
+    steps_skipped: int
+    padded_rows: int
+    sources: tuple[SourceReport, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return json_object(self)
+
+    def to_markdown(self) -> str:
+        """Return the report as a page of Markdown."""
+        total = sum(source.served for source in self.sources)
+        facts = [
+            ("order", self.order),
+            *((name.replace("_", " "), value) for name, value in self.settings.items()),
+            ("tokens of a sample", f"{self.sequence_length:,}"),
+            ("samples served", f"{self.samples:,}"),
+            ("steps made", f"{self.steps:,}"),
+            ("steps skipped", f"{self.steps_skipped:,}"),
+            ("rows of padding", f"{self.padded_rows:,}"),
+            ("tokens served", f"{total:,}"),
+            ("receipt of all samples", f"`{self.receipt}`"),
+            ("digest of the lock", f"`{self.lock}`"),
+        ]
+        exposure = [
+            [
+                each.source, f"{each.documents:,}", f"{each.tokens:,}", f"{each.served:,}",
+                f"{100 * each.share:.2f} %", f"{each.epochs:.3f}",
+            ]
+            for each in self.sources
+        ]  # fmt: skip
+        rest = [
+            [
+                each.source, f"{each.unseen:,}", f"{each.cut:,}", f"{each.served_again:,}",
+                f"{each.masked:,}", f"`{each.fingerprint}`",
+            ]
+            for each in self.sources
+        ]  # fmt: skip
+        return "\n\n".join(
+            [
+                "# Training data",
+                _table(("setting", "value"), [[str(value) for value in fact] for fact in facts]),
+                "## Exposure by source",
+                _table(("source", "documents", "tokens", "served", "share", "epochs"), exposure),
+                "Tokens never served, cut from long documents, served after their first time, and "
+                "served without loss:",
+                _table(
+                    ("source", "unseen", "cut", "served again", "masked", "fingerprint"), rest
+                ),
+            ]
+        ) + "\n"  # fmt: skip
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (columns, *rows)]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def report_run(
+    lock: Folder | Lock,
+    *,
+    search: Folder | None = None,
+    cache_dir: Folder | None = None,
+    progress: Progress | None = None,
+) -> RunReport:
+    """Return the exposure of a locked run by source, counted token by token.
+
+    Args:
+        lock: the lock, or its path.
+        search: folder in which pairs are sought that are not at their paths.
+        cache_dir: cache of built indices; None: build in memory.
+        progress: called with (done, total) while samples are located.
+
+    Raises:
+        MissingFile, StorageError, FormatError: as `megaindex.lock.open_run`.
+    """
+    lock = lock if isinstance(lock, Lock) else read_lock(lock)
+    stream = open_stream(lock, search=search, cache_dir=cache_dir)
+    result = audit(stream, progress=progress)
+    train = lock.content["subsets"]["train"]
+    skip = result.skip
+    masked = {} if skip is None else {row.source: row.tokens for row in skip.masked or ()}
+    skipped = 0 if skip is None else skip.steps_dropped + skip.steps_moved
+    tokens, made = result.exposure.total.tokens, result.exposure.step_tokens > 0
+    sources = [
+        SourceReport(
+            source=counts.name,
+            fingerprint=lock.sources[row].fingerprint,
+            documents=int((source.lengths > 0).sum()),
+            tokens=counts.tokens,
+            served=counts.served,
+            share=counts.of_served,
+            epochs=counts.epochs,
+            unseen=int(tokens[number, 0]),
+            cut=source.cut_tokens,
+            served_again=counts.served - counts.tokens + int(tokens[number, 0]),
+            masked=masked.get(counts.name, 0),
+        )
+        for number, (counts, source, row) in enumerate(
+            zip(source_counts(result), stream.sources, train["sources"], strict=True)
+        )
+    ]
+    return RunReport(
+        lock=lock.content["digest"],
+        receipt=train["receipts"]["total"],
+        order=stream.order,
+        settings=dict(stream.settings),
+        sequence_length=stream.index.sequence_length,
+        samples=int(np.diff(stream.step_bounds)[made].sum()),
+        steps=int(made.sum()),
+        steps_skipped=skipped,
+        padded_rows=train["masked_rows"],
+        sources=tuple(sources),
+    )

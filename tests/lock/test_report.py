@@ -1,0 +1,84 @@
+"""The exposure report of a lock, and commands that take a lock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.corpora import write_corpus
+
+from megaindex.audit.streams import stream_of_recipe
+from megaindex.cli import main
+from megaindex.lock import make_lock, open_stream, report_run
+from megaindex.recipe import read_recipe
+
+RECIPE = """
+sequence_length: 16
+batch: {micro_batch_size: 2, data_parallel_size: 2}
+sources: {web: web, "a|b": code}
+stages: {main: {steps: 40, mix: {web: 3, "a|b": 1}}}
+"""
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path / "web", np.full(60, 40))
+    write_corpus(tmp_path / "code", np.full(9, 33))
+    (tmp_path / "run.yaml").write_text(RECIPE)
+    make_lock(read_recipe("run.yaml")).write("run.lock")
+    return tmp_path / "run.lock"
+
+
+def test_counts_are_those_of_the_samples(lock: Path) -> None:
+    stream = stream_of_recipe(read_recipe("run.yaml"))
+    report = report_run(lock)
+    times = [np.zeros(source.lengths.sum(), np.int64) for source in stream.sources]
+    for runs in stream.runs():
+        for source, document, offset, length in zip(*runs[1:], strict=True):
+            begin = int(stream.sources[source].lengths[:document].sum()) + offset
+            times[source][begin : begin + length] += 1
+    assert [each.served for each in report.sources] == [int(t.sum()) for t in times]
+    assert [each.unseen for each in report.sources] == [int((t == 0).sum()) for t in times]
+    again = [int((t - 1).clip(0).sum()) for t in times]
+    assert [each.served_again for each in report.sources] == again
+    assert again[1] > 0
+    assert (report.steps, report.samples, report.steps_skipped) == (40, 160, 0)
+    assert sum(each.share for each in report.sources) == pytest.approx(1)
+
+
+def test_the_report_of_the_command(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "run.lock"]) == 0
+    page = capsys.readouterr().out
+    assert page == report_run(lock).to_markdown()
+    assert r"| a\|b " in page
+    assert main(["report", "run.lock", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads(json.dumps(report_run(lock).to_json()))
+    assert report["receipt"] in lock.read_text()
+    assert main(["report", "no.lock"]) == 2
+    assert "no.lock: does not exist" in capsys.readouterr().err
+
+
+def test_audit_and_trace_take_a_lock(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in (["audit", "--json"], ["trace", "--step", "7", "--json"]):
+        assert main([*verb, "--lock", "run.lock"]) == 0
+        locked = capsys.readouterr().out
+        assert main([*verb, "--recipe", "run.yaml"]) == 0
+        assert capsys.readouterr().out == locked
+    assert main(["audit", "--lock", "run.lock", "--seed", "3"]) == 2
+    assert "pins the training samples of a run; leave out --seed" in capsys.readouterr().err
+    with open(lock.parent / "code.idx", "r+b") as file:
+        file.seek(60)
+        file.write(b"\x01")
+    assert main(["trace", "--lock", "run.lock", "--step", "1"]) == 2
+    assert "code.idx" in capsys.readouterr().err
+
+
+def test_the_stream_is_that_of_the_recipe(lock: Path) -> None:
+    stream, other = open_stream(lock), stream_of_recipe(read_recipe("run.yaml"))
+    ids = np.arange(stream.num_samples)
+    for ours, theirs in zip(stream.index.locate(ids), other.index.locate(ids), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
