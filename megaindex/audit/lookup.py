@@ -12,7 +12,7 @@ import numpy.typing as npt
 from megaindex._types import I64
 from megaindex.audit.streams import AuditStream, Runs
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.index.inverse import served_tokens
+from megaindex.index.inverse import distinct, served_tokens
 from megaindex.validation import check_between
 
 
@@ -98,7 +98,7 @@ def runs_of(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> R
 def unordered_runs(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> Runs:
     """Return the result of `runs_of` in any order, which for millions of runs is faster."""
     check_source(stream, source)
-    ids = np.unique(np.asarray(documents, np.int64))
+    ids = distinct(np.asarray(documents, np.int64).ravel())
     first = stream.sources[source].first_document
     last = first + stream.sources[source].lengths.size - 1
     outside = ids[(ids < first) | (ids > last)]

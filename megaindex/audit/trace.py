@@ -24,6 +24,7 @@ from megaindex.format.provenance import (
     open_provenance,
     provenance_path,
 )
+from megaindex.index.inverse import distinct
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import is_remote
 from megaindex.tokenize.tokenizers import Tokenizer, find_tokenizer, load
@@ -296,17 +297,17 @@ def read_documents(path: str) -> I64:
             f"{path}: must hold one or more integers in one dimension, got {found.dtype} of shape "
             f"{found.shape}; write it again"
         )
-    return np.unique(found.astype(np.int64))
+    return distinct(found.astype(np.int64))
 
 
 def step_ranges(steps: npt.ArrayLike) -> list[tuple[int, int]]:
     """Return ranges of consecutive steps, both ends included: 3 4 5 9 gives (3, 5) and (9, 9)."""
-    distinct = np.unique(np.asarray(steps, np.int64))
-    if not distinct.size:
+    ordered = distinct(np.asarray(steps, np.int64).ravel())
+    if not ordered.size:
         return []
-    breaks = np.flatnonzero(np.diff(distinct) > 1)
-    firsts = distinct[np.concatenate(([0], breaks + 1))]
-    lasts = distinct[np.concatenate((breaks, [distinct.size - 1]))]
+    breaks = np.flatnonzero(np.diff(ordered) > 1)
+    firsts = ordered[np.concatenate(([0], breaks + 1))]
+    lasts = ordered[np.concatenate((breaks, [ordered.size - 1]))]
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 

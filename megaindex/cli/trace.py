@@ -119,9 +119,10 @@ def _trace_documents(
 
 def _serves(stream: AuditStream, runs: Runs) -> npt.NDArray[np.bool_]:
     """Return bool[steps]: steps that serve any of the runs."""
-    serves = np.zeros(stream.num_steps, bool)
-    serves[stream.step_of(runs.sample)] = True
-    return serves
+    served = np.zeros(stream.num_samples + 1, bool)
+    served[runs.sample] = True
+    found = np.logical_or.reduceat(served, stream.step_bounds[:-1])
+    return np.asarray(found & (np.diff(stream.step_bounds) > 0), bool)
 
 
 def _first(runs: Runs, most: int) -> Runs:

@@ -96,6 +96,14 @@ def join_served(pieces: list[ServedTokens]) -> ServedTokens:
     return ServedTokens(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
 
 
+def distinct(numbers: I64) -> I64:
+    """Return the distinct numbers in rising order, for millions faster than `numpy.unique`."""
+    ordered = np.sort(numbers)
+    first = np.ones(ordered.size, bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
+
+
 def membership(numbers: I64, bound: int = 0) -> npt.NDArray[np.bool_]:
     """Return bool[max(bound, max + 1)]: True at these numbers, none negative."""
     member = np.zeros(max(bound, int(numbers.max(initial=-1)) + 1), bool)
