@@ -45,6 +45,11 @@ class LockedRun:
                 f"{self._lock.path}: must be the lock of a run in order {order}, got {theirs}; "
                 "open that run with megaindex.lock.open_run"
             )
+        if self._lock.content["subsets"]["train"]["skip"] is not None:
+            raise InvalidArgument(
+                f"{self._lock.path}: is of a run with skips, whose datasets are not compared with "
+                "a lock; verify it with `megaindex verify`, and install with skip, without lock"
+            )
         if settings["run"]["phases"]:
             raise InvalidArgument(
                 f"{self._lock.path}: is of a run with --phase-transition-iterations, whose "

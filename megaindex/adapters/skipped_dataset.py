@@ -7,7 +7,6 @@ skipped steps are left out, moved ones follow at the end. Steps are those of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,15 @@ import numpy.typing as npt
 
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
-from megaindex.index.skips import Skip, SkippedIndex, Skips, masked_labels, resolve_skips
-from megaindex.index.spans import Index, Spans
+from megaindex.index.skips import (
+    ServedIndex,
+    Skip,
+    SkippedIndex,
+    Skips,
+    masked_labels,
+    resolve_skips,
+)
+from megaindex.index.spans import Index
 
 MaskLabels = Callable[[Any, npt.NDArray[np.bool_]], Any]
 """Function that returns the samples of a batch without loss at labels, bool[n, S]."""
@@ -131,20 +137,3 @@ class SkippedDataset:
         mask = np.zeros((len(positions), self.index.sequence_length), bool)
         mask[places] = masked_labels(spans, mask.shape[1])
         return self._mask_labels(samples, mask)
-
-
-@dataclass(frozen=True, eq=False)
-class ServedIndex:
-    """Index of the samples that a run with skips serves, by their numbers."""
-
-    index: Index
-    skips: Skips
-    num_samples: int
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "index" not in vars(self):
-            raise AttributeError(name)
-        return getattr(self.index, name)
-
-    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        return self.index.locate(self.skips.positions_of(sample_ids))

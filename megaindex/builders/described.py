@@ -25,6 +25,7 @@ from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.epoch import STRIDE, EpochIndex
 from megaindex.index.orders.framework import Sink
 from megaindex.index.orders.window import WindowIndex
+from megaindex.index.skips import LossMask, SkippedIndex, Skips, read_ids
 from megaindex.index.spans import Index, datasets_of
 from megaindex.index.staged_index import MixedStage, StagedIndex
 
@@ -35,19 +36,27 @@ _WORTH_KEEPING = 1 << 22  # documents of an epoch whose table takes a tenth of a
 
 
 def build_described(
-    node: Node, datasets: Sequence[IndexedDataset], *, cache_dir: Folder | None = None
+    node: Node,
+    datasets: Sequence[IndexedDataset],
+    *,
+    cache_dir: Folder | None = None,
+    files: Sequence[str] = (),
 ) -> Index:
-    """Return the index that `describe_index` described.
+    """Return the index that `describe_index` described, or that a lock describes.
 
     Args:
         node: its result.
         datasets: dataset of each source, by its number in the index.
         cache_dir: cache of built arrays, as for `megaindex.build_index`.
+        files: files of skipped documents, by their row in the lock.
 
     Raises:
         InvalidArgument: the description does not fit the datasets.
         KeyError, TypeError, ValueError: it is not a description.
     """
+    if node["order"] == "skipped":
+        index = build_described(node["index"], datasets, cache_dir=cache_dir)
+        return _skipped(node, index, datasets, files)
     if node["order"] == "sequence":
         parts = []
         for part in node["parts"]:
@@ -63,6 +72,36 @@ def build_described(
     if node["order"] == "blend":
         return _blend(node, indices)
     return StagedIndex(sources=indices, stages=tuple(_stages(node["stages"], len(indices))))
+
+
+def _skipped(
+    node: Node, index: Index, datasets: Sequence[IndexedDataset], files: Sequence[str]
+) -> Index:
+    """Return an index with the skips of its description."""
+    holes = np.array(node["left_out"], np.int64).reshape(-1, 2)
+    moved = [tuple(pair) for pair in node["moved"]]
+    is_moved = [tuple(pair) in moved for pair in holes.tolist()]
+    if [tuple(pair) for pair in holes[np.array(is_moved, bool)].tolist()] != moved:
+        raise InvalidArgument("moved samples must be ranges of those left out; restore the lock")
+    masks = tuple(
+        LossMask(
+            source=str(mask["source"]),
+            first=mask["from"],
+            documents=None if mask["file"] is None else read_ids(files[mask["file"]]),
+        )
+        for mask in node["masks"]
+    )
+    skips = Skips(
+        settings=(),
+        num_samples=index.num_samples,
+        end=node["end"],
+        holes=holes,
+        is_moved=np.array(is_moved, bool),
+        masks=masks,
+        num_steps=0,
+    )
+    names = list(map(str, range(len(datasets))))
+    return SkippedIndex.of(index, skips, names, [len(dataset) for dataset in datasets])
 
 
 def _leaf(node: Node, dataset: IndexedDataset, cache_dir: Folder | None) -> Index:

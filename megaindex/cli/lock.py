@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaindex.cli.options import Parser, add_flags
-from megaindex.cli.plan import add_run_arguments, recipe_of
+from megaindex.cli.plan import add_run_arguments, recipe_of, skips_of_options
 from megaindex.configs.run_builder import read_settings, resolve
 
 
@@ -23,7 +23,8 @@ def main(arguments: Sequence[str]) -> int:
     from megaindex.progress import copying, counting_samples
 
     AtomicFiles([options.out], overwrite=options.overwrite)  # refuses before the work
-    run: Any = recipe_of(options)
+    options.skip = skips_of_options(options)
+    run: Any = recipe_of(options, besides=("skip",))
     if run is None:
         run = resolve(read_settings(vars(options)))
     with counting_samples() as progress, copying("reading") as bar:

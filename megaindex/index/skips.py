@@ -162,7 +162,7 @@ class Skip:
         """
         if isinstance(self.documents, np.ndarray):
             raise InvalidArgument(
-                "skip: documents of a recipe must be the path of a file, got an array; write it "
+                "skip: documents of a recipe or a lock must be a file, got an array; write it "
                 "with numpy.save and give the path"
             )
         text = " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in self.ranges)
@@ -623,7 +623,7 @@ class SkippedIndex(ShownIndex):
             documents = [len(dataset) for dataset in datasets]
         by_source: dict[int, list[_DocumentSet]] = {}
         for mask in skips.masks:
-            number = _source_number(mask.source, names)
+            number = source_number(mask.source, names)
             _check_ids(mask, number, names, documents)
             by_source.setdefault(number, []).append(_DocumentSet(mask))
         return cls(index, skips, by_source)
@@ -717,12 +717,34 @@ class SkippedIndex(ShownIndex):
                 yield from iterate_in_order(self, middle, stop, part, parts)
 
 
+@dataclass(frozen=True, eq=False)
+class ServedIndex:
+    """Index of the samples that a run with skips serves, by their numbers."""
+
+    index: Index
+    skips: Skips
+    num_samples: int
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "index" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.index, name)
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        return self.index.locate(self.skips.positions_of(sample_ids))
+
+
 def skips_of(index: object) -> Skips | None:
     """Return the skips of an index; None without any."""
     return index.skips if isinstance(index, SkippedIndex) else None
 
 
-def _source_number(name: str | None, names: Sequence[str]) -> int:
+def source_number(name: str | None, names: Sequence[str]) -> int:
+    """Return the number of the source of a mask, by its name or its number as text.
+
+    Raises:
+        InvalidArgument: there is none, or no name and several sources.
+    """
     if name is None:
         if len(names) > 1:
             raise InvalidArgument(

@@ -25,11 +25,12 @@ from megaindex.index.block_receipts import receipts_between
 from megaindex.index.receipts import Receipt, fingerprint_keys
 from megaindex.index.spans import Index
 from megaindex.io.paths import absolute
-from megaindex.lock.lock_file import Lock, LockedSource, parse_lock
+from megaindex.lock.lock_file import Lock, LockedFile, LockedSource, parse_lock
 from megaindex.lock.make import (
     LEAST_CHUNK,
     Folder,
     block_bounds,
+    file_facts,
     idx_hash,
     resolved_subsets,
     step_bounds_of,
@@ -103,7 +104,7 @@ def verify_lock(
     counted = {"pairs": 0}
     try:
         paths = check.places(lock, search)
-        if None not in paths:
+        if None not in paths and check.files_of(lock, search):
             counted["pairs"] = len(paths)
             there = [place for place in paths if place is not None]
             if step is None:
@@ -128,6 +129,8 @@ class _Check:
     progress: Progress | None
     bar: Bar
     found: Collector = field(default_factory=Collector)
+    files: Sequence[str] = ()
+    """Files of skipped documents, by their row in the lock."""
 
     def add(
         self,
@@ -150,6 +153,15 @@ class _Check:
                 self.add(source.path, "missing", "the pair", "no .idx or no .bin", "both files",
                          remedy=_SEARCH)  # fmt: skip
         return paths
+
+    def files_of(self, lock: Lock, search: Folder | None) -> bool:
+        """Find the files of skipped documents; return True if all are what they were."""
+        self.files = located_files(lock, search)
+        faults = [file_fault(*pair) for pair in zip(lock.files, self.files, strict=True)]
+        for fault in faults:
+            if fault is not None:
+                self.found.add(*fault)
+        return not any(faults)
 
     def everything(self, lock: Lock, paths: Sequence[str], *, whole: bool) -> int:
         """Check sources, settings and receipts; return the samples that were computed."""
@@ -231,8 +243,8 @@ class _Check:
         """Resolve the settings again and compare the result with the subsets."""
         try:
             index = lock.content["subsets"]["train"]["index"]
-            run = read_run(lock.content["settings"], index, paths, lock.path)
-            ours = resolved_subsets(run, paths, self.cache_dir)
+            run = read_run(lock.content["settings"], index, paths, lock.path, self.files)
+            ours = resolved_subsets(run, paths, self.cache_dir, self.files)
         except StorageError:
             raise
         except _ERRORS as error:
@@ -255,7 +267,7 @@ class _Check:
         subset = lock.subset(name)
         rows = subset["sources"]
         chosen = [datasets[row] for row in rows]
-        index = build_described(subset["index"], chosen, cache_dir=self.cache_dir)
+        index = build_described(subset["index"], chosen, cache_dir=self.cache_dir, files=self.files)
         return index, fingerprint_keys([lock.sources[row].fingerprint for row in rows])
 
     def _receipts(
@@ -293,7 +305,7 @@ class _Check:
                 samples = f"samples {bounds[block]} to {bounds[block + 1] - 1}"
                 self.add(lock.path, f"receipt of {name}", f"steps {first} to {end - 1} ({samples})",
                          str(receipt), locked[block])  # fmt: skip
-        return inside[-1] - inside[0]
+        return sum(receipt.count for receipt in receipts)
 
 
 def _receipt(text: str) -> Receipt:
@@ -324,6 +336,38 @@ def located(lock: Lock, search: Folder | None = None) -> list[str | None]:
             same_size.sort(key=lambda p: os.path.basename(p) != os.path.basename(source.path))
             found[number] = next((p for p in same_size if idx_hash(p) == source.idx), None)
     return found
+
+
+def located_files(lock: Lock, search: Folder | None = None) -> list[str]:
+    """Return the path of each file of skipped documents: its path, or where it was moved."""
+    found = [file.path for file in lock.files]
+    if search is None or all(map(os.path.exists, found)):
+        return found
+    candidates = [
+        os.path.join(place, name) for place, _, names in os.walk(search) for name in names
+    ]
+    for number, file in enumerate(lock.files):
+        if not os.path.exists(file.path):
+            same_size = [path for path in candidates if _size(path) == file.bytes]
+            same = (path for path in sorted(same_size) if file_fault(file, path) is None)
+            found[number] = absolute(next(same, file.path))
+    return found
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.isfile(path) else -1
+
+
+def file_fault(file: LockedFile, path: str) -> tuple[str, Fault] | None:
+    """Return a file of skipped documents that differs from the lock, and how, or None."""
+    if not os.path.isfile(path):
+        found, expected = "no file", "a file"
+        return path, _fault("missing", "the skipped documents", found, expected, _SEARCH)
+    facts = file_facts(path)
+    for rule, where in (("bytes", "its size in bytes"), ("sha256", "SHA-256 of its content")):
+        if facts[rule] != getattr(file, rule):
+            return path, _fault(rule, where, str(facts[rule]), str(getattr(file, rule)))
+    return None
 
 
 def _pairs_below(folder: Folder) -> Iterator[str]:

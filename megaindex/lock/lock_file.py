@@ -52,7 +52,7 @@ past_steps         number of steps made before the lock
 masked_rows        rows of the last step that are padding without loss
 micro_batch_size   samples of a micro batch of one rank, or null: not known
 data_parallel_size ranks that share a step, or null
-skip               null, or the skips of the run
+skip               null, or the skips, as in ``settings``; ``documents`` is a row in ``files``
 receipts           ``block_steps``: steps of a block, the last block shorter;
                    ``blocks``: of each block the receipt of its samples, 32 hex digits;
                    ``total``: the receipt of all samples
@@ -125,6 +125,21 @@ class LockedSource:
     tokens: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class LockedFile:
+    """A file besides the pairs that a lock pins.
+
+    Attributes:
+        path: the file, absolute.
+        bytes: its size.
+        sha256: SHA-256 of its content, 64 hex digits.
+    """
+
+    path: str
+    bytes: int
+    sha256: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Lock:
     """The content of a lock.
@@ -150,6 +165,14 @@ class Lock:
         table = self.content["sources"]
         rows = (dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
         return tuple(LockedSource(**{**row, "path": self._located(row["path"])}) for row in rows)
+
+    @cached_property
+    def files(self) -> tuple[LockedFile, ...]:
+        """The files of skipped documents, in the order of the lock."""
+        return tuple(
+            LockedFile(**{**row, "path": self._located(row["path"])})
+            for row in self.content["files"]
+        )
 
     def _located(self, path: str) -> str:
         if is_remote(path) or os.path.isabs(path):

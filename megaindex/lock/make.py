@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,10 +27,12 @@ from megaindex.index.block_receipts import receipts_between
 from megaindex.index.description import describe_index
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.skips import Skip, SkippedIndex, source_number
 from megaindex.index.spans import datasets_of
+from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import FileInfo, absolute, is_remote
 from megaindex.lock.lock_file import FORMAT, SOURCE_COLUMNS, VERSION, Lock, compact
-from megaindex.lock.settings import paths_of, settings_of
+from megaindex.lock.settings import files_of, paths_of, settings_of, skip_settings
 from megaindex.objects.files import each_of, read_ranges, stat_path
 from megaindex.plan.rows import evaluation_of
 from megaindex.plan.sizing import SplitPart
@@ -91,22 +94,19 @@ def _lock_of(
     progress: Progress | None,
     bar: Bar,
 ) -> Lock:
-    if run.skip or getattr(run, "iterations_to_skip", ()):
-        raise InvalidArgument(
-            "a run with skips cannot be locked in this version of the format; lock the run without "
-            "skip, and keep the skips and `megaindex prove` beside the lock"
-        )
     run = _with_absolute_paths(run)
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
     streams = streams_of(run, opened, cache_dir)
     paths = paths_of(run)
     rows = {path: number for number, path in enumerate(paths)}
+    named = files_of(run)
+    files = {path: number for number, path in enumerate(named)}
     dialect = "megatron" if isinstance(run, Recipe) else run.row.file_dialect
     cache = ValidationCache(paths, None if cache_dir is None else os.fspath(cache_dir))
     datasets = [cache.open(path, dialect=dialect) for path in paths]
     fingerprints = [cache.fingerprint(dataset) for dataset in datasets]
     cache.keep(datasets)
-    root = _root(paths)
+    root = _root([*paths, *named])
     table = [
         [
             _relative(path, root),
@@ -123,7 +123,7 @@ def _lock_of(
     ]
     subsets = {
         name: {
-            **resolved_subset(stream, rows),
+            **resolved_subset(stream, rows, files),
             "receipts": _receipts(stream, rows, fingerprints, progress),
         }
         for name, stream in streams.items()
@@ -132,12 +132,12 @@ def _lock_of(
         "format": FORMAT,
         "version": VERSION,
         "written_by": f"megaindex {megaindex.__version__}",
-        "settings": settings_of(run, rows, opened),
+        "settings": settings_of(run, rows, opened, files),
         "root": root,
         "sources": {"columns": list(SOURCE_COLUMNS), "rows": table},
         "dialect": dialect,
         "tokens": _token_hashes(paths, bar) if tokens else None,
-        "files": [],
+        "files": [{"path": _relative(path, root), **file_facts(path)} for path in named],
         "subsets": subsets,
     }
     return Lock(path="", content=content)
@@ -156,12 +156,26 @@ def _with_absolute_paths(run: Recipe | Run) -> Recipe | Run:
         return replace(
             run,
             sources=tuple(map(placed, run.sources)),
+            skip=tuple(map(_with_absolute_file, run.skip)),
             evaluation=None
             if evaluation is None
             else replace(evaluation, source=placed(evaluation.source)),
         )
     each: dict[str, Any] = {name: tuple(map(placed, getattr(run.data, name))) for name in SPLITS}
-    return replace(run, data=replace(run.data, **each))
+    names = [source.path for source in run.data.train]
+    skips = [_with_absolute_file(skip) for skip in run.skip]
+    numbers = [
+        skip
+        if skip.source is None
+        else replace(skip, source=str(source_number(skip.source, names)))
+        for skip in skips
+    ]
+    return replace(run, data=replace(run.data, **each), skip=tuple(numbers))
+
+
+def _with_absolute_file(skip: Skip) -> Skip:
+    documents = skip.documents
+    return replace(skip, documents=absolute(documents)) if isinstance(documents, str) else skip
 
 
 def _root(paths: Sequence[str]) -> str:
@@ -229,32 +243,69 @@ def _evaluation_stream(opened: OpenRecipe) -> dict[Split, AuditStream]:
 
 
 def resolved_subsets(
-    run: Recipe | Run, paths: Sequence[str], cache_dir: Folder | None
+    run: Recipe | Run, paths: Sequence[str], cache_dir: Folder | None, files: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the subsets of a run as a lock holds them, without their receipts.
 
     Args:
         run: a run with absolute paths.
         paths: prefix of each pair, by its row in the lock.
+        cache_dir: cache of built indices.
+        files: path of each file of skipped documents, by its row in the lock.
     """
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
     rows = {path: number for number, path in enumerate(paths)}
     streams = streams_of(run, opened, cache_dir)
-    return {name: resolved_subset(stream, rows) for name, stream in streams.items()}
+    named = {path: number for number, path in enumerate(files)}
+    return {name: resolved_subset(stream, rows, named) for name, stream in streams.items()}
 
 
-def resolved_subset(stream: AuditStream, rows: Mapping[str, int]) -> dict[str, Any]:
-    """Return the fields of a subset without its receipts."""
+def resolved_subset(
+    stream: AuditStream, rows: Mapping[str, int], files: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the fields of a subset without its receipts.
+
+    Args:
+        stream: the samples of the subset.
+        rows: row of each pair in the lock, by its path.
+        files: row of each file of skipped documents, by its path.
+    """
+    skips = stream.skips
     return {
         "samples": stream.num_samples,
         "sources": [rows[absolute(dataset.path_prefix)] for dataset in datasets_of(stream.index)],
-        "index": compact(describe_index(stream.index)),
+        "index": compact(_node_of(stream, files)),
         "steps": _steps(stream.step_bounds),
         "past_steps": stream.past_steps,
         "masked_rows": stream.masked_rows,
         "micro_batch_size": stream.micro_batch_size,
         "data_parallel_size": stream.data_parallel_size,
-        "skip": None,
+        "skip": None if skips is None else skip_settings(skips.settings, files),
+    }
+
+
+def _node_of(stream: AuditStream, files: Mapping[str, int]) -> dict[str, Any]:
+    """Return the description of the index of a stream, with its skips."""
+    index = stream.index
+    if not isinstance(index, SkippedIndex):
+        return describe_index(index)
+    skips = index.skips
+    names = [source.name for source in stream.sources]
+    masking = [skip for skip in skips.settings if skip.from_step is not None]
+    return {
+        "order": "skipped",
+        "end": skips.end,
+        "left_out": skips.holes.tolist(),
+        "moved": skips.holes[skips.is_moved].tolist(),
+        "masks": [
+            {
+                "source": source_number(mask.source, names),
+                "from": mask.first,
+                "file": files[skip.documents] if isinstance(skip.documents, str) else None,
+            }
+            for mask, skip in zip(skips.masks, masking, strict=True)
+        ],
+        "index": describe_index(index.index),
     }
 
 
@@ -297,6 +348,19 @@ def _receipts(
         "blocks": [str(receipt) for receipt in found],
         "total": str(sum(found, Receipt())),
     }
+
+
+def file_facts(path: str) -> dict[str, Any]:
+    """Return size and SHA-256 of a file of skipped documents.
+
+    Raises:
+        MissingFile, StorageError: it cannot be read.
+    """
+    if not os.path.lexists(path):
+        raise MissingFile(f"{path}: the file of skipped documents is not there; restore it")
+    with as_storage_error(path, "cannot read"), open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
 def idx_hash(prefix: str) -> str:

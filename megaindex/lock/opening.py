@@ -8,10 +8,11 @@ from megaindex.audit.diff_inputs import Side
 from megaindex.audit.streams import AuditStream, stream_of_opened
 from megaindex.builders.described import build_described
 from megaindex.builders.recipe import open_recipe
-from megaindex.errors import FormatError
+from megaindex.errors import FormatError, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.extended_index import ExtendedIndex, Stage
-from megaindex.lock.check import paths_in, source_fault
+from megaindex.index.skips import ServedIndex, SkippedIndex
+from megaindex.lock.check import file_fault, located_files, paths_in, source_fault
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import Folder, resolved_subset, streams_of
 from megaindex.lock.settings import differences, leaves, read_run
@@ -56,7 +57,7 @@ def open_run(
     """
     lock = lock if isinstance(lock, Lock) else read_lock(lock)
     train = lock.content["subsets"]["train"]
-    run, rows = _run_of(lock, search)
+    run, rows, named = _run_of(lock, search)
     ranks: dict[str, Any] = {
         "data_parallel_rank": data_parallel_rank,
         "data_parallel_size": data_parallel_size or train["data_parallel_size"] or 1,
@@ -66,18 +67,18 @@ def open_run(
         from megaindex.loader.recipe_loader import RecipeLoader
 
         opened = open_recipe(run, cache_dir=cache_dir)
-        _check_same(lock, resolved_subset(stream_of_opened(opened), rows))
+        _check_same(lock, resolved_subset(stream_of_opened(opened), rows, named))
         return RecipeLoader(opened, **ranks, **loading)
     from megaindex.loader.loader import Loader
     from megaindex.loader.receipts import Recorder
     from megaindex.loader.samplers import MicroBatchSampler
 
     stream = streams_of(run, None, cache_dir, ("train",))["train"]
-    _check_same(lock, resolved_subset(stream, rows))
+    _check_same(lock, resolved_subset(stream, rows, named))
     tail: Literal["drop", "pad"] = "pad" if stream.masked_rows else "drop"
     sampler = MicroBatchSampler(
         num_samples=stream.index.num_samples,
-        train_samples=stream.num_samples,
+        train_samples=stream.num_samples if stream.skips is None else stream.skips.end,
         consumed_samples=int(stream.step_bounds[stream.past_steps]),
         global_batch_size=run.batch,
         tail=tail,
@@ -102,21 +103,22 @@ def open_stream(
         MissingFile, StorageError, FormatError: as `open_run`.
     """
     lock = lock if isinstance(lock, Lock) else read_lock(lock)
-    run, rows = _run_of(lock, search)
+    run, rows, named = _run_of(lock, search)
     if isinstance(run, Recipe):
         stream = stream_of_opened(open_recipe(run, cache_dir=cache_dir))
     else:
         stream = streams_of(run, None, cache_dir, ("train",))["train"]
-    _check_same(lock, resolved_subset(stream, rows))
+    _check_same(lock, resolved_subset(stream, rows, named))
     return stream
 
 
-def _run_of(lock: Lock, search: Folder | None) -> tuple[Any, dict[str, int]]:
-    """Return the run of a lock, and the row in its sources of each pair."""
-    paths = _sound_paths(lock, search)
+def _run_of(lock: Lock, search: Folder | None) -> tuple[Any, dict[str, int], dict[str, int]]:
+    """Return the run of a lock, and the rows of its pairs and of its files by their paths."""
+    paths, files = _sound_paths(lock, search), _sound_files(lock, search)
     index = lock.content["subsets"]["train"]["index"]
-    run = read_run(lock.content["settings"], index, paths, lock.path)
-    return run, {path: number for number, path in enumerate(paths)}
+    run = read_run(lock.content["settings"], index, paths, lock.path, files)
+    rows, named = ({path: k for k, path in enumerate(each)} for each in (paths, files))
+    return run, rows, named
 
 
 def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:
@@ -126,6 +128,19 @@ def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:
         fault = source_fault(source, path)
         if fault is not None:
             raise FormatError(
+                f"{fault[0]}: {fault[1].where}: must be {fault[1].expected}, as in {lock.path}, "
+                f"got {fault[1].found}; {fault[1].remedy}"
+            )
+    return paths
+
+
+def _sound_files(lock: Lock, search: Folder | None) -> list[str]:
+    """Return the path of each file of skipped documents, which is that of the lock."""
+    paths = located_files(lock, search)
+    for file, path in zip(lock.files, paths, strict=True):
+        fault = file_fault(file, path)
+        if fault is not None:
+            raise (MissingFile if fault[1].rule == "missing" else FormatError)(
                 f"{fault[0]}: {fault[1].where}: must be {fault[1].expected}, as in {lock.path}, "
                 f"got {fault[1].found}; {fault[1].remedy}"
             )
@@ -156,8 +171,11 @@ def side_from_lock(lock: Folder | Lock) -> Side:
     rows, paths = train["sources"], _sound_paths(lock, None)
     dialect = lock.content["dialect"]
     datasets = [IndexedDataset(paths[row], dialect=dialect) for row in rows]
-    index = build_described(train["index"], datasets)
-    if index.num_samples > train["samples"]:
+    index = build_described(train["index"], datasets, files=_sound_files(lock, None))
+    if isinstance(index, SkippedIndex):  # samples served, in order of training
+        served = index.skips.served_before(train["samples"])
+        index = ServedIndex(index, index.skips, served)
+    elif index.num_samples > train["samples"]:
         index = ExtendedIndex(stages=(Stage(index=index, samples=range(train["samples"])),))
     corpora = [lock.sources[row].fingerprint for row in rows]
     corpus: object = corpora[0] if len(corpora) == 1 else corpora

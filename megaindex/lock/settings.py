@@ -21,6 +21,7 @@ from megaindex.errors import FormatError
 from megaindex.index.description import describe_index
 from megaindex.index.frameworks import SPLITS
 from megaindex.index.order_settings import make_order, order_of
+from megaindex.index.skips import Skip, read_skips
 from megaindex.index.staged_index import StagedIndex
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.recipe import Recipe, RecipeStage
@@ -44,21 +45,60 @@ def paths_of(run: Recipe | Run) -> list[str]:
     return list(dict.fromkeys(path for path in named if path))
 
 
-def settings_of(run: Recipe | Run, rows: Mapping[str, int], opened: OpenRecipe | None) -> Any:
+def files_of(run: Recipe | Run) -> list[str]:
+    """Return the paths of the files of skipped documents, each once."""
+    named = (skip.documents for skip in run.skip)
+    return list(dict.fromkeys(path for path in named if isinstance(path, str)))
+
+
+def skip_settings(skips: Sequence[Skip], files: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return skips as JSON values, with the row of each file in place of its path.
+
+    Raises:
+        InvalidArgument: documents are an array.
+    """
+    return [
+        {key: files[each] if key == "documents" else each for key, each in skip.to_dict().items()}
+        for skip in skips
+    ]
+
+
+def _with_files(entries: Sequence[Mapping[str, Any]], files: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the entries of `skip_settings` with the paths of the files."""
+    return [
+        {key: files[each] if key == "documents" else each for key, each in entry.items()}
+        for entry in entries
+    ]
+
+
+def settings_of(
+    run: Recipe | Run,
+    rows: Mapping[str, int],
+    opened: OpenRecipe | None,
+    files: Mapping[str, int] | None = None,
+) -> Any:
     """Return the settings of a run.
 
     Args:
         run: a recipe or a run under a framework.
         rows: row of each pair in the lock, by its path.
         opened: the opened recipe, of a recipe.
+        files: row of each file of skipped documents, by its path.
     """
+    skip = {"skip": skip_settings(run.skip, files or {})} if run.skip else {}
     if isinstance(run, Recipe):
         assert opened is not None, "of a recipe"
-        return {"kind": "recipe", "recipe": _recipe_settings(opened, rows)}
-    return {"kind": "run", "run": _run_settings(run, rows)}
+        return {"kind": "recipe", "recipe": {**_recipe_settings(opened, rows), **skip}}
+    return {"kind": "run", "run": {**_run_settings(run, rows), **skip}}
 
 
-def read_run(settings: Mapping[str, Any], index: Any, paths: Sequence[str], where: str) -> Any:
+def read_run(
+    settings: Mapping[str, Any],
+    index: Any,
+    paths: Sequence[str],
+    where: str,
+    files: Sequence[str] = (),
+) -> Any:
     """Return the `Recipe` or `Run` of settings.
 
     Args:
@@ -66,6 +106,7 @@ def read_run(settings: Mapping[str, Any], index: Any, paths: Sequence[str], wher
         index: description of the index of the train subset, whose shares they may refer to.
         paths: prefix of each pair, by its row.
         where: name of the lock, for messages.
+        files: path of each file of skipped documents, by its row.
 
     Raises:
         FormatError: the settings cannot be read.
@@ -73,11 +114,13 @@ def read_run(settings: Mapping[str, Any], index: Any, paths: Sequence[str], wher
     try:
         if settings["kind"] == "recipe":
             mapping = _with_paths(settings["recipe"], paths)
-            _write_out_mixes(mapping, index)
+            if "skip" in mapping:
+                mapping["skip"] = _with_files(mapping["skip"], files)
+            _write_out_mixes(mapping, index["index"] if index["order"] == "skipped" else index)
             return recipe_of(mapping, where, Path("/"))
         if settings["kind"] != "run":
             raise ValueError(f"unknown kind {settings['kind']!r}")
-        return _run_of(_with_paths(settings["run"], paths))
+        return _run_of(_with_paths(settings["run"], paths), files)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
         raise FormatError(
@@ -246,8 +289,9 @@ def _changed(value: Any) -> dict[str, Any]:
     return {name: each for name, each in _all(value).items() if each != defaults[name]}
 
 
-def _run_of(given: Mapping[str, Any]) -> Run:
+def _run_of(given: Mapping[str, Any], files: Sequence[str]) -> Run:
     values = dict(given)
+    skip = _with_files(values.pop("skip", ()), files)
     order = {key: _number(each) for key, each in values.pop("order").items()}
     name = order.pop("name")
     data, version = values.pop("data"), values.pop("version")
@@ -267,6 +311,7 @@ def _run_of(given: Mapping[str, Any]) -> Run:
         ),
         evaluation=Evaluation(**values.pop("evaluation")),
         version=None if version is None else find_version(version),
+        skip=read_skips(skip, "skip", "/"),
         **_tuples(_numbers(values, "variance_buffer", "surplus")),
     )
 

@@ -14,6 +14,7 @@ from support.neox_running import arguments, loaders_of
 
 import megaindex.adapters.megatron as adapter
 import megaindex.adapters.neox as neox_adapter
+from megaindex import Skip
 from megaindex.adapters import status
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.lock import make_lock
@@ -61,9 +62,16 @@ def test_megatron_builds_what_was_locked(core: Any, tmp_path: Path) -> None:
 
 def test_the_lock_of_another_framework_is_refused(core: Any, tmp_path: Path) -> None:
     prefixes = write_corpora(tmp_path)
-    for order, more in (("epoch", {}), ("megatron", {"phase_transition_iterations": [2]})):
+    others: dict[str, Any] = {"skip": [Skip(steps="1")]}
+    for order, more in (
+        ("epoch", {}),
+        ("megatron", {"phase_transition_iterations": [2]}),
+        ("megatron", others),
+    ):
         lock = make_lock(data_path=prefixes[4], order=order, train_iters=4, **SETTINGS, **more)
-        with pytest.raises(InvalidArgument, match=r"order megatron, got epoch|phase by phase"):
+        with pytest.raises(
+            InvalidArgument, match=r"order megatron, got epoch|phase by phase|with skips"
+        ):
             adapter.install(lock=lock)
 
 

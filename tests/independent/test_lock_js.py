@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megaindex import IndexedDatasetWriter
+from megaindex import IndexedDatasetWriter, Skip
 from megaindex.audit import AuditStream, stream_of_recipe, stream_of_run
 from megaindex.index.frameworks import Split
 from megaindex.loader.sampler_state import RankLayout, Step
@@ -55,9 +55,35 @@ stages:
   b: {samples: 1003, mix: {web: 0.5, code: 0.3, chat: 0.2}}
 """
 BLEND = [0.3, "web", 0.5, "code", 0.2, "chat"]
+SKIPS = """
+skip:
+  - {steps: "3 10-14 60"}
+  - {steps: "20-21", move: true}
+  - {documents: bad.ids, source: web, from_step: 5}
+  - {documents: bad.npy, source: code}
+  - {source: chat, from_step: 30}
+"""
 RUNS: Mapping[str, Any] = {
     "recipe": RECIPE,
     "finetuning": FINETUNING,
+    "skips": RECIPE + SKIPS,
+    "masked": FINETUNING + SKIPS,
+    "iterations skipped": {
+        "data_path": BLEND,
+        "train_iters": 90,
+        "split": "90,10,0",
+        "iterations_to_skip": [4, 9],
+    },
+    "skipped blend": {
+        "data_path": BLEND,
+        "train_iters": 90,
+        "skip": [
+            Skip(steps="2-3 70"),
+            Skip(steps="8", move=True),
+            Skip(documents="bad.ids", source="code", from_step=20),
+            Skip(source="2", from_step=40),
+        ],
+    },
     "megatron": {"data_path": BLEND, "train_iters": 90, "split": "90,10,0", "eval_iters": 2},
     "phases": {
         "data_path": ["web", "code"],
@@ -110,6 +136,8 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             with IndexedDatasetWriter(name, dtype="uint16") as writer:
                 for size in sizes:
                     writer.add_document(np.zeros(size))
+        Path("bad.ids").write_text("\n".join(map(str, range(1, 90, 2))))
+        np.save("bad.npy", np.arange(0, 100, 7, dtype=np.int32))
         yield
 
 
@@ -165,6 +193,20 @@ def rows_of(stream: AuditStream, *, balanced: bool) -> Iterator[tuple[str, int |
                 yield f"{number} {rank} {row}", position
 
 
+def texts_of(stream: AuditStream) -> dict[int, list[str]]:
+    """Return the spans of each position that is served, as the program prints them."""
+    positions = np.arange(stream.num_samples)
+    if stream.skips is not None:
+        positions = positions[~stream.skips.is_hole(positions)]
+    spans = stream.index.locate(positions)
+    marks = ["" if spans.masked is None or not m else ":masked" for m in
+             (np.zeros(len(spans)) if spans.masked is None else spans.masked)]  # fmt: skip
+    rows = zip(*(column.tolist() for column in spans), strict=True)
+    texts = [":".join(map(str, row)) + mark for row, mark in zip(rows, marks, strict=True)]
+    splits = pairwise(spans.row_splits.tolist())
+    return {p: texts[a:b] for p, (a, b) in zip(positions.tolist(), splits, strict=True)}
+
+
 def compare(
     node: str, stream: AuditStream, subset: str, *, queries: int, balanced: bool = False
 ) -> None:
@@ -172,21 +214,15 @@ def compare(
     asked = random.Random(stream.num_samples).choices(
         list(rows_of(stream, balanced=balanced)), k=queries
     )
-    spans = stream.index.locate(np.arange(stream.num_samples))
-    splits = spans.row_splits.tolist()
-    texts = [":".join(map(str, span)) for span in zip(*(c.tolist() for c in spans), strict=True)]
-    expected = [
-        "padding"
-        if position is None
-        else " ".join([str(position), *texts[splits[position] : splits[position + 1]]])
-        for _, position in asked
-    ]
+    texts = texts_of(stream)
+    expected = ["padding" if place is None else " ".join([str(place), *texts.get(place, ())])
+                for _, place in asked]  # fmt: skip
     options = [subset, "rows", str(RANKS), str(MICRO), *(["balanced"] if balanced else [])]
     found = run(node, *options, queries="\n".join(query for query, _ in asked))
     assert found == expected
 
 
-@pytest.mark.parametrize("name", ["recipe", "megatron"])
+@pytest.mark.parametrize("name", ["recipe", "megatron", "skips"])
 def test_rows(name: str, node: str) -> None:
     stream, _ = locked(name, "train")
     compare(node, stream, "train", queries=QUERIES)
@@ -216,7 +252,8 @@ def test_changed_files_are_refused(node: str) -> None:
 def test_rows_and_receipts_of_every_order(name: str, node: str) -> None:
     stream, subset = locked(name, "train")
     compare(node, stream, "train", queries=100_000)
-    compare(node, stream, "train", queries=QUERIES, balanced=True)
+    if stream.skips is None:
+        compare(node, stream, "train", queries=QUERIES, balanced=True)
     blocks = subset["receipts"]["blocks"]
     assert run(node, "train", "receipts", "0", str(len(blocks))) == blocks
 

@@ -66,7 +66,9 @@ def test_a_lock_is_verified_and_opens_the_run(name: str) -> None:
 
     served = [BlockReceipts.from_dict(each["ladder"]).total for each in receipts]
     total = sum(served, Receipt())
-    assert (str(total), total.count) == (train["receipts"]["total"], train["samples"])
+    left_out = sum(end - begin for begin, end in train["index"].get("left_out", ()))
+    served = train["samples"] - left_out
+    assert (str(total), total.count) == (train["receipts"]["total"], served)
 
 
 def test_a_lock_has_the_steps_of_its_batch_schedule() -> None:
@@ -83,10 +85,16 @@ def test_settings_are_read_as_they_were_written(name: str) -> None:
     lock = read_lock(f"{name}.lock")
     content = lock.content
     paths = [source.path for source in lock.sources]
-    run = read_run(content["settings"], content["subsets"]["train"]["index"], paths, "a lock")
+    files = [file.path for file in lock.files]
+    run = read_run(
+        content["settings"], content["subsets"]["train"]["index"], paths, "a lock", files
+    )
     rows = {path: number for number, path in enumerate(paths)}
     if name != "recipe":
-        assert settings_of(run, rows, None) == content["settings"]
+        assert (
+            settings_of(run, rows, None, {path: row for row, path in enumerate(files)})
+            == content["settings"]
+        )
     assert make_lock(run).write("again.lock", overwrite=True).content["subsets"] == {
         **content["subsets"]
     }
@@ -285,6 +293,26 @@ def test_tables_of_large_corpora_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         undo()
 
 
+def test_files_of_skipped_documents_are_checked(tmp_path: Path) -> None:
+    text = Path("bad.ids").read_text()
+    try:
+        for changed, rule in ((f"{text} 1", "bytes"), (text.replace("3", "4", 1), "sha256")):
+            Path("bad.ids").write_text(changed)
+            assert rules("skips.lock") == [f"{Path.cwd()}/bad.ids {rule}"]
+            assert rules("skips.lock", step=1) == [f"{Path.cwd()}/bad.ids {rule}"]
+            with pytest.raises(FormatError, match=r"bad\.ids: .* as in skips\.lock"):
+                open_run("skips.lock")
+        Path("bad.ids").rename(tmp_path / "moved")
+        (tmp_path / "other").write_text(changed)
+        assert rules("skips.lock") == [f"{Path.cwd()}/bad.ids missing"]
+        with pytest.raises(MissingFile, match=r"bad\.ids: the skipped documents: must be"):
+            open_run("skips.lock")
+        (tmp_path / "moved").write_text(text)
+        assert rules("skips.lock", search=tmp_path, whole=True) == []
+    finally:
+        Path("bad.ids").write_text(text)
+
+
 def test_diff_order_compares_two_locks() -> None:
     shown = json.loads(cli("diff-order", "neox.lock", "neox.lock", "--json")[1])
     assert (shown["relation"], shown["num_samples"]) == ("equal", [160, 160])
@@ -305,9 +333,6 @@ def test_the_command_refuses_what_it_would_ignore() -> None:
     assert "is a lock" in cli("inspect", "flags.lock")[2]
     make_lock(read_recipe("run.yaml")).write("bare.lock")
     assert "has no hashes of tokens" in cli("verify", "bare.lock", "--tokens")[2]
-    skipping = Path("skipping.yaml")
-    skipping.write_text(Path("run.yaml").read_text() + "skip: {steps: 3}\n")
-    assert "a run with skips cannot be locked" in cli("lock", "--recipe", skipping)[2]
     with pytest.raises(InvalidArgument, match="a recipe has all settings"):
         make_lock(read_recipe("run.yaml"), seed=1)
     shown = json.loads(cli("lock", *RUNS["flags"].split(), "--out", "new.lock", "--json")[1])

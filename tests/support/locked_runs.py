@@ -37,6 +37,13 @@ python pretrain_gpt.py --seq-length 32 --micro-batch-size 2 --global-batch-size 
   --rampup-batch-size 4 4 24 --train-samples 100 --split 90,5,5 --eval-iters 1 \\
   --data-path 0.25 data/web 0.75 data/code
 """
+SKIPS = """
+skip:
+  - {steps: "2 5-6"}
+  - {steps: "8", move: true}
+  - {documents: bad.ids, source: data/web, from_step: 3}
+  - {source: "1", from_step: 12}
+"""
 RUNS = {
     "recipe": "--recipe run.yaml",
     "neox": "--neox-config neox.yml --world-size 1",
@@ -45,6 +52,8 @@ RUNS = {
     "--global-batch-size 8",
     "phases": "--data-path data/web data/code --seq-length 32 --train-iters 9 --split 98,2,0 "
     "--phase-transition-iterations 4 --global-batch-size 4 --eval-iters 0",
+    "skips": "--data-path 1 data/web 2 data/code --seq-length 32 --train-iters 20 --split 90,10,0 "
+    "--global-batch-size 4 --eval-iters 1 --skip skips.yaml",
 }
 
 
@@ -58,5 +67,7 @@ def write_inputs(folder: Path) -> None:
         if name == "code":
             write_corpus(folder / "data" / "mask", lengths, np.uint8)
     (folder / "run.yaml").write_text(RECIPE)
+    (folder / "skips.yaml").write_text(SKIPS)
+    (folder / "bad.ids").write_text(" ".join(map(str, range(0, 100, 3))))
     (folder / "neox.yml").write_text(NEOX)
     (folder / "train.sh").write_text(SCRIPT)
