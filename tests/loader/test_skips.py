@@ -510,7 +510,7 @@ def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
             Skip(documents=write_ids(tmp_path / "90", 90), source="web"),
             "document 90 does not exist, web has sequences 0 to 8",
         ),
-        (Skip(documents=[1], source="web"), "must be the path of a file, got an array"),
+        (Skip(documents=[1], source="web"), "must be a file, got an array"),
         (Skip(documents=tmp_path / "words", source="web"), "words: must hold sequence ids"),
         (Skip(documents=tmp_path / "no.npy", source="web"), "no.npy: not an array of ids"),
     ):
