@@ -285,6 +285,10 @@ def read_documents(path: str) -> I64:
         with as_storage_error(path, "cannot read"):
             if path.endswith(".npy"):
                 found = np.load(path, allow_pickle=False)
+                if not isinstance(found, np.ndarray):
+                    raise ValueError("it holds several arrays")
+                if found.dtype.kind == "u" and found.max(initial=0) >= 2**63:
+                    raise ValueError("an id is 2**63 or more")
             else:
                 with open(path, encoding="utf-8") as file:
                     found = np.array([int(word) for word in file.read().split()], np.int64)

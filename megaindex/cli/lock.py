@@ -13,6 +13,7 @@ from typing import Any
 from megaindex.cli.options import Parser, add_flags
 from megaindex.cli.plan import add_run_arguments, recipe_of, skips_of_options
 from megaindex.configs.run_builder import read_settings, resolve
+from megaindex.errors import InvalidArgument
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -22,6 +23,10 @@ def main(arguments: Sequence[str]) -> int:
     from megaindex.lock.make import make_lock
     from megaindex.progress import copying, counting_samples
 
+    if not options.out.endswith(".lock"):
+        raise InvalidArgument(
+            f"--out must end in .lock, by which the other commands know a lock, got {options.out}"
+        )
     AtomicFiles([options.out], overwrite=options.overwrite)  # refuses before the work
     options.skip = skips_of_options(options)
     run: Any = recipe_of(options, besides=("skip",))

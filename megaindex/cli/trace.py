@@ -93,6 +93,11 @@ def _trace_step(stream: AuditStream, options: argparse.Namespace) -> None:
         return
     from megaindex.audit.render import print_origins
 
+    if not found and stream.skips is not None and options.rank is None:
+        print(
+            f"step {options.step} is skipped; the samples of moved steps are served behind the end"
+        )
+        return
     shown = list(origins(stream, found[:_MOST_ROWS], **more))
     print_origins(stream, shown, len(found))
 

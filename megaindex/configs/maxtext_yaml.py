@@ -19,7 +19,7 @@ from megaindex.configs.settings import Settings
 from megaindex.configs.yaml_sections import Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.io.paths import inside
-from megaindex.validation import check_between, check_integer
+from megaindex.validation import check_between, check_choice, check_integer
 
 FLAG = "--maxtext-config"
 _MOST_FILES = 16
@@ -189,8 +189,7 @@ def read_maxtext_config(words: Sequence[str], devices: int | None) -> MaxTextCon
     for file in files:
         given |= _with_base(file)
     given |= _from_words([word for word in words if _WORD.fullmatch(word)])
-    not_empty = {key: value for key, value in given.items() if value is not None}
-    values = Section(files[-1], _DEFAULTS | not_empty)
+    values = Section(files[-1], _DEFAULTS | given)
     config = MaxTextConfig(values=values, folder=Path(files[-1]).parent, devices=devices)
     kind = values.text("dataset_type")
     if kind != "grain":
@@ -202,6 +201,11 @@ def read_maxtext_config(words: Sequence[str], devices: int | None) -> MaxTextCon
             f"{values.called('grain_file_type')}: {values.text('grain_file_type')} is shuffled by "
             "files and windows; make a pair with `megaindex tokenize` and use mmap"
         )
+    check_choice(
+        values.called("grain_packing_type"),
+        values.text("grain_packing_type"),
+        ("first_fit", "best_fit", "concat_then_split"),
+    )
     if values.flag("enable_rampup_batch_size", False):
         raise InvalidArgument(
             f"{values.called('enable_rampup_batch_size')}: write a recipe with batch: {{schedule: "
@@ -224,7 +228,12 @@ def _with_base(path: str) -> dict[str, Any]:
         chain.append(content)
         base = content.get("base_config")
         path = inside(Path(path).parent, base) if isinstance(base, str) and base else ""
-    return {key: value for content in reversed(chain) for key, value in content.items()}
+    return {
+        key: value
+        for content in reversed(chain)
+        for key, value in content.items()
+        if value is not None  # an empty value leaves that of the base
+    }
 
 
 def _from_words(words: Sequence[str]) -> Mapping[str, Any]:
@@ -233,6 +242,8 @@ def _from_words(words: Sequence[str]) -> Mapping[str, Any]:
     given: dict[str, Any] = {}
     for word in words:
         key, _, text = word.partition("=")
+        if not text.strip():
+            raise InvalidArgument(f"{FLAG}: {word} has no value; give one, or leave the word out")
         try:
             given[key] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:

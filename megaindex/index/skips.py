@@ -80,7 +80,11 @@ class Skip:
         if isinstance(self.documents, (str, os.PathLike)):
             put(self, "documents", os.fspath(self.documents))
         elif self.documents is not None:
-            put(self, "documents", _sorted_ids(np.asarray(self.documents), "skip: documents"))
+            try:
+                ids = np.asarray(self.documents)
+            except ValueError as error:
+                raise InvalidArgument(f"skip: documents must be a list of ids: {error}") from None
+            put(self, "documents", _sorted_ids(ids, "skip: documents"))
         source: object = self.source
         if source is not None and (not isinstance(source, str) or not source):
             raise InvalidArgument(f"skip: source must be a name, got {shown(source)}")
@@ -265,7 +269,10 @@ def read_ids(path: str) -> I64:
     """
     try:
         if path.endswith(".npy"):
-            return _sorted_ids(np.load(path, allow_pickle=False), path)
+            loaded = np.load(path, allow_pickle=False)
+            if not isinstance(loaded, np.ndarray):
+                raise ValueError("it holds several arrays")
+            return _sorted_ids(loaded, path)
         with open(path, "rb") as file:
             words = file.read().split()
     except FileNotFoundError:
@@ -274,12 +281,12 @@ def read_ids(path: str) -> I64:
         ) from None
     except OSError as error:
         raise StorageError(f"{path}: the skipped documents cannot be read: {error}") from None
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise InvalidArgument(f"{path}: not an array of ids in .npy format ({error})") from None
     try:
         ids = np.array(words).astype(np.int64) if words else np.zeros(0, np.int64)
     except (ValueError, OverflowError):
-        wrong = next(word for word in words if not word.isdigit())
+        wrong = next((w for w in words if not w.isdigit() or int(w) >= 2**63), words[0])
         raise InvalidArgument(
             f"{path}: must hold sequence ids separated by white space, got {shown(wrong)}"
         ) from None

@@ -101,6 +101,10 @@ def verify_lock(
         raise InvalidArgument(
             f"{name}: has no hashes of tokens; lock the run with --tokens, or leave it out"
         )
+    if step is not None and subset not in lock.content["subsets"]:
+        raise InvalidArgument(
+            f"{name}: has no subset {subset}, only {', '.join(lock.content['subsets'])}"
+        )
     counted = {"pairs": 0}
     try:
         paths = check.places(lock, search)
@@ -117,7 +121,12 @@ def verify_lock(
         raise
     except _ERRORS as error:  # of values that were edited
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        check.add(name, "content", "the content", reason, "values of a lock")
+        if cache_dir is not None and isinstance(error, InvalidArgument):
+            remedy = "remove the entry of the cache, or verify without --cache-dir"
+            check.add(os.fspath(cache_dir), "cache", "the arrays", reason, "arrays of the run",
+                      remedy=remedy)  # fmt: skip
+        else:
+            check.add(name, "content", "the content", reason, "values of a lock")
     return check.found.report(name, "lock", full=whole and tokens, counted=counted)
 
 

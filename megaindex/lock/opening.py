@@ -10,7 +10,9 @@ from megaindex.builders.described import build_described
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError, MissingFile
 from megaindex.format import IndexedDataset
+from megaindex.index.block_receipts import receipts_between
 from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.index.receipts import fingerprint_keys
 from megaindex.index.skips import ServedIndex, SkippedIndex
 from megaindex.lock.check import file_fault, located_files, paths_in, source_fault
 from megaindex.lock.lock_file import Lock, read_lock
@@ -42,7 +44,8 @@ def open_run(
         data_parallel_size: number of ranks. Default: that of the lock, or 1.
         micro_batch_size: rows of one micro batch of a rank. Default: that of the lock, or 1.
         search: folder in which pairs are sought that are not at their paths.
-        cache_dir: cache of built indices; None: build in memory.
+        cache_dir: cache of built indices, whose samples are compared with the lock, all of them;
+            None: build in memory.
         loading: other arguments of `megaindex.loader.RecipeLoader` for a recipe, of
             `megaindex.loader.Loader` for others.
 
@@ -60,14 +63,16 @@ def open_run(
     run, rows, named = _run_of(lock, search)
     ranks: dict[str, Any] = {
         "data_parallel_rank": data_parallel_rank,
-        "data_parallel_size": data_parallel_size or train["data_parallel_size"] or 1,
-        "micro_batch_size": micro_batch_size or train["micro_batch_size"] or 1,
+        "data_parallel_size": _given(data_parallel_size, train["data_parallel_size"]),
+        "micro_batch_size": _given(micro_batch_size, train["micro_batch_size"]),
     }
     if isinstance(run, Recipe):
         from megaindex.loader.recipe_loader import RecipeLoader
 
         opened = open_recipe(run, cache_dir=cache_dir)
-        _check_same(lock, resolved_subset(stream_of_opened(opened), rows, named))
+        stream = stream_of_opened(opened)
+        _check_same(lock, resolved_subset(stream, rows, named))
+        _check_samples(lock, stream, cache_dir)
         return RecipeLoader(opened, **ranks, **loading)
     from megaindex.loader.loader import Loader
     from megaindex.loader.receipts import Recorder
@@ -75,6 +80,7 @@ def open_run(
 
     stream = streams_of(run, None, cache_dir, ("train",))["train"]
     _check_same(lock, resolved_subset(stream, rows, named))
+    _check_samples(lock, stream, cache_dir)
     tail: Literal["drop", "pad"] = "pad" if stream.masked_rows else "drop"
     sampler = MicroBatchSampler(
         num_samples=stream.index.num_samples,
@@ -86,7 +92,12 @@ def open_run(
         **ranks,
     )
     recorder = Recorder([lock.sources[row].fingerprint for row in train["sources"]])
-    return Loader(stream.index, sampler, recorder=recorder, **loading)
+    return Loader(stream.index, sampler, **{"recorder": recorder, **loading})
+
+
+def _given(size: int | None, locked: int | None) -> int:
+    """Return a size of the call, else that of the lock, else 1."""
+    return (1 if locked is None else locked) if size is None else size
 
 
 def open_stream(
@@ -109,6 +120,7 @@ def open_stream(
     else:
         stream = streams_of(run, None, cache_dir, ("train",))["train"]
     _check_same(lock, resolved_subset(stream, rows, named))
+    _check_samples(lock, stream, cache_dir)
     return stream
 
 
@@ -156,6 +168,24 @@ def _check_same(lock: Lock, ours: dict[str, Any]) -> None:
             f"{lock.path}: {where} is {shown(locked)}, and this release resolves the settings to "
             f"{shown(resolved)}; use the release that wrote the lock, "
             f"{lock.content['written_by']}"
+        )
+
+
+def _check_samples(lock: Lock, stream: AuditStream, cache_dir: Folder | None) -> None:
+    """Refuse cached arrays with other samples than the lock, by the receipt of all samples.
+
+    Arrays that are built in memory follow from the description of the index.
+    """
+    if cache_dir is None:
+        return
+    train = lock.content["subsets"]["train"]
+    keys = fingerprint_keys([lock.sources[row].fingerprint for row in train["sources"]])
+    bounds = stream.step_bounds[[0, -1]].tolist()
+    (receipt,) = receipts_between(stream.index, bounds, keys)
+    if str(receipt) != train["receipts"]["total"]:
+        raise FormatError(
+            f"{cache_dir}: its arrays give samples of receipt {receipt}, and {lock.path} states "
+            f"{train['receipts']['total']}; remove the entry, or open the run without cache_dir"
         )
 
 

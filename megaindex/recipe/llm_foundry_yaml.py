@@ -34,6 +34,7 @@ _UNITS: dict[str, TargetKind] = {
 }
 _REFERENCE = re.compile(r"\$\{([^{}$]*)\}")
 _MOST_NESTED = 100  # references that lead to references
+_MOST_REPLACED = 1_000_000  # values and characters of a configuration
 _STREAM = ("local", "remote", "split", "proportion", "repeat", "choose")
 _OF_DOWNLOADS = ("download_retry", "download_timeout", "validate_hash", "keep_zip")
 _DATASET = (
@@ -112,9 +113,16 @@ def _resolved(content: Mapping[str, Any], file: str) -> dict[str, Any]:
             value = value[part]
         return value
 
+    left = _MOST_REPLACED
+
     def replaced(value: Any, depth: int = 0) -> Any:
-        if depth > _MOST_NESTED:
-            raise InvalidArgument(f"{file}: a reference ${{…}} leads to itself; write the value")
+        nonlocal left
+        left -= len(value) if isinstance(value, str) else 1
+        if depth > _MOST_NESTED or left < 0:
+            raise InvalidArgument(
+                f"{file}: a reference ${{…}} leads to itself, or to too many others; write the "
+                "value"
+            )
         if isinstance(value, Mapping):
             return {str(key): replaced(each, depth + 1) for key, each in value.items()}
         if isinstance(value, list):

@@ -496,6 +496,10 @@ def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
     two_sources(tmp_path)
     (tmp_path / "words").write_text("1 two")
     (tmp_path / "no.npy").write_text("1 2")
+    (tmp_path / "large").write_text("1 " + "9" * 20)
+    (tmp_path / "empty.npy").touch()
+    with open(tmp_path / "two.npy", "wb") as file:
+        np.savez(file, a=np.arange(2))
     for skip, reason in (
         (Skip(steps="14"), "step 14 lies beyond the end of the run, whose steps are 0 to 13"),
         (Skip(steps="0-13"), "every step of the run is skipped"),
@@ -512,6 +516,9 @@ def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
         ),
         (Skip(documents=[1], source="web"), "must be a file, got an array"),
         (Skip(documents=tmp_path / "words", source="web"), "words: must hold sequence ids"),
+        (Skip(documents=tmp_path / "large", source="web"), "large: must hold .* got b'9{20}'"),
+        (Skip(documents=tmp_path / "two.npy", source="web"), "it holds several arrays"),
+        (Skip(documents=tmp_path / "empty.npy", source="web"), "empty.npy: not an array of ids"),
         (Skip(documents=tmp_path / "no.npy", source="web"), "no.npy: not an array of ids"),
     ):
         with pytest.raises(InvalidArgument, match=reason):

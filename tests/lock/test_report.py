@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ from support.corpora import write_corpus
 
 from megaindex.audit.streams import stream_of_recipe
 from megaindex.cli import main
-from megaindex.lock import make_lock, open_stream, report_run
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Data, Run, Source, Target
+from megaindex.errors import MegaIndexError
+from megaindex.lock import make_lock, open_run, open_stream, report_run
 from megaindex.recipe import read_recipe
 
 RECIPE = """
@@ -82,3 +86,41 @@ def test_the_stream_is_that_of_the_recipe(lock: Path) -> None:
     ids = np.arange(stream.num_samples)
     for ours, theirs in zip(stream.index.locate(ids), other.index.locate(ids), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_damaged_arrays_of_a_cache_are_not_served(
+    lock: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the receipts of all samples tell them from those of the lock."""
+    run = make_plan_run()
+    make_lock(run, cache_dir="cache").write("run2.lock")
+    assert report_run("run2.lock", cache_dir="cache").samples == 80
+    assert len(open_run("run2.lock", cache_dir="cache")) == 80
+    (array,) = (lock.parent / "cache").glob("*/shuffle_index.npy")
+    numbers = np.load(array)
+    numbers[[0, 70]] = numbers[[70, 0]]
+    np.save(array, numbers)
+    for act in (report_run, open_run):
+        with pytest.raises(MegaIndexError, match=r"cache: its arrays give samples of receipt"):
+            act("run2.lock", cache_dir="cache")
+    assert main(["verify", "run2.lock", "--cache-dir", "cache", "--all"]) == 1
+    capsys.readouterr()
+
+
+def make_plan_run() -> Run:
+    return Run(
+        order="megatron",
+        sequence_length=16,
+        data=Data(train=(Source(path="web"),)),
+        batch=BatchSchedule.constant(4),
+        target=Target(kind="iterations", value=Fraction(20)),
+    )
+
+
+def test_wrong_sizes_and_names_are_refused(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MegaIndexError, match="data_parallel_size must be"):
+        open_run(lock, data_parallel_size=0)
+    assert main(["verify", "run.lock", "--subset", "test", "--step", "0"]) == 2
+    assert "has no subset test, only train" in capsys.readouterr().err
+    assert main(["lock", "--recipe", "run.yaml", "--out", "run.json"]) == 2
+    assert "--out must end in .lock" in capsys.readouterr().err

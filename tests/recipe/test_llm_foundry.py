@@ -139,6 +139,7 @@ def test_the_command_plans_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("shuffle: true", "shuffle: true\n    shufle: 1", "shufle; did you mean shuffle"),
         ("${variables.seed}", "${variables.sed}", r"\$\{variables.sed\} names no key"),
         ("max_seq_len: 64", "max_seq_len: ${max_seq_len}", "leads to itself"),
+        ("seed: 17", 'seed: "${variables.seed}${variables.seed}"', "leads to itself, or to too"),
         ("2ep", "2h", "max_duration must be a number with its unit"),
         ("5ba", "1ep", "eval_interval must be a number of batches"),
         ("global_train_batch_size: 16", "", "global_train_batch_size"),
