@@ -193,7 +193,7 @@ def documents_of_rows(stream: AuditStream, rows: str) -> dict[int, I64]:
             of other formats from 0. A path that was not recorded may be the end of one that was.
 
     Raises:
-        InvalidArgument: the text has another form, no pair has a provenance, or the file is none
+        InvalidArgument: the text has another form, no pair has a provenance, or the file is not one
             of those recorded, or several.
         OutOfRange: no document came from these rows, or only documents outside the run's part.
     """

@@ -173,7 +173,7 @@ def skips_of_options(options: argparse.Namespace) -> tuple[Skip, ...]:
 
 
 def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recipe | None:
-    """Return the recipe of a file that describes the whole run, or None if there is none.
+    """Return the recipe of a file that describes the whole run, or None without such a file.
 
     Settings named in ``besides`` may be given with it.
     """

@@ -488,7 +488,7 @@ def provenance_faults(
 ) -> tuple[list[Fault], Provenance | None]:
     """Return the faults of the provenance of a pair, with every byte read, and the provenance.
 
-    Without a file there is no fault, and None.
+    Without a file: no faults, and None.
     """
     path = provenance_path(path_prefix)
     if not _is_there(path):

@@ -33,7 +33,7 @@ def describe_index(index: Index) -> Node:
     """Return the description of an index.
 
     Raises:
-        InvalidArgument: it has arrays of unknown origin, documents that are no range, or samples
+        InvalidArgument: it has arrays of unknown origin, documents other than a range, or samples
             whose order has no description.
     """
     for kind, describe in _KINDS.items():

@@ -263,7 +263,7 @@ def read_ids(path: str) -> I64:
     """Return the sorted sequence ids of a file, an integer ``.npy`` or text.
 
     Raises:
-        MissingFile: there is no such file.
+        MissingFile: the file does not exist.
         StorageError: it cannot be read.
         InvalidArgument: it does not hold integers from 0.
     """
@@ -670,7 +670,7 @@ class SkippedIndex(ShownIndex):
         """Return the spans that samples read, see `Index.locate`.
 
         Raises:
-            OutOfRange: an id is no position of the run, or that of a skipped sample.
+            OutOfRange: an id is not a position of the run, or that of a skipped sample.
         """
         positions = check_sample_ids(sample_ids, self.num_samples)
         holes = self.skips.is_hole(positions)
@@ -750,7 +750,7 @@ def source_number(name: str | None, names: Sequence[str]) -> int:
     """Return the number of the source of a mask, by its name or its number as text.
 
     Raises:
-        InvalidArgument: there is none, or no name and several sources.
+        InvalidArgument: the name is unknown, or missing with several sources.
     """
     if name is None:
         if len(names) > 1:

@@ -179,7 +179,7 @@ def _with_absolute_file(skip: Skip) -> Skip:
 
 
 def _root(paths: Sequence[str]) -> str:
-    """Return the deepest folder that holds all local pairs; empty if there is none."""
+    """Return the deepest folder that holds all local pairs; empty without any."""
     local = [os.path.dirname(path) for path in paths if not is_remote(path)]
     return os.path.commonpath(local) if local else ""
 

@@ -114,7 +114,7 @@ def pack_counts(counts: I64, max_documents: int | None) -> Packing:
     """Return the packing of pieces, int64[S + 1] of each length.
 
     Raises:
-        InvalidArgument: there is no piece.
+        InvalidArgument: there are 0 pieces.
     """
     if not counts.any():
         raise InvalidArgument(
