@@ -12,6 +12,7 @@ from typing import Any
 
 from megaindex.cli.options import Parser, add_flags
 from megaindex.errors import FormatError, MissingFile, StorageError
+from megaindex.lock.lock_file import FORMAT as LOCK_FORMAT
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,6 +45,11 @@ def _states(path: str) -> list[Mapping[str, Any]]:
         raise FormatError(
             f"{path}: not a record in JSON ({error}); write the state with json.dump"
         ) from None
+    if isinstance(content, Mapping) and content.get("format") == LOCK_FORMAT:
+        raise FormatError(
+            f"{path}: is a lock, and records are checkpoints; compare locks with `megaindex "
+            "diff-order`"
+        )
     states = content if isinstance(content, list) else [content]
     if not states or not all(isinstance(state, Mapping) for state in states):
         raise FormatError(

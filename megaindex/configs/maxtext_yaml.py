@@ -16,7 +16,7 @@ from typing import Any
 
 from megaindex.arithmetic import global_batch_size
 from megaindex.configs.settings import Settings
-from megaindex.configs.yaml_sections import Section, load_mapping
+from megaindex.configs.yaml_sections import TOKENIZE, Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.io.paths import inside
 from megaindex.validation import check_between, check_choice, check_integer
@@ -44,10 +44,8 @@ _DEFAULTS = {
     "eval_per_device_batch_size": 0.0,
 }
 _REMEDIES = {
-    "hf": "write the dataset as JSONL or Parquet, then `megaindex tokenize FILE --output-prefix "
-    "PREFIX --tokenizer …`",
-    "tfds": "write the dataset as JSONL or Parquet, then `megaindex tokenize FILE --output-prefix "
-    "PREFIX --tokenizer …`",
+    "hf": TOKENIZE,
+    "tfds": TOKENIZE,
     "synthetic": "it reads no files; plan it with `megaindex plan --tokens-per-epoch …`",
     "olmo_grain": "make pairs of the token files with `megaindex import numpy`, then write a "
     "recipe",

@@ -14,6 +14,9 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.paths import check_local
 from megaindex.validation import check_integer, check_setting, parse_fraction, shown
 
+TOKENIZE = "write it as JSONL or Parquet, then `megaindex tokenize PREFIX FILE --tokenizer …`"
+"""Remedy for a dataset that a configuration names and that has no token files."""
+
 _MERGE = "tag:yaml.org,2002:merge"
 _MOST_MERGED = 100_000
 

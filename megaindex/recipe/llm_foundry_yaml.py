@@ -12,7 +12,7 @@ from typing import Any
 
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target, TargetKind
-from megaindex.configs.yaml_sections import Section, load_mapping
+from megaindex.configs.yaml_sections import TOKENIZE, Section, load_mapping
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.io.paths import inside, is_remote
 from megaindex.recipe.recipe import (
@@ -152,9 +152,8 @@ def _loader(top: Section, name: str) -> Section:
     for key in ("hf_name", "safe_load"):
         if dataset.values.get(key) is not None:
             raise InvalidArgument(
-                f"{dataset.called(key)}: a Hugging Face dataset has no token files; write it as "
-                "JSONL or Parquet, then `megaindex tokenize FILE --output-prefix PREFIX "
-                "--tokenizer …`, and give a stream with local: PREFIX"
+                f"{dataset.called(key)}: a Hugging Face dataset has no token files; {TOKENIZE}, "
+                "and give a stream with local: PREFIX"
             )
     dataset.known(*_DATASET, *_WITHOUT_EFFECT)
     if dataset.text("sampling_method", "balanced") != "balanced":

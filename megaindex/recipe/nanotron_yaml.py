@@ -11,7 +11,7 @@ from typing import Any
 from megaindex.arithmetic import global_batch_size
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
-from megaindex.configs.yaml_sections import Section, load_mapping
+from megaindex.configs.yaml_sections import TOKENIZE, Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.io.paths import inside
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
@@ -110,8 +110,7 @@ def _blend(stage: Section, tokens: Section) -> dict[str, Fraction]:
         if "hf_dataset_or_datasets" in dataset.values:
             raise InvalidArgument(
                 f"{dataset.called('hf_dataset_or_datasets')}: a Hugging Face dataset has no token "
-                "files; write it as JSONL or Parquet, then `megaindex tokenize FILE "
-                "--output-prefix PREFIX --tokenizer …`, and give dataset_folder: PREFIX"
+                f"files; {TOKENIZE}, and give dataset_folder: PREFIX"
             )
         if not isinstance(folders, list) or not folders:
             raise InvalidArgument(

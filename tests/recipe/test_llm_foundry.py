@@ -134,7 +134,11 @@ def test_the_command_plans_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("shuffle: true", "shuffle: false", "train_loader.dataset.shuffle must be true"),
         ("name: text", "name: denoising", "train_loader.name must be text or finetuning"),
         ("split: train, ", "hf: x, ", "unknown setting hf"),
-        ("shuffle: true", "shuffle: true\n    hf_name: c4", "hf_name: .*megaindex tokenize"),
+        (
+            "shuffle: true",
+            "shuffle: true\n    hf_name: c4",
+            "hf_name: .*megaindex tokenize PREFIX FILE",
+        ),
         ("shuffle: true", "shuffle: true\n    sampling_method: fixed", "sampling_method: fixed"),
         ("shuffle: true", "shuffle: true\n    shufle: 1", "shufle; did you mean shuffle"),
         ("${variables.seed}", "${variables.sed}", r"\$\{variables.sed\} names no key"),

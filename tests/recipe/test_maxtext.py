@@ -109,7 +109,7 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("dataset_type=hf",), r"dataset_type: hf has no pair; .*megaindex tokenize"),
+        (("dataset_type=hf",), r"dataset_type: hf has no pair; .*megaindex tokenize PREFIX FILE"),
         (("grain_file_type=parquet",), "grain_file_type: parquet is shuffled by files"),
         (("enable_rampup_batch_size=true",), "enable_rampup_batch_size: write a recipe"),
         (("enable_data_shuffling=false",), "enable_data_shuffling must be true"),

@@ -195,7 +195,11 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
         ("start_training_step: 1\n", "start_training_step: 2\n", "must have start_training_step 1"),
         ("dataset_weights: [0.9, 0.1]", "dataset_weights: [0.9]", "one weight for each of the 2"),
         ("{b: 1, c: 3}", "", "must name the token files of the stage"),
-        ("dataset_folder: {b: 1, c: 3}", "hf_dataset_or_datasets: c4", "megaindex tokenize"),
+        (
+            "dataset_folder: {b: 1, c: 3}",
+            "hf_dataset_or_datasets: c4",
+            "megaindex tokenize PREFIX FILE",
+        ),
         ("{b: 1, c: 3}", "{b: null}", "folders are text, weights numbers of at least 0"),
         ("{b: 1, c: 3}", "{b: -1, c: 3}", "folders are text, weights numbers of at least 0"),
         ("train_steps: 15", "train_steps: 0", "tokens.train_steps must be at least 1, got 0"),
