@@ -17,7 +17,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.block_receipts import receipts_between
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.index.spans import Index
-from megaindex.lock.check import source_fault
+from megaindex.lock.check import fault_error, source_fault
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import block_bounds, step_bounds_of
 
@@ -86,10 +86,7 @@ class LockedRun:
         for row, prefix in zip(rows, prefixes, strict=True):
             fault = source_fault(self._lock.sources[row], prefix)
             if fault is not None:
-                raise FormatError(
-                    f"{fault[0]}: {fault[1].where}: must be {fault[1].expected}, as in "
-                    f"{self._lock.path} (source {row}), got {fault[1].found}; {fault[1].remedy}"
-                )
+                raise fault_error(self._lock, *fault, f" (source {row})")
         self._check_samples(subset, index)
 
     def _check_samples(self, subset: str, index: Index) -> None:
@@ -100,7 +97,7 @@ class LockedRun:
             node, served = node["parts"][0]["index"], node["parts"][0]["ranges"][0][1]
         if index.num_samples < served:
             raise self._error(subset, "samples", f"at least {served}", str(index.num_samples))
-        keys = fingerprint_keys([self._lock.sources[r].fingerprint for r in locked["sources"]])
+        keys = fingerprint_keys(self._lock.fingerprints(subset))
         receipts = locked["receipts"]
         bounds = block_bounds(step_bounds_of(locked), receipts["block_steps"])
         blocks = np.flatnonzero(np.array(bounds[1:]) <= served)

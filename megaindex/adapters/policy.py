@@ -7,20 +7,22 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from megaindex._types import F64
-from megaindex.adapters.locked_run import LockedRun
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel, check_balance
 from megaindex.index.frameworks import FrameworkRules, framework_rules
 from megaindex.index.order_settings import make_order
 from megaindex.index.skips import Skip, given_skips
 from megaindex.kernels import active
-from megaindex.lock.lock_file import Lock
 from megaindex.validation import check_buffer
+
+if TYPE_CHECKING:
+    from megaindex.adapters.locked_run import LockedRun
+    from megaindex.lock.lock_file import Lock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,5 +134,11 @@ def make_policy(
         row=row,
         balance=check_balance(balance),
         skip=given_skips(skip),
-        lock=None if lock is None else LockedRun(lock, order),
+        lock=None if lock is None else _locked_run(lock, order),
     )
+
+
+def _locked_run(lock: str | os.PathLike[str] | Lock, order: str) -> LockedRun:
+    from megaindex.adapters.locked_run import LockedRun  # which loads the orders and builders
+
+    return LockedRun(lock, order)

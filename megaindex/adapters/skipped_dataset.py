@@ -6,12 +6,14 @@ skipped steps are left out, moved ones follow at the end. Steps are those of the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from megaindex.adapters.reports import on_rank_0
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import (
@@ -23,6 +25,11 @@ from megaindex.index.skips import (
     resolve_skips,
 )
 from megaindex.index.spans import Index
+
+logger = logging.getLogger("megaindex")
+
+_ITERATIONS = "megaindex_train_iters"
+"""Attribute of a framework's arguments: ``train_iters`` before it was lowered."""
 
 MaskLabels = Callable[[Any, npt.NDArray[np.bool_]], Any]
 """Function that returns the samples of a batch without loss at labels, bool[n, S]."""
@@ -47,6 +54,17 @@ def skips_of_run(skip: Sequence[Skip], *, train_iters: int, global_batch_size: i
     )
     assert skips is not None, "there are skips"
     return skips
+
+
+def whole_iterations(args: Any) -> Any:
+    """Return ``train_iters`` of a framework's arguments, of the run without skips."""
+    return getattr(args, _ITERATIONS, getattr(args, "train_iters", None))
+
+
+def lower_iterations(args: Any, skips: Skips, global_batch_size: int) -> None:
+    """Lower ``train_iters`` by the steps dropped, and keep its value for later calls."""
+    setattr(args, _ITERATIONS, whole_iterations(args))
+    args.train_iters = skips.served_before(skips.run_end) // global_batch_size
 
 
 class SkippedDataset:
@@ -97,6 +115,16 @@ class SkippedDataset:
             index = self._make_index(self._dataset)
             self._index = SkippedIndex.of(index, self._skips, self._names, self._documents)
         return self._index
+
+    def log(self) -> SkippedDataset:
+        """Log what is served, on rank 0, and return the dataset."""
+        if on_rank_0():
+            logger.info(
+                "skip: %d of %d samples are served, %d positions are skipped and %d moved behind "
+                "the end", len(self), self._skips.end, self._skips.num_skipped,
+                self._skips.num_moved,
+            )  # fmt: skip
+        return self
 
     def served_index(self) -> Index:
         """Return the index of the samples served, by their numbers."""

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from megaindex.format import IndexedDataset
 from megaindex.format.provenance import (
     UNKNOWN,
     Provenance,
+    RecordedTokenizer,
     RowFile,
     open_provenance,
     provenance_path,
 )
 from megaindex.index.inverse import distinct
+from megaindex.index.skips import load_npy
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import is_remote
 from megaindex.tokenize.tokenizers import Tokenizer, find_tokenizer, load
@@ -98,7 +100,8 @@ class _Pair:
 
     def sequences_of(self, documents: I64) -> I64:
         """Return the sequences of documents."""
-        begins, counts = self.bounds[documents], np.diff(self.bounds)[documents]
+        begins = self.bounds[documents]
+        counts = self.bounds[documents + 1] - begins
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.asarray(np.repeat(begins, counts) + within, np.int64)
 
@@ -129,17 +132,26 @@ def origins(
         InvalidArgument: no tokenizer is recorded, or another file has its path now.
     """
     pairs = _pairs(stream)
+    given, recorded = cache(_given_tokenizer), cache(_recorded_tokenizer)  # each hashes its file
     for serving in servings:
         pair = pairs[serving.source]
-        origin = _origin(pair, serving)
+        place = _file_of(pair, serving)
+        origin = _origin(serving, place)
         if text:
             ids = pair.dataset.get(serving.document, serving.offset, serving.length)
-            loaded = _tokenizer(pair, serving, tokenizer)
+            if tokenizer is not None:
+                loaded = given(os.fspath(tokenizer))
+            else:
+                loaded = recorded(_tokenizer_of(pair, serving, place))
             origin = replace(origin, text=loaded.decode(ids.tolist()))
         yield origin
 
 
-def _file_of(pair: _Pair, serving: Serving) -> tuple[RowFile, int, int, int] | None:
+_Place = tuple[RowFile, int, int, int]
+"""An input file, and the row, the first byte and the end of a document in it."""
+
+
+def _file_of(pair: _Pair, serving: Serving) -> _Place | None:
     if pair.provenance is None:
         return None
     document = np.array([pair.document_of(serving.document)])
@@ -147,11 +159,10 @@ def _file_of(pair: _Pair, serving: Serving) -> tuple[RowFile, int, int, int] | N
     return None if number == UNKNOWN else (pair.provenance.files[number], row, begin, end)
 
 
-def _origin(pair: _Pair, serving: Serving) -> Origin:
-    found = _file_of(pair, serving)
-    if found is None:
+def _origin(serving: Serving, place: _Place | None) -> Origin:
+    if place is None:
         return Origin(serving=serving)
-    file, row, begin, end = found
+    file, row, begin, end = place
     return Origin(
         serving=serving,
         file=file.path,
@@ -162,18 +173,21 @@ def _origin(pair: _Pair, serving: Serving) -> Origin:
     )
 
 
-def _tokenizer(
-    pair: _Pair, serving: Serving, tokenizer: str | os.PathLike[str] | None
-) -> Tokenizer:
-    if tokenizer is not None:
-        return load(find_tokenizer(tokenizer, add_special_tokens=True))
-    found = _file_of(pair, serving)
-    recorded = None if found is None else found[0].tokenizer
+def _given_tokenizer(tokenizer: str) -> Tokenizer:
+    return load(find_tokenizer(tokenizer, add_special_tokens=True))
+
+
+def _tokenizer_of(pair: _Pair, serving: Serving, place: _Place | None) -> RecordedTokenizer:
+    recorded = None if place is None else place[0].tokenizer
     if recorded is None:
         raise InvalidArgument(
             f"{pair.name}: no tokenizer is recorded for document {serving.document}; pass "
             "--tokenizer"
         )
+    return recorded
+
+
+def _recorded_tokenizer(recorded: RecordedTokenizer) -> Tokenizer:
     file = find_tokenizer(recorded.path, add_special_tokens=recorded.add_special_tokens)
     # library and content; its version may differ
     if file.fingerprint.split()[::2] != recorded.fingerprint.split()[::2]:
@@ -284,9 +298,7 @@ def read_documents(path: str) -> I64:
     try:
         with as_storage_error(path, "cannot read"):
             if path.endswith(".npy"):
-                found = np.load(path, allow_pickle=False)
-                if not isinstance(found, np.ndarray):
-                    raise ValueError("it holds several arrays")
+                found = load_npy(path)
                 if found.dtype.kind == "u" and found.max(initial=0) >= 2**63:
                     raise ValueError("an id is 2**63 or more")
             else:

@@ -19,12 +19,12 @@ from megaindex.cli.plan import (
     add_balance_arguments,
     add_run_arguments,
     cost_model_of,
+    described_by,
     recipe_of,
     skips_of_options,
 )
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run_builder import read_settings, resolve
-from megaindex.configs.settings import settings_by_name
 from megaindex.errors import InvalidArgument
 from megaindex.progress import counting_samples
 
@@ -113,22 +113,15 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
 def _stream_of_lock(options: argparse.Namespace) -> AuditStream:
     from megaindex.lock.opening import open_stream
 
-    given = vars(settings_by_name(vars(options))) | {
-        name: getattr(options, name) for name in _DESCRIBING
-    }
-    others = [name for name, value in given.items() if value]
+    skips = [name for name in ("skip_steps", "skip_documents", "skip_file")
+             if getattr(options, name)]  # fmt: skip
+    others = described_by(options) + skips
     if others or options.subset != "train":
         flag = f"--{others[0].replace('_', '-')}" if others else f"--subset {options.subset}"
         raise InvalidArgument(
             f"--lock {options.lock} pins the training samples of a run; leave out {flag}"
         )
     return open_stream(options.lock, cache_dir=options.cache_dir)
-
-
-_DESCRIBING = (
-    "recipe", "nanotron_config", "llm_foundry_config", "maxtext_config", "neox_config",
-    "megatron_args", "skip_steps", "skip_documents", "skip_file",
-)  # fmt: skip
 
 
 def _date() -> str:

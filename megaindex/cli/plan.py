@@ -180,25 +180,29 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
     given = [name for name in _RECIPE_FILES if getattr(options, name)]
     if not given:
         return None
-    recipe = _read_recipe(given[0], options)
-    if recipe is None and len(given) == 1:  # of MaxText, in the order of Megatron-LM
-        return None
-    besides = [*besides, *_RECIPE_FILES[given[0]]]
-    said = vars(settings_by_name(vars(options))) | {
-        name: getattr(options, name) for name in ("neox_config", "megatron_args")
-    }
-    others = [
-        f"--{name.replace('_', '-')}"
-        for name, value in said.items()
-        if value and name not in besides
-    ]
-    if len(given) > 1 or others:
-        one, other = [*(f"--{n.replace('_', '-')}" for n in given), *others][:2]
+    maxtext = None
+    if given == ["maxtext_config"]:
+        maxtext = _read_recipe(given[0], options)
+        if maxtext is None:  # in the order of Megatron-LM, with settings of `read_settings`
+            return None
+    allowed = {given[0], *_RECIPE_FILES[given[0]], *besides}
+    others = [name for name in described_by(options) if name not in allowed]
+    if others:
+        one, other = (f"--{name.replace('_', '-')}" for name in (given[0], others[0]))
         raise InvalidArgument(f"{one} describes the whole run, so does {other}; give one of them")
+    recipe = maxtext or _read_recipe(given[0], options)
     more = getattr(options, "skip", None) or ()
     if recipe is None or not more:
         return recipe
     return replace(recipe, skip=(*recipe.skip, *more))
+
+
+def described_by(options: argparse.Namespace) -> list[str]:
+    """Return the names of the given flags that describe a run: files, then settings."""
+    files = [*_RECIPE_FILES, "neox_config", "megatron_args"]
+    given = {name: getattr(options, name) for name in files}
+    given |= vars(settings_by_name(vars(options)))
+    return [name for name, value in given.items() if value]
 
 
 # files that describe a whole run, and the settings that may be given with each

@@ -27,7 +27,7 @@ import xxhash
 
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
-from megaindex.index.inverse import ServedTokens, join_served, serve, served_tokens
+from megaindex.index.inverse import ServedTokens, distinct, join_served, serve, served_tokens
 from megaindex.index.spans import (
     Chunks,
     Index,
@@ -253,10 +253,17 @@ def _sorted_ids(ids: npt.NDArray[Any], where: str) -> I64:
     if low < 0 or high > _MOST_STEP:
         wrong = low if low < 0 else high
         raise InvalidArgument(f"{where} must hold sequence ids from 0, got {wrong}")
-    found = np.sort(ids.astype(np.int64))  # several times as fast as np.unique
-    found = found[np.concatenate(([True], found[1:] != found[:-1]))]
+    found = distinct(ids.astype(np.int64))
     found.setflags(write=False)
     return found
+
+
+def load_npy(path: str) -> npt.NDArray[Any]:
+    """Return the array of an ``.npy``; ValueError or EOFError if it is not one."""
+    loaded = np.load(path, allow_pickle=False)
+    if not isinstance(loaded, np.ndarray):
+        raise ValueError("it holds several arrays")
+    return loaded
 
 
 def read_ids(path: str) -> I64:
@@ -269,10 +276,7 @@ def read_ids(path: str) -> I64:
     """
     try:
         if path.endswith(".npy"):
-            loaded = np.load(path, allow_pickle=False)
-            if not isinstance(loaded, np.ndarray):
-                raise ValueError("it holds several arrays")
-            return _sorted_ids(loaded, path)
+            return _sorted_ids(load_npy(path), path)
         with open(path, "rb") as file:
             words = file.read().split()
     except FileNotFoundError:

@@ -277,7 +277,7 @@ class _Check:
         rows = subset["sources"]
         chosen = [datasets[row] for row in rows]
         index = build_described(subset["index"], chosen, cache_dir=self.cache_dir, files=self.files)
-        return index, fingerprint_keys([lock.sources[row].fingerprint for row in rows])
+        return index, fingerprint_keys(lock.fingerprints(name))
 
     def _receipts(
         self, lock: Lock, name: str, datasets: Sequence[IndexedDataset], *, whole: bool
@@ -417,6 +417,15 @@ def source_fault(source: LockedSource, path: str) -> tuple[str, Fault] | None:
     if found != source.idx:
         return f"{path}.idx", _fault("idx", "XXH3-64 of all bytes", found, source.idx)
     return None
+
+
+def fault_error(lock: Lock, file: str, fault: Fault, note: str = "") -> FormatError | MissingFile:
+    """Return the error of a file that differs from a lock."""
+    kind = MissingFile if fault.rule == "missing" else FormatError
+    return kind(
+        f"{file}: {fault.where}: must be {fault.expected}, as in {lock.path}{note}, got "
+        f"{fault.found}; {fault.remedy}"
+    )
 
 
 def _fault(rule: str, where: str, found: str, expected: str, remedy: str = _RESTORE) -> Fault:

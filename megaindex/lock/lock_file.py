@@ -193,6 +193,10 @@ class Lock:
             )
         return {**subsets[name], "index": expanded(subsets[name]["index"])}
 
+    def fingerprints(self, subset: str) -> list[str]:
+        """Return the fingerprints of the sources of a subset, by their numbers in its index."""
+        return [self.sources[row].fingerprint for row in self.content["subsets"][subset]["sources"]]
+
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Lock:
         """Write the lock, atomically, and return it with its path.
 

@@ -196,7 +196,9 @@ def streams_of(
 ) -> dict[Split, AuditStream]:
     """Return the stream of each wanted subset that a run has."""
     if opened is not None:
-        return {"train": stream_of_opened(opened), **_evaluation_stream(opened)}
+        train = stream_of_opened(opened)
+        evaluated = {} if wanted == ("train",) else _evaluation_stream(opened, train)
+        return {"train": train, **evaluated}
     assert isinstance(run, Run), "only recipes are opened"
     streams: dict[Split, AuditStream] = {"train": stream_of_run(run, cache_dir=cache_dir)}
     if len(wanted) == 1:
@@ -204,11 +206,11 @@ def streams_of(
     parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
     evaluation = evaluation_of(run, streams["train"].num_steps, parts)
     if evaluation is not None:
-        evaluated: dict[Split, int] = {
+        counts: dict[Split, int] = {
             "valid": evaluation.valid_samples,
             "test": evaluation.test_samples,
         }
-        for name, samples in evaluated.items():
+        for name, samples in counts.items():
             if samples and _has_samples(run, parts[name]):
                 streams[name] = stream_of_run(run, subset=name, cache_dir=cache_dir)
     return streams
@@ -221,7 +223,7 @@ def _has_samples(run: Run, parts: Sequence[SplitPart]) -> bool:
     return bool(parts) and all(part.tokens >= least for part in parts)
 
 
-def _evaluation_stream(opened: OpenRecipe) -> dict[Split, AuditStream]:
+def _evaluation_stream(opened: OpenRecipe, train: AuditStream) -> dict[Split, AuditStream]:
     """Return the stream of one round of a recipe's evaluation, a single step of all its rows.
 
     Every round is the same.
@@ -229,7 +231,6 @@ def _evaluation_stream(opened: OpenRecipe) -> dict[Split, AuditStream]:
     rounds, source = opened.layout.evaluation, opened.validation
     if rounds is None or source is None:
         return {}
-    train = stream_of_opened(opened)
     return {
         "valid": replace(
             train,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from megaindex.audit.diff_inputs import Side
-from megaindex.audit.streams import AuditStream, stream_of_opened
+from megaindex.audit.streams import AuditStream
 from megaindex.builders.described import build_described
-from megaindex.builders.recipe import open_recipe
-from megaindex.errors import FormatError, MissingFile
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
 from megaindex.index.block_receipts import receipts_between
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.index.skips import ServedIndex, SkippedIndex
-from megaindex.lock.check import file_fault, located_files, paths_in, source_fault
+from megaindex.lock.check import (
+    fault_error,
+    file_fault,
+    located_files,
+    paths_in,
+    source_fault,
+)
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import Folder, resolved_subset, streams_of
 from megaindex.lock.settings import differences, leaves, read_run
@@ -60,38 +66,32 @@ def open_run(
     """
     lock = lock if isinstance(lock, Lock) else read_lock(lock)
     train = lock.content["subsets"]["train"]
-    run, rows, named = _run_of(lock, search)
+    opened = _open(lock, search, cache_dir)
+    stream = opened.stream
     ranks: dict[str, Any] = {
         "data_parallel_rank": data_parallel_rank,
         "data_parallel_size": _given(data_parallel_size, train["data_parallel_size"]),
         "micro_batch_size": _given(micro_batch_size, train["micro_batch_size"]),
     }
-    if isinstance(run, Recipe):
+    if opened.recipe is not None:
         from megaindex.loader.recipe_loader import RecipeLoader
 
-        opened = open_recipe(run, cache_dir=cache_dir)
-        stream = stream_of_opened(opened)
-        _check_same(lock, resolved_subset(stream, rows, named))
-        _check_samples(lock, stream, cache_dir)
-        return RecipeLoader(opened, **ranks, **loading)
+        return RecipeLoader(opened.recipe, **ranks, **loading)
     from megaindex.loader.loader import Loader
     from megaindex.loader.receipts import Recorder
     from megaindex.loader.samplers import MicroBatchSampler
 
-    stream = streams_of(run, None, cache_dir, ("train",))["train"]
-    _check_same(lock, resolved_subset(stream, rows, named))
-    _check_samples(lock, stream, cache_dir)
     tail: Literal["drop", "pad"] = "pad" if stream.masked_rows else "drop"
     sampler = MicroBatchSampler(
         num_samples=stream.index.num_samples,
         train_samples=stream.num_samples if stream.skips is None else stream.skips.end,
         consumed_samples=int(stream.step_bounds[stream.past_steps]),
-        global_batch_size=run.batch,
+        global_batch_size=opened.run.batch,
         tail=tail,
         index=stream.index,
         **ranks,
     )
-    recorder = Recorder([lock.sources[row].fingerprint for row in train["sources"]])
+    recorder = Recorder(lock.fingerprints("train"))
     return Loader(stream.index, sampler, **{"recorder": recorder, **loading})
 
 
@@ -114,23 +114,29 @@ def open_stream(
         MissingFile, StorageError, FormatError: as `open_run`.
     """
     lock = lock if isinstance(lock, Lock) else read_lock(lock)
-    run, rows, named = _run_of(lock, search)
-    if isinstance(run, Recipe):
-        stream = stream_of_opened(open_recipe(run, cache_dir=cache_dir))
-    else:
-        stream = streams_of(run, None, cache_dir, ("train",))["train"]
-    _check_same(lock, resolved_subset(stream, rows, named))
-    _check_samples(lock, stream, cache_dir)
-    return stream
+    return _open(lock, search, cache_dir).stream
 
 
-def _run_of(lock: Lock, search: Folder | None) -> tuple[Any, dict[str, int], dict[str, int]]:
-    """Return the run of a lock, and the rows of its pairs and of its files by their paths."""
+class _OpenRun(NamedTuple):
+    """A locked run whose sources and samples are those of the lock."""
+
+    run: Any
+    """A `Recipe` or a `Run`."""
+    recipe: OpenRecipe | None
+    stream: AuditStream
+
+
+def _open(lock: Lock, search: Folder | None, cache_dir: Folder | None) -> _OpenRun:
+    """Open the run of a lock, and check it."""
     paths, files = _sound_paths(lock, search), _sound_files(lock, search)
     index = lock.content["subsets"]["train"]["index"]
     run = read_run(lock.content["settings"], index, paths, lock.path, files)
+    opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
+    stream = streams_of(run, opened, cache_dir, ("train",))["train"]
     rows, named = ({path: k for k, path in enumerate(each)} for each in (paths, files))
-    return run, rows, named
+    _check_same(lock, resolved_subset(stream, rows, named))
+    _check_samples(lock, stream, cache_dir)
+    return _OpenRun(run, opened, stream)
 
 
 def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:
@@ -139,10 +145,7 @@ def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:
     for source, path in zip(lock.sources, paths, strict=True):
         fault = source_fault(source, path)
         if fault is not None:
-            raise FormatError(
-                f"{fault[0]}: {fault[1].where}: must be {fault[1].expected}, as in {lock.path}, "
-                f"got {fault[1].found}; {fault[1].remedy}"
-            )
+            raise fault_error(lock, *fault)
     return paths
 
 
@@ -152,10 +155,7 @@ def _sound_files(lock: Lock, search: Folder | None) -> list[str]:
     for file, path in zip(lock.files, paths, strict=True):
         fault = file_fault(file, path)
         if fault is not None:
-            raise (MissingFile if fault[1].rule == "missing" else FormatError)(
-                f"{fault[0]}: {fault[1].where}: must be {fault[1].expected}, as in {lock.path}, "
-                f"got {fault[1].found}; {fault[1].remedy}"
-            )
+            raise fault_error(lock, *fault)
     return paths
 
 
@@ -179,7 +179,7 @@ def _check_samples(lock: Lock, stream: AuditStream, cache_dir: Folder | None) ->
     if cache_dir is None:
         return
     train = lock.content["subsets"]["train"]
-    keys = fingerprint_keys([lock.sources[row].fingerprint for row in train["sources"]])
+    keys = fingerprint_keys(lock.fingerprints("train"))
     bounds = stream.step_bounds[[0, -1]].tolist()
     (receipt,) = receipts_between(stream.index, bounds, keys)
     if str(receipt) != train["receipts"]["total"]:
@@ -207,7 +207,7 @@ def side_from_lock(lock: Folder | Lock) -> Side:
         index = ServedIndex(index, index.skips, served)
     elif index.num_samples > train["samples"]:
         index = ExtendedIndex(stages=(Stage(index=index, samples=range(train["samples"])),))
-    corpora = [lock.sources[row].fingerprint for row in rows]
+    corpora = lock.fingerprints("train")
     corpus: object = corpora[0] if len(corpora) == 1 else corpora
     settings = {"corpus": corpus, **dict(leaves(lock.content["settings"]))}
     return Side(name=lock.path, index=index, settings=settings)

@@ -159,7 +159,7 @@ def report_run(
     lock = lock if isinstance(lock, Lock) else read_lock(lock)
     stream = open_stream(lock, search=search, cache_dir=cache_dir)
     result = audit(stream, progress=progress)
-    train = lock.content["subsets"]["train"]
+    train, fingerprints = lock.content["subsets"]["train"], lock.fingerprints("train")
     skip = result.skip
     masked = {} if skip is None else {row.source: row.tokens for row in skip.masked or ()}
     skipped = 0 if skip is None else skip.steps_dropped + skip.steps_moved
@@ -167,7 +167,7 @@ def report_run(
     sources = [
         SourceReport(
             source=counts.name,
-            fingerprint=lock.sources[row].fingerprint,
+            fingerprint=fingerprint,
             documents=int((source.lengths > 0).sum()),
             tokens=counts.tokens,
             served=counts.served,
@@ -178,8 +178,8 @@ def report_run(
             served_again=counts.served - counts.tokens + int(tokens[number, 0]),
             masked=masked.get(counts.name, 0),
         )
-        for number, (counts, source, row) in enumerate(
-            zip(source_counts(result), stream.sources, train["sources"], strict=True)
+        for number, (counts, source, fingerprint) in enumerate(
+            zip(source_counts(result), stream.sources, fingerprints, strict=True)
         )
     ]
     return RunReport(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,19 +18,19 @@ import torch
 
 from megaindex.adapters.megatron.batches import samples_index
 from megaindex.adapters.megatron.core import core, microbatch_calculator
-from megaindex.adapters.reports import on_rank_0
-from megaindex.adapters.skipped_dataset import SkippedDataset, skips_of_run
+from megaindex.adapters.skipped_dataset import (
+    SkippedDataset,
+    lower_iterations,
+    skips_of_run,
+    whole_iterations,
+)
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import Skips
 from megaindex.loader.torch_dataset import SampleList
 
-logger = logging.getLogger("megaindex")
-
 TRAINING = "megatron.training.training"
 LOADERS = "build_train_valid_test_data_loaders"
 """Megatron's function that makes all loaders, which every rank calls."""
-_ITERATIONS = "megaindex_train_iters"
-"""Attribute of Megatron's arguments: ``train_iters`` before it was lowered."""
 _FAR = 2**50  # samples after which no schedule changes
 
 
@@ -43,12 +42,9 @@ def build_data_loaders(original: Callable[..., Any]) -> Callable[..., Any]:
         if not core().policy.skip:
             return original(*args, **kwargs)
         settings = original.__globals__["get_args"]()
-        whole = getattr(settings, _ITERATIONS, settings.train_iters)
-        settings.train_iters = whole  # the datasets are built for all steps
+        settings.train_iters = whole_iterations(settings)  # the datasets are built for all steps
         loaders = original(*args, **kwargs)
-        setattr(settings, _ITERATIONS, whole)
-        skips = _skips(settings, 0)
-        settings.train_iters = skips.served_before(skips.run_end) // _global_batch()
+        lower_iterations(settings, _skips(settings, 0), _global_batch())
         return loaders
 
     return build
@@ -67,20 +63,14 @@ def skipped(dataset: Any, loader_function: Callable[..., Any]) -> SkippedDataset
     get_args = getattr(loader_function, "__globals__", {}).get("get_args")
     skips = _skips(None if get_args is None else get_args(), len(dataset))
     datasets = getattr(dataset, "datasets", [dataset])
-    made = SkippedDataset(
+    return SkippedDataset(
         dataset,
         skips,
         samples_index,
         without_loss,
         names=[str(getattr(each, "dataset_path", "")) for each in datasets],
         documents=[len(each.dataset) for each in datasets] if skips.masks else [],
-    )
-    if on_rank_0():
-        logger.info(
-            "skip: %d of %d samples are served, %d positions are skipped and %d moved behind the "
-            "end", len(made), skips.end, skips.num_skipped, skips.num_moved,
-        )  # fmt: skip
-    return made
+    ).log()
 
 
 def _skips(args: Any, num_samples: int) -> Skips:
@@ -96,7 +86,7 @@ def _skips(args: Any, num_samples: int) -> Skips:
         )
     batch = _global_batch()
     samples = getattr(args, "train_samples", None)
-    iterations = getattr(args, _ITERATIONS, getattr(args, "train_iters", None))
+    iterations = whole_iterations(args)
     if samples:
         iterations = samples // batch
     elif not iterations:

@@ -6,7 +6,6 @@ GPT-NeoX counts iterations. Its training dataset is replaced by one of the sampl
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,17 @@ import numpy.typing as npt
 from megaindex.adapters.neox.datasets import BatchRows
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.samples import NeoxTextSamples
-from megaindex.adapters.reports import on_rank_0
-from megaindex.adapters.skipped_dataset import SkippedDataset, skips_of_run
+from megaindex.adapters.skipped_dataset import (
+    SkippedDataset,
+    lower_iterations,
+    skips_of_run,
+    whole_iterations,
+)
 from megaindex.errors import InvalidArgument
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.labels import IGNORED_LABEL
 from megaindex.index.skips import Skips
 from megaindex.index.spans import Index
-
-logger = logging.getLogger("megaindex")
-
-_ITERATIONS = "megaindex_train_iters"
-"""Attribute of GPT-NeoX's arguments: ``train_iters`` before it was lowered."""
 
 
 def is_training(dataset: Any) -> bool:
@@ -45,20 +43,14 @@ def skipped(dataset: Any, neox_args: Any) -> SkippedDataset:
     if skips.masks:
         _check_masks(dataset)
     datasets = getattr(dataset, "datasets", [dataset])
-    made = SkippedDataset(
+    return SkippedDataset(
         dataset,
         skips,
         samples_index,
         without_loss,
         names=[str(each.megaindex.data_prefix) for each in datasets] if skips.masks else [],
         documents=[len(each.megaindex.text) for each in datasets] if skips.masks else [],
-    )
-    if on_rank_0():
-        logger.info(
-            "skip: %d of %d samples are served, %d positions are skipped and %d moved behind the "
-            "end", len(made), skips.end, skips.num_skipped, skips.num_moved,
-        )  # fmt: skip
-    return made
+    ).log()
 
 
 def skips_of_args(neox_args: Any) -> Skips:
@@ -67,7 +59,7 @@ def skips_of_args(neox_args: Any) -> Skips:
     Raises:
         InvalidArgument: they do not fit the run, whose length must be train_iters.
     """
-    iterations = getattr(neox_args, _ITERATIONS, neox_args.train_iters)
+    iterations = whole_iterations(neox_args)
     if getattr(neox_args, "train_epochs", None) or not iterations:
         raise InvalidArgument(
             "skip: train_epochs reads the data again in passes, in which steps have no fixed "
@@ -80,14 +72,10 @@ def skips_of_args(neox_args: Any) -> Skips:
     )
 
 
-def lower_iterations(neox_args: Any) -> None:
+def lower_train_iters(neox_args: Any) -> None:
     """Lower ``train_iters`` by the steps dropped."""
-    if not framework().policy.skip:
-        return
-    skips = skips_of_args(neox_args)
-    whole = getattr(neox_args, _ITERATIONS, neox_args.train_iters)
-    setattr(neox_args, _ITERATIONS, whole)
-    neox_args.train_iters = skips.served_before(skips.run_end) // neox_args.train_batch_size
+    if framework().policy.skip:
+        lower_iterations(neox_args, skips_of_args(neox_args), neox_args.train_batch_size)
 
 
 def _check_masks(dataset: Any) -> None:
