@@ -1,15 +1,19 @@
-"""Extension of a run beyond its planned end, for one source or a blend.
+"""Extension of a run beyond its planned end, and changes of its blend before that.
 
 run = extend_run("/data/web", sequence_length=2048, seed=1234, order="neox", num_samples=1_000_000,
                  more_epochs="0.5")
+run = amend_run(["/data/web", "/data/code"], weights=[0.8, 0.2], sequence_length=2048,
+                num_samples=1_000_000, changes=[BlendChange(consumed_samples=400_000,
+                weights={"/data/web": 0.5, "/data/code": 0.2, "/data/math": 0.3})])
 loader = Loader(run.index, sampler)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +24,22 @@ from megaindex.builders.single import build_index, open_dataset
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.extended_index import ExtendedIndex, check_extension, extend_index
+from megaindex.index.blending import divisor_weights
+from megaindex.index.extended_index import ExtendedIndex, Stage, check_extension, extend_index
+from megaindex.index.mixing import Stratified
 from megaindex.index.order_settings import Order, order_of
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import Index
-from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting
+from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.io.paths import absolute
+from megaindex.validation import (
+    DEFAULT_SEED,
+    check_between,
+    check_epochs,
+    check_integer,
+    check_setting,
+    check_weight,
+)
 
 Corpus = str | os.PathLike[str] | IndexedDataset
 
@@ -44,11 +59,24 @@ class ExtendedRun:
     """Index of each source, an `ExtendedIndex` if further samples of it are drawn."""
     datasets: tuple[IndexedDataset, ...]
     """Dataset of each source."""
+    stages: tuple[MixedStage, ...] = ()
+    """Draws after each change of an amended run."""
 
     @property
     def num_samples(self) -> int:
         """Number of samples of the extended run, its new ``train_samples``."""
         return self.index.num_samples
+
+    @property
+    def built(self) -> list[int]:
+        """Samples that the index of each source of the run as planned has."""
+        indices = self.old.indices if isinstance(self.old, BlendedIndex) else (self.old,)
+        return [index.num_samples for index in indices]
+
+    @property
+    def reads(self) -> list[tuple[int, int]]:
+        """Samples of each source that are read after a change, as (begin, end)."""
+        return reads_of(self.stages, self.served, len(self.sources))
 
     @property
     def old_reaches(self) -> bool:
@@ -57,9 +85,8 @@ class ExtendedRun:
             return False
         if not isinstance(self.old, BlendedIndex):
             return True
-        indices = self.old.indices
-        drawn = np.bincount(self.old.dataset_index[: self.num_samples], minlength=len(indices))
-        built = [index.num_samples for index in indices]
+        built = self.built
+        drawn = np.bincount(self.old.dataset_index[: self.num_samples], minlength=len(built))
         return bool((drawn <= built).all())
 
 
@@ -182,16 +209,11 @@ def _extended_blend(
         if count == 0:
             sources.append(source)
             continue
-        if begin > source.num_samples:
-            raise InvalidArgument(
-                f"{dataset.path_prefix}: the run must have drawn at most {source.num_samples} "
-                f"samples, the number built, got {begin}; the framework repeated some of them: "
-                "extend from fewer consumed samples"
-            )
 
         def further(seed: int, dataset: IndexedDataset = dataset) -> Index:
             return build_index(dataset, seed=seed, epochs=1, **common)
 
+        check_built(dataset.path_prefix, source, begin)
         sources.append(
             extend_index(
                 source, consumed_samples=begin, more_samples=count, seed=seed, further=further
@@ -210,6 +232,266 @@ def _extended_blend(
         served=tuple(served.tolist()),
         sources=tuple(sources),
         datasets=old.datasets,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendChange:
+    """Weights of a blend from a position on.
+
+    Attributes:
+        consumed_samples: samples served before the change, on all ranks together.
+        weights: weight of each source that is drawn from then on, by its path prefix. Sources that
+            are left out are not drawn until a later change names them; new ones begin.
+
+    Raises:
+        InvalidArgument: a number is out of range, or there are no weights.
+    """
+
+    consumed_samples: int
+    weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        begin = check_integer("consumed_samples of a change", self.consumed_samples)
+        check_between("consumed_samples of a change", begin, 0)
+        object.__setattr__(self, "consumed_samples", begin)
+        if not isinstance(self.weights, Mapping) or not self.weights:
+            raise InvalidArgument(
+                f"the change at sample {begin} must have a weight for each source, as in "
+                "{'data/web': 0.7, 'data/code': 0.3}"
+            )
+        named = [absolute(os.fspath(path)) for path in self.weights]
+        for name, (path, weight) in zip(named, self.weights.items(), strict=True):
+            check_weight(f"the change at sample {begin}: the weight of {path}", weight)
+            if named.count(name) > 1:
+                raise InvalidArgument(
+                    f"the change at sample {begin} lists {name} twice; list it once"
+                )
+
+
+def amend_run(
+    corpora: Corpus | Sequence[Corpus],
+    *,
+    changes: Sequence[BlendChange],
+    sequence_length: int,
+    num_samples: int | None,
+    seed: int = DEFAULT_SEED,
+    order: str | Order = "megatron",
+    weights: Sequence[float] | None = None,
+    variance_buffer: float | Literal["exact"] | None = None,
+    more_samples: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> ExtendedRun:
+    """Return the index of a run in a framework's order whose blend changes on the way.
+
+    Samples before the first change are those of the framework. After it, sources are drawn evenly
+    by the weights of the change, each from where it was left: first the samples of its index that
+    were not served, those with the least-seen tokens before others, then whole epochs with seeds
+    of their own. So nothing is repeated before its epoch ends, and a later change keeps what came
+    before it.
+
+    Args:
+        corpora: the sources of the run as it was planned; one of them for a run without a blend.
+        changes: the changes, in order.
+        sequence_length: input tokens per sample of the run.
+        num_samples: samples requested when the run was planned, see `build_blend`.
+        seed: seed of the run.
+        order: order of the run, one of a framework.
+        weights: weights as the run was planned.
+        variance_buffer: that of the run as it was planned.
+        more_samples: samples after the last change. Default: up to ``num_samples``.
+        cache_dir: cache directory of the framework's index, see `build_index`.
+        settings: other arguments of `build_index` that the run was planned with; new sources are
+            split in the same way.
+
+    Returns:
+        The amended run, whose ``index`` a loader reads. Its sources are those of the run, then new
+        ones in the order of the changes.
+
+    Raises:
+        InvalidArgument: the changes are not in order or lie beyond the run, or the order is epoch,
+            window or packed: change a recipe with `megaindex.recipe.amend`.
+        FormatError, StorageError: see `build_index`.
+    """
+    order = order_of(order)
+    if not order.row.is_framework:
+        raise InvalidArgument(
+            f"amend_run changes runs in the order of a framework, got order {order}; write a "
+            "recipe and change it with megaindex.recipe.amend"
+        )
+    common = {"sequence_length": sequence_length, "order": order, **settings}
+    given = [corpora] if isinstance(corpora, (str, os.PathLike, IndexedDataset)) else list(corpora)
+    blended = len(given) > 1 or weights is not None
+    old: Any
+    if blended:
+        old = build_blend(
+            given, num_samples=num_samples, weights=weights, seed=seed, cache_dir=cache_dir,
+            variance_buffer=variance_buffer, **common,
+        )  # fmt: skip
+    else:
+        dataset = open_dataset(given[0], order)
+        old = build_index(
+            dataset, seed=seed, num_samples=num_samples, cache_dir=cache_dir, **common
+        )
+    planned = old.num_samples if num_samples is None else min(num_samples, old.num_samples)
+    end = end_of_changes(changes, old.num_samples, planned, more_samples)
+    first = changes[0].consumed_samples
+    indices = old.indices if blended else (old,)
+    datasets = list(old.datasets)
+    served = [first]
+    if blended:
+        served = np.bincount(old.dataset_index[:first], minlength=len(indices)).tolist()
+    names = [dataset.path_prefix for dataset in datasets]
+    stages = draw_changes(changes, names, served, end)
+    datasets += [open_dataset(path, order) for path in names[len(datasets) :]]
+    sources = []
+    for number, (begin, stop) in enumerate(reads_of(stages, served, len(names))):
+
+        def further(seed: int, dataset: IndexedDataset = datasets[number]) -> Index:
+            return build_index(dataset, seed=seed, epochs=1, **common)
+
+        source = indices[number] if number < len(indices) else further(seed)
+        if stop > begin:
+            source = read_on(names[number], source, begin, stop - begin, seed, further)
+        sources.append(source)
+    index = ExtendedIndex(
+        stages=(
+            Stage(index=old, samples=range(first)),
+            Stage(
+                index=StagedIndex(sources=tuple(sources), stages=stages),
+                samples=range(end - first),
+            ),
+        )
+    )
+    return ExtendedRun(
+        old=old,
+        index=index,
+        consumed_samples=first,
+        served=(*served, *[0] * (len(names) - len(served))),
+        sources=tuple(sources),
+        datasets=tuple(datasets),
+        stages=stages,
+    )
+
+
+def end_of_changes(
+    changes: Sequence[BlendChange], num_samples: int, planned: int, more_samples: int | None
+) -> int:
+    """Return the end of a run with changes, at ``planned`` or ``more_samples`` after the last.
+
+    Raises:
+        InvalidArgument: the changes are not in order, or do not lie in the run.
+    """
+    if not changes:
+        raise InvalidArgument("changes is empty; give at least one BlendChange")
+    positions = [change.consumed_samples for change in changes]
+    for before, after in pairwise(positions):
+        if after <= before:
+            raise InvalidArgument(
+                f"the change at sample {after} follows the one at sample {before}; give changes in "
+                "the order of their samples, one for each position"
+            )
+    if positions[0] > num_samples:
+        raise InvalidArgument(
+            f"the first change is at sample {positions[0]}, beyond the {num_samples} samples of "
+            "the run as it was planned; give the num_samples of that run"
+        )
+    end = planned if more_samples is None else positions[-1]
+    end += 0 if more_samples is None else check_setting("more_samples", more_samples)
+    if positions[-1] >= end:
+        raise InvalidArgument(
+            f"the change at sample {positions[-1]} lies at or beyond the end of the run, sample "
+            f"{end}; give more_samples, the samples after it"
+        )
+    return end
+
+
+def draw_changes(
+    changes: Sequence[BlendChange], names: list[str], served: Sequence[int], end: int
+) -> tuple[MixedStage, ...]:
+    """Return the draws after each change, and append new sources to ``names``.
+
+    Args:
+        changes: the changes, in order.
+        names: path prefix of each source before the first change.
+        served: samples served of each of these before the first change.
+        end: end of the run.
+
+    Raises:
+        InvalidArgument: a change names a source that the run has twice.
+    """
+    cursors, known = list(served), [absolute(name) for name in names]
+    ends = [change.consumed_samples for change in changes[1:]] + [end]
+    stages = []
+    for change, stop in zip(changes, ends, strict=True):
+        numbers = []
+        for path in map(os.fspath, change.weights):
+            name = absolute(path)
+            if known.count(name) > 1:
+                raise InvalidArgument(
+                    f"{path} is listed twice in the blend of the run, so that the change at sample "
+                    f"{change.consumed_samples} does not say which of them it means; list it under "
+                    "another path, such as a link"
+                )
+            if name not in known:
+                names.append(path)
+                known.append(name)
+                cursors.append(0)
+            numbers.append(known.index(name))
+        shares = divisor_weights(list(change.weights.values())).tolist()
+        mixing = Stratified(shares=tuple(shares))
+        stage = MixedStage(
+            mixing=mixing,
+            sources=tuple(numbers),
+            begins=tuple(cursors[number] for number in numbers),
+            num_samples=stop - change.consumed_samples,
+        )
+        stages.append(stage)
+        for number, count in zip(numbers, mixing.counts(stage.num_samples).tolist(), strict=True):
+            cursors[number] += count
+    return tuple(stages)
+
+
+def reads_of(
+    stages: Sequence[MixedStage], served: Sequence[int], num_sources: int
+) -> list[tuple[int, int]]:
+    """Return the samples of each source that the stages read, as (begin, end)."""
+    begins = [*served, *[0] * (num_sources - len(served))]
+    drawn = np.zeros(num_sources, np.int64)
+    for stage in stages:
+        drawn += stage.drawn(stage.num_samples, num_sources)
+    return [(begin, begin + count) for begin, count in zip(begins, drawn.tolist(), strict=True)]
+
+
+def check_built(name: str, source: Index, served: int) -> None:
+    """Raise InvalidArgument if more samples were served of a source than were built."""
+    if served > source.num_samples:
+        raise InvalidArgument(
+            f"{name}: the run must have drawn at most {source.num_samples} samples, the number "
+            f"built, got {served}; the framework repeated some of them: continue from fewer "
+            "consumed samples"
+        )
+
+
+def read_on(
+    name: str,
+    source: Index,
+    begin: int,
+    count: int,
+    seed: int,
+    further: Callable[[int], Index],
+) -> Index:
+    """Return the index of a source from which ``count`` samples are read after ``begin``.
+
+    Raises:
+        InvalidArgument: the source was built for fewer than ``begin`` samples.
+    """
+    check_built(name, source, begin)
+    if source.num_epochs == 1 and begin + count <= source.num_samples:
+        return source  # its samples share no token, so that their order stays
+    return extend_index(
+        source, consumed_samples=begin, more_samples=count, seed=seed, further=further
     )
 
 

@@ -1,7 +1,8 @@
-"""Continue a run past its planned end without changing the samples that it has served.
+"""Continue a run past its planned end, or change its blend, and keep the samples served so far.
 
 The index of the old run is built again from its settings and kept up to the samples consumed. The
-samples that it has not served follow, least-seen tokens first, then whole further epochs.
+samples that it has not served follow, least-seen tokens first, then whole further epochs. With
+--change, sources are drawn by the new weights from a position on; sources can be added and removed.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, order_of_flags
+from megaindex.errors import InvalidArgument
 from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
-    from megaindex.builders.extend import ExtendedRun
+    from megaindex.builders.extend import BlendChange, ExtendedRun
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    from megaindex.builders.extend import extend_run
+    from megaindex.builders.extend import amend_run, extend_run
     from megaindex.configs.run_builder import parse_buffer
     from megaindex.configs.settings import parse_blend
 
@@ -28,24 +30,62 @@ def main(arguments: Sequence[str]) -> int:
     paths = [source.path for source in sources]
     weights = [source.weight for source in sources if source.weight is not None]
     blended = len(paths) > 1 or bool(weights)
-    run = extend_run(
-        paths if blended else paths[0],
-        sequence_length=options.seq_length,
-        seed=options.seed,
-        order=order_of_flags(options),
-        num_samples=options.num_samples,
-        epochs=options.epochs,
-        weights=weights or None,
-        variance_buffer=parse_buffer(options.variance_buffer),
-        consumed_samples=options.consumed_samples,
-        more_samples=options.more_samples,
-        more_epochs=options.more_epochs,
-        split=options.split,
-        subset=options.subset,
-    )
+    common: dict[str, Any] = {
+        "sequence_length": options.seq_length,
+        "seed": options.seed,
+        "order": order_of_flags(options),
+        "num_samples": options.num_samples,
+        "weights": weights or None,
+        "variance_buffer": parse_buffer(options.variance_buffer),
+        "more_samples": options.more_samples,
+        "split": options.split,
+        "subset": options.subset,
+    }
+    corpora = paths if blended else paths[0]
+    if options.change:
+        run = amend_run(corpora, changes=_changes(options), **common)
+        paths = [dataset.path_prefix for dataset in run.datasets]
+    else:
+        run = extend_run(
+            corpora,
+            epochs=options.epochs,
+            consumed_samples=options.consumed_samples,
+            more_epochs=options.more_epochs,
+            **common,
+        )
     report = _report(options.order, run, paths)
     print(json.dumps(report) if options.json else _text(report))
     return 0
+
+
+def _changes(options: argparse.Namespace) -> list[BlendChange]:
+    """Return the changes of ``--change``.
+
+    Raises:
+        InvalidArgument: one is not a position and a weighted blend, or another flag contradicts.
+    """
+    from megaindex.builders.extend import BlendChange
+    from megaindex.configs.settings import parse_blend
+
+    for flag in ("epochs", "consumed_samples", "more_epochs"):
+        if getattr(options, flag) is not None:
+            raise InvalidArgument(
+                f"--{flag.replace('_', '-')} and --change exclude each other; a run with changes "
+                "has --num-samples, the position in each --change, and --more-samples"
+            )
+    changes = []
+    for position, *blend in options.change:
+        sources = parse_blend(blend, None, "--change")
+        weights = {s.path: s.weight for s in sources if s.weight is not None}
+        if not position.isdecimal() or any(source.weight is None for source in sources):
+            raise InvalidArgument(
+                f"--change {' '.join([position, *blend])}: write the samples consumed, then a "
+                "weight and a prefix for each source, as in --change 64000 0.7 web 0.3 code"
+            )
+        if len(weights) < len(sources):
+            raise InvalidArgument(f"--change {position}: a prefix is listed twice; list it once")
+        changes.append(BlendChange(consumed_samples=int(position), weights=weights))
+    return changes
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,8 +104,17 @@ def _parser() -> argparse.ArgumentParser:
     old.add_argument(
         "--consumed-samples", type=int, metavar="C", help="served so far; default: all planned"
     )
-    more = parser.add_argument_group("extension").add_mutually_exclusive_group(required=True)
-    more.add_argument("--more-samples", type=int, metavar="N", help="samples to add")
+    old.add_argument(
+        "--change", action="append", nargs="+", metavar="C", default=[],
+        help="C W P [W P …]: from C consumed samples on, the blend of these weights and prefixes; "
+        "can be given several times",
+    )  # fmt: skip
+    more = parser.add_argument_group("extension").add_mutually_exclusive_group()
+    more.add_argument(
+        "--more-samples", type=int, metavar="N",
+        help="samples to add; with --change those after the last change, by default up to the "
+        "planned end",
+    )  # fmt: skip
     more.add_argument("--more-epochs", metavar="E", help="epochs to add, such as 1, 1.5 or 3/2")
     add_flags(parser, "--json")
     return parser
@@ -82,11 +131,13 @@ def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any
     before = planned_receipt(old, 0, consumed, keys)
     after = planned_receipt(extended, 0, consumed, keys)
     end = extended.num_samples
-    in_order = times_served(old, end) if run.old_reaches else None
+    in_order = times_served(old, end) if run.old_reaches and not run.stages else None
     sources = [
         _source(path, served, source)
         for path, served, source in zip(paths, run.served, run.sources, strict=True)
     ]
+    if run.stages:
+        _count_reads(sources, run)
     return {
         "order": order,
         "consumed_samples": consumed,
@@ -103,7 +154,32 @@ def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any
         "receipt_of_the_past": before.to_dict(),
         "past_unchanged": before == after,
         "sources": sources,
+        **({"changes": _stages(run, paths)} if run.stages else {}),
     }
+
+
+def _count_reads(sources: Sequence[dict[str, Any]], run: ExtendedRun) -> None:
+    """Set the samples that each source has left, or of the first epoch of a new source."""
+    built = run.built
+    for number, (row, (begin, stop)) in enumerate(zip(sources, run.reads, strict=True)):
+        row["from_the_old_index"] = 0
+        if number < len(built):
+            row["from_the_old_index"] = min(stop, built[number]) - begin
+        else:
+            further = sum(epoch["samples"] for epoch in row["further_epochs"])
+            row["from_its_first_epoch"] = stop - begin - further
+
+
+def _stages(run: ExtendedRun, paths: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the draws after each change."""
+    found: list[dict[str, Any]] = []
+    begin = run.consumed_samples
+    for stage in run.stages:
+        counts = stage.mixing.counts(stage.num_samples).tolist()
+        samples = {paths[n]: count for n, count in zip(stage.sources, counts, strict=True)}
+        found.append({"first_sample": begin, "samples": stage.num_samples, "sources": samples})
+        begin += stage.num_samples
+    return found
 
 
 def _source(path: str, served: int, index: Any) -> dict[str, Any]:
@@ -127,12 +203,17 @@ def _shares(tokens: list[int]) -> dict[str, float]:
 def _text(report: dict[str, Any]) -> str:
     receipt = report["receipt_of_the_past"]
     same = "unchanged" if report["past_unchanged"] else "CHANGED"
+    unserved = f"{report['from_the_old_index']:,} unserved ones of the old index"
+    new = sum(source.get("from_its_first_epoch", 0) for source in report["sources"])
     lines = [
         f"order {report['order']}: {report['consumed_samples']:,} samples consumed, receipt "
         f"{receipt['receipt']} ({same})",
-        f"then {report['more_samples']:,} samples: {report['from_the_old_index']:,} unserved ones "
-        "of the old index, least-seen tokens first",
+        f"then {report['more_samples']:,} samples: {unserved}, least-seen tokens first"
+        + (f", and {new:,} of the first epoch of new sources" if new else ""),
     ]
+    for change in report.get("changes", ()):
+        drawn = ", ".join(f"{count:,} of {path}" for path, count in change["sources"].items())
+        lines.append(f"from sample {change['first_sample']:,}: {drawn}")
     lines += [
         f"then {epoch['samples']:,} samples of a further epoch"
         + (f" of {epoch['source']}" if len(report["sources"]) > 1 else "")

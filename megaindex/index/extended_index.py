@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -91,15 +92,20 @@ class ExtendedIndex(ShownIndex):
     further_seeds: tuple[int, ...] = ()
     """Seed of each further epoch."""
 
+    @cached_property
+    def _widest(self) -> Index:
+        """The index of the most sources; the sources of the others are its first ones."""
+        return max((stage.index for stage in self.stages), key=_num_sources)
+
     @property
     def datasets(self) -> tuple[IndexedDataset, ...]:
         """The datasets of the extended index."""
-        return datasets_of(self.stages[0].index)
+        return datasets_of(self._widest)
 
     @property
     def separates_documents(self) -> tuple[bool, ...]:
         """Whether no label lies in another document, for each source of the extended index."""
-        return separates_documents(self.stages[0].index)
+        return separates_documents(self._widest)
 
     @property
     def num_samples(self) -> int:
@@ -107,11 +113,11 @@ class ExtendedIndex(ShownIndex):
 
     @property
     def num_epochs(self) -> int:
-        return self.stages[0].index.num_epochs + len(self.further_seeds)
+        return self._widest.num_epochs + len(self.further_seeds)
 
     @property
     def tokens_per_epoch(self) -> int:
-        return self.stages[0].index.tokens_per_epoch
+        return self._widest.tokens_per_epoch
 
     @property
     def sequence_length(self) -> int:
@@ -137,9 +143,10 @@ class ExtendedIndex(ShownIndex):
         known: dict[int, ServedTokens] = {}  # by index: the first two stages mostly share one
         pieces, first = [], 0
         for stage in self.stages:
-            if id(stage.index) not in known:
-                known[id(stage.index)] = served_tokens(stage.index, documents, source)
-            pieces.append(stage.serve(known[id(stage.index)], first))
+            if source < _num_sources(stage.index):
+                if id(stage.index) not in known:
+                    known[id(stage.index)] = served_tokens(stage.index, documents, source)
+                pieces.append(stage.serve(known[id(stage.index)], first))
             first += len(stage.samples)
         return join_served(pieces)
 
@@ -151,6 +158,10 @@ class ExtendedIndex(ShownIndex):
                 for places, spans in stage.iterate_spans(low, high, part, parts):
                     yield places + first, spans
             first += len(stage.samples)
+
+
+def _num_sources(index: Index) -> int:
+    return len(separates_documents(index))
 
 
 def extend_index(

@@ -94,3 +94,49 @@ def test_the_settings_of_order_packed(corpus: Any, capsys: pytest.CaptureFixture
     assert report["coverage_before"]["seen_0"] == index.cut_tokens / corpus.num_tokens > 0.5
     assert main(options(corpus, "--order", "neox", *few, *common)) == 2
     assert "--max-documents is a setting of order packed" in capsys.readouterr().err
+
+
+def blend_with_changes(tmp_path: Path, *more: object) -> list[str]:
+    for number, name in enumerate(("web", "code", "math")):
+        rng = np.random.default_rng(number)
+        write_corpus(tmp_path / name, rng.integers(1, 90, 60 if number else 400))
+    blend = ["extend", "--data-path", 0.9, tmp_path / "web", 0.1, tmp_path / "code"]
+    shape = ["--seq-length", 16, "--num-samples", 900, *more]
+    return [str(part) for part in (*blend, *shape)]
+
+
+def test_a_blend_that_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    web, code, math = (str(tmp_path / name) for name in ("web", "code", "math"))
+    changes = ["--change", 600, 0.5, web, 0.5, math, "--change", 700, 1, code]
+    arguments = blend_with_changes(tmp_path, *changes, "--more-samples", 200)
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["past_unchanged"] is True
+    assert report["receipt_of_the_past"]["samples"] == report["consumed_samples"] == 600
+    assert report["changes"] == [
+        {"first_sample": 600, "samples": 100, "sources": {web: 50, math: 50}},
+        {"first_sample": 700, "samples": 200, "sources": {code: 200}},
+    ]
+    first = {row["data_path"]: row.get("from_its_first_epoch") for row in report["sources"]}
+    assert first == {web: None, code: None, math: 50}
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert f"from sample 700: 200 of {code}" in text
+    assert "and 50 of the first epoch of new sources" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--change", "x", 1, "web"], "write the samples consumed, then a weight"),
+        (["--change", 10, "web", "code"], "write the samples consumed, then a weight"),
+        (["--change", 10, 1, "web", 2, "web"], "a prefix is listed twice"),
+        (["--change", 10, 1, "w", "--consumed-samples", 9], "--consumed-samples and --change"),
+        (["--change", 10, 1, "nowhere"], "neither"),
+    ],
+)
+def test_wrong_changes(
+    tmp_path: Path, more: list[object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(blend_with_changes(tmp_path, *more)) == 2
+    assert message in capsys.readouterr().err
