@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megaindex.cli.options import Parser, add_flags
@@ -61,14 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _facts(lock: Any) -> dict[str, Any]:
-    subsets = {
-        name: {
-            "samples": subset["samples"],
-            "steps": sum(number for _, _, number in subset["steps"]),
-            "receipt": subset["receipts"]["total"],
-        }
-        for name, subset in lock.content["subsets"].items()
-    }
+    subsets = {name: _subset_facts(subset) for name, subset in lock.content["subsets"].items()}
     return {
         "path": lock.path,
         "bytes": os.path.getsize(lock.path),
@@ -78,11 +71,31 @@ def _facts(lock: Any) -> dict[str, Any]:
     }
 
 
+def _subset_facts(subset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a subset; ``samples`` and ``steps`` are positions, with those skipped."""
+    import numpy as np
+
+    from megaindex.lock.make import step_bounds_of
+
+    left_out = np.array(subset["index"].get("left_out", ()), np.int64).reshape(-1, 2)
+    firsts = step_bounds_of(subset)[:-1]
+    begins, ends = (np.searchsorted(column, firsts, "right") for column in left_out.T)
+    return {
+        "samples": subset["samples"],
+        "steps": firsts.size,
+        "samples_served": subset["samples"] - int(np.diff(left_out).sum()),
+        "steps_made": int((begins == ends).sum()),
+        "receipt": subset["receipts"]["total"],
+    }
+
+
 def _print(facts: dict[str, Any]) -> None:
     pairs = f"{facts['pairs']:,} pair{'s' * (facts['pairs'] != 1)}"
     print(f"{facts['path']}: {facts['bytes']:,} bytes, {pairs}")
     for name, subset in facts["subsets"].items():
+        skipped = subset["steps"] - subset["steps_made"]
         print(
-            f"  {name:<5}  {subset['samples']:,} samples, {subset['steps']:,} steps, "
-            f"receipt {subset['receipt']}"
+            f"  {name:<5}  {subset['samples_served']:,} samples, {subset['steps_made']:,} steps"
+            + f" ({skipped:,} skipped)" * (skipped > 0)
+            + f", receipt {subset['receipt']}"
         )

@@ -1,6 +1,6 @@
 """Show that two records of a run differ by exactly what was skipped.
 
-A record is a JSON file with the state of a recipe's loader (`RecipeLoader.state_dict`), or a list
+A record is a lock, or a JSON file with the state of a loader (`RecipeLoader.state_dict`), or a list
 with those of all ranks. The exit status is 1 if the records differ by more."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from megaindex.cli.options import Parser, add_flags
 from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.lock.lock_file import FORMAT as LOCK_FORMAT
+from megaindex.lock.lock_file import Lock, read_lock
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,20 +21,23 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     from megaindex.loader.record_proof import compare_records
 
-    proof = compare_records(_states(options.first), _states(options.second))
+    proof = compare_records(_record(options.first), _record(options.second))
     print(json.dumps(proof.to_json(), indent=2) if options.json else proof)
     return int(not proof.holds)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex prove", description=__doc__, allow_abbrev=False)
-    parser.add_argument("first", metavar="FIRST", help="record without the skip, as JSON")
-    parser.add_argument("second", metavar="SECOND", help="record with the skip, as JSON")
+    parser.add_argument(
+        "first", metavar="FIRST", help="record without the skip: a lock, or states as JSON"
+    )
+    parser.add_argument("second", metavar="SECOND", help="record with the skip")
     add_flags(parser, "--json")
     return parser
 
 
-def _states(path: str) -> list[Mapping[str, Any]]:
+def _record(path: str) -> Lock | list[Mapping[str, Any]]:
+    """Return the lock, or the states of all ranks, in a file."""
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -46,10 +50,7 @@ def _states(path: str) -> list[Mapping[str, Any]]:
             f"{path}: not a record in JSON ({error}); write the state with json.dump"
         ) from None
     if isinstance(content, Mapping) and content.get("format") == LOCK_FORMAT:
-        raise FormatError(
-            f"{path}: is a lock, and records are checkpoints; compare locks with `megaindex "
-            "diff-order`"
-        )
+        return read_lock(path)
     states = content if isinstance(content, list) else [content]
     if not states or not all(isinstance(state, Mapping) for state in states):
         raise FormatError(

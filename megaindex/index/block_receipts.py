@@ -22,7 +22,7 @@ from megaindex.kernels import num_threads
 from megaindex.validation import CheckpointReader, check_integer, make_plain
 
 DEFAULT_STRIDE = 2**20
-_WHOLE = 2**63  # a stride above every position
+LONGEST_STRIDE = 2**63  # above every position
 _CHUNK = 2**15  # samples compared at once
 _WORTH_THREADS = 2**16  # samples
 
@@ -76,7 +76,7 @@ class BlockReceipts:
     def from_dict(cls, stored: Mapping[str, Any]) -> BlockReceipts:
         """Return the block receipts in the result of `to_dict`; FormatError if it is another."""
         given = CheckpointReader("block receipts, a stride and blocks of positions", stored)
-        stride = given.integer("stride", least=1, most=_WHOLE)
+        stride = given.integer("stride", least=1, most=LONGEST_STRIDE)
         if stride & (stride - 1):
             raise given.error("stride must be a power of two", stride)
         blocks = {}
@@ -105,7 +105,7 @@ def planned_receipt(index: Index, begin: int, end: int, keys: U64) -> Receipt:
     Raises:
         OutOfRange: the range is outside the index.
     """
-    return planned_block_receipts(index, begin, end, keys, stride=_WHOLE).total
+    return planned_block_receipts(index, begin, end, keys, stride=LONGEST_STRIDE).total
 
 
 def planned_block_receipts(
@@ -245,7 +245,7 @@ def _total(parts: list[U64]) -> U64:
 
 def _shift(stride: int) -> int:
     shift = stride.bit_length() - 1
-    if stride < 1 or stride != 1 << shift or stride > _WHOLE:
+    if stride < 1 or stride != 1 << shift or stride > LONGEST_STRIDE:
         raise InvalidArgument(f"stride must be a power of two up to 2**63, got {stride}")
     return shift
 

@@ -567,6 +567,7 @@ class _DocumentSet:
     """Documents of a mask, looked up for many spans at once: a bitmap, or few ids sorted."""
 
     def __init__(self, mask: LossMask) -> None:
+        self.mask = mask
         self.first = mask.first
         self.ids = mask.documents
         self._bits: npt.NDArray[np.uint8] | None = None
@@ -905,7 +906,7 @@ def skip_difference(
                     f"the run of the checkpoint skips samples {begin} to {end - 1} ({kind}), and "
                     "this one does not; give the sampler, or the recipe, the skip of the checkpoint"
                 )
-        for begin, end in _without(getattr(new, kind), getattr(old, kind)):
+        for begin, end in ranges_without(getattr(new, kind), getattr(old, kind)):
             if begin < decided:
                 return (
                     f"skip: samples {begin} to {end - 1} are to be skipped, and {consumed} samples "
@@ -933,8 +934,10 @@ def skip_difference(
     return ""
 
 
-def _without(ranges: Sequence[Sequence[int]], others: Collection[Sequence[int]]) -> Iterator[Any]:
-    """Yield the parts of sorted ranges that no other range holds."""
+def ranges_without(
+    ranges: Sequence[Sequence[int]], others: Collection[Sequence[int]]
+) -> Iterator[Any]:
+    """Yield the parts [begin, end) of sorted ranges that no other sorted range holds."""
     for begin, end in ranges:
         for first, last in others:
             if begin < last and first < end:

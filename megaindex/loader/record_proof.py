@@ -1,40 +1,70 @@
 """Comparison of two records of a run: they differ by exactly what was skipped.
 
-A record is the state of a run's loaders, with the receipts of what was served. Two records are
-compared in three parts: each served what its own order and skips plan, the orders without skips are
-the same, and what remains is the difference of the skips.
+A record is the state of a run's loaders, with the receipts of what was served, or a lock, with
+those of what is to be served. Two records are compared in three parts: each agrees with its own
+order and skips, the orders and steps without skips are the same, and what remains is the difference
+of the skips.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from megaindex._types import I64
 from megaindex.builders.recipe import open_recipe
-from megaindex.errors import InvalidArgument
-from megaindex.index.block_receipts import planned_block_receipts
-from megaindex.index.receipts import fingerprint_keys
-from megaindex.index.skips import Skip, SkippedIndex, masked_tokens, skips_of
+from megaindex.configs.batch_schedule import step_bounds
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.block_receipts import (
+    DEFAULT_STRIDE,
+    LONGEST_STRIDE,
+    BlockReceipts,
+    explain,
+    planned_block_receipts,
+    receipts_between,
+)
+from megaindex.index.description import describe_index
+from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.skips import (
+    LossMask,
+    Skip,
+    SkippedIndex,
+    Skips,
+    StoredSkips,
+    masked_tokens,
+    ranges_without,
+    skips_of,
+)
 from megaindex.index.spans import Index
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.loader.recipe_loader import StoredRecipe
-from megaindex.validation import CheckpointReader
+from megaindex.lock.lock_file import Lock
+from megaindex.lock.make import block_bounds, step_bounds_of
+from megaindex.lock.opening import locked_index, locked_skips
+from megaindex.lock.settings import differences
+from megaindex.validation import CheckpointReader, shown
 
 States = Sequence[Mapping[str, Any]]
+
+_MOST_LINES = 8  # differences that are printed
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One record: what was served, compared with its plan.
+    """One record: what was served, or what a lock plans, compared with its order.
 
     Attributes:
-        consumed_samples: position of the run.
+        consumed_samples: position of the run; of a lock, its end.
         check: comparison of the receipts with the plan, skips included.
         samples_skipped: positions before ``consumed_samples`` that were not served.
         samples_moved: moved samples that were served.
         tokens_masked: labels of the samples served that are of masked documents.
         skip: the skips of the run.
+        is_lock: True for a lock, which plans samples and has served none.
     """
 
     consumed_samples: int
@@ -43,10 +73,12 @@ class RunRecord:
     samples_moved: int
     tokens_masked: int
     skip: tuple[Skip, ...]
+    is_lock: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         return {
+            "record": "lock" if self.is_lock else "checkpoint",
             "consumed_samples": self.consumed_samples,
             "samples_served": self.check.served.total.count,
             "receipt": str(self.check.served.total),
@@ -56,6 +88,22 @@ class RunRecord:
             "samples_moved": self.samples_moved,
             "tokens_masked": self.tokens_masked,
         }
+
+    def __str__(self) -> str:
+        counts = (
+            (self.samples_skipped, "skipped"),
+            (self.samples_moved, "of them served behind the end"),
+        )
+        more = "".join(f", {count:,} {what}" for count, what in counts if count)
+        if self.tokens_masked:
+            more += f"; loss of {self.tokens_masked:,} tokens masked"
+        if self.is_lock:
+            count = self.check.planned.total.count
+            return (
+                f"lock of {self.consumed_samples:,} samples{more}; its receipts are those of the "
+                f"{count:,} planned samples"
+            )
+        return f"at sample {self.consumed_samples:,}{more}; {self.check}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +119,7 @@ class RecordProof:
             skips differ; None if they are the same.
         added: skips of the second record that the first does not have.
         removed: skips of the first record that the second does not have.
+        differences: other differences than those of the skips, the first of each kind.
     """
 
     first: RunRecord
@@ -79,12 +128,13 @@ class RecordProof:
     first_difference: tuple[int, int] | None
     added: tuple[Skip, ...]
     removed: tuple[Skip, ...]
+    differences: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
         """True if both records are as planned, and differ by exactly their skips."""
         as_planned = self.first.check.equal and self.second.check.equal
-        return as_planned and self.first_difference is None
+        return as_planned and self.first_difference is None and not self.differences
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -96,21 +146,11 @@ class RecordProof:
             "second": self.second.to_json(),
             "added": [_text(skip) for skip in self.added],
             "removed": [_text(skip) for skip in self.removed],
+            "differences": list(self.differences),
         }
 
     def __str__(self) -> str:
-        lines = []
-        for name, record in (("first", self.first), ("second", self.second)):
-            more = "".join(
-                f", {count:,} {what}"
-                for count, what in (
-                    (record.samples_skipped, "skipped"),
-                    (record.samples_moved, "of them served behind the end"),
-                )
-                if count
-            )
-            more += f"; loss of {record.tokens_masked:,} tokens masked" * bool(record.tokens_masked)
-            lines.append(f"{name}: at sample {record.consumed_samples:,}{more}; {record.check}")
+        lines = [f"first: {self.first}", f"second: {self.second}"]
         if self.first_difference is None:
             lines.append(f"order: the same without skips, {self.common_samples:,} samples compared")
         else:
@@ -118,13 +158,17 @@ class RecordProof:
             lines.append(
                 f"order: other samples even without skips, first in positions {begin} to {end - 1}"
             )
+        lines += [f"difference: {text}" for text in self.differences[:_MOST_LINES]]
+        more = len(self.differences) - _MOST_LINES
+        lines += [f"difference: {more} more, see --json"] if more > 0 else []
         lines += [f"skip only in the second: {_text(skip)}" for skip in self.added]
         lines += [f"skip only in the first: {_text(skip)}" for skip in self.removed]
-        lines.append(
-            "the records differ by exactly their skips"
-            if self.holds
-            else "the records differ by more than their skips"
-        )
+        if not self.holds:
+            lines.append("the records differ by more than their skips")
+        elif self.added or self.removed:
+            lines.append("the records differ by exactly their skips")
+        else:
+            lines.append("the records have the same skips, and no other difference")
         return "\n".join(lines)
 
 
@@ -138,66 +182,191 @@ def _text(skip: Skip) -> str:
 
 
 def compare_records(
-    first: States, second: States, *, indices: tuple[Index, Index] | None = None
+    first: States | Lock, second: States | Lock, *, indices: tuple[Index, Index] | None = None
 ) -> RecordProof:
-    """Compare two records of a run, such as the checkpoints before and after a skip.
+    """Compare two records of a run, such as the checkpoints or the locks before and after a skip.
 
     Args:
-        first: states of all ranks, as for `check_receipts`.
-        second: states of all ranks of the other record.
-        indices: index of each run, with its skips (`MicroBatchSampler.skipped`). Default, for
-            states of `RecipeLoader`: those of the recipes in the states, whose relative paths are
-            relative to the current directory.
+        first: states of all ranks, as for `check_receipts`, or a lock.
+        second: states of all ranks of the other record, or a lock.
+        indices: index of each run, with its skips (`MicroBatchSampler.skipped`), for states. By
+            default those of the recipes in the states, whose relative paths are relative to the
+            current directory; for states of a `Loader`, that of the other record, if it is a lock.
 
     Raises:
-        InvalidArgument: a rank is missing, or the states hold no recipe and ``indices`` is not
-            given.
-        FormatError, StorageError: a state is damaged, or a source cannot be read.
+        InvalidArgument: a rank is missing, or the states hold no recipe, and neither ``indices``
+            nor a lock is given.
+        FormatError, StorageError: a state or a lock is damaged, or a source cannot be read.
     """
-    states = [join_states(each) for each in (first, second)]
-    opened = [_index_of(each) for each in states] if indices is None else list(indices)
-    records = [_record(state, index) for state, index in zip(states, opened, strict=True)]
-    raw = [each.index if isinstance(each, SkippedIndex) else each for each in opened]
-    common = min(
-        *(record.consumed_samples for record in records), *(index.num_samples for index in raw)
-    )
-    planned = [
-        planned_block_receipts(
-            index, 0, common, _keys(state), stride=records[0].check.served.stride
-        )
-        for index, state in zip(raw, states, strict=True)
-    ]
-    skips = [record.skip for record in records]
+    given = [each if isinstance(each, Lock) else join_states(each) for each in (first, second)]
+    chosen: Sequence[Index | None] = (None, None) if indices is None else indices
+    found: dict[int, _Plan] = {k: _plan_of_lock(each) for k, each in enumerate(given)
+                               if isinstance(each, Lock)}  # fmt: skip
+    locked = next(iter(found.values()), None)
+    for k, (each, index) in enumerate(zip(given, chosen, strict=True)):
+        if not isinstance(each, Lock):
+            found[k] = _plan_of_state(each, index, locked)
+    plans = (found[0], found[1])
+    common = min(min(plan.position, plan.order.num_samples) for plan in plans)
+    where = _first_difference(plans, common)
+    added, removed = _skips_apart(*plans)
     return RecordProof(
-        first=records[0],
-        second=records[1],
+        first=plans[0].record,
+        second=plans[1].record,
         common_samples=common,
-        first_difference=planned[0].first_difference(planned[1]),
-        added=tuple(skip for skip in skips[1] if skip not in skips[0]),
-        removed=tuple(skip for skip in skips[0] if skip not in skips[1]),
+        first_difference=where,
+        added=added,
+        removed=removed,
+        differences=tuple(_differences(plans, common, where)),
     )
 
 
-def _index_of(state: Mapping[str, Any]) -> Index:
-    if "recipe" not in state:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Plan:
+    """A record with its order."""
+
+    record: RunRecord
+    index: Index
+    """With skips."""
+    fingerprints: Sequence[str]
+    step_bounds: I64 | None
+    """First sample of each step without skips, and the end; None: not known."""
+    stride: int = DEFAULT_STRIDE
+    lock: Lock | None = None
+
+    @property
+    def order(self) -> Index:
+        """The index without skips."""
+        return self.index.index if isinstance(self.index, SkippedIndex) else self.index
+
+    @property
+    def keys(self) -> Any:
+        return fingerprint_keys(self.fingerprints)
+
+    @property
+    def position(self) -> int:
+        """Samples of the order, without skips, before the position of the record."""
+        skips, consumed = skips_of(self.index), self.record.consumed_samples
+        return consumed if skips is None else min(consumed, skips.end)
+
+
+def _plan_of_lock(lock: Lock) -> _Plan:
+    """Return the plan of a lock, whose receipts are compared with its samples."""
+    index, train = locked_index(lock), lock.subset("train")
+    bounds, receipts = step_bounds_of(train), train["receipts"]
+    fingerprints = lock.fingerprints("train")
+    blocks = block_bounds(bounds, receipts["block_steps"])
+    found = receipts_between(index, blocks, fingerprint_keys(fingerprints))
+    for number, (ours, theirs) in enumerate(
+        itertools.zip_longest(map(str, found), receipts["blocks"])
+    ):
+        if ours != theirs:
+            raise FormatError(
+                f"{lock.path}: the receipt of steps from {number * receipts['block_steps']} on "
+                f"must be {ours}, that of its samples, got {theirs}; restore the lock"
+            )
+    planned = BlockReceipts(stride=LONGEST_STRIDE, blocks={0: sum(found, Receipt())})
+    end = index.skips.end if isinstance(index, SkippedIndex) else train["samples"]
+    check = ReceiptCheck(served=planned, planned=planned, in_place=planned.total.count, misplaced=0)
+    skip = locked_skips(lock)
+    return _Plan(
+        record=_record(train["samples"], check, index, skip, is_lock=True),
+        index=index,
+        fingerprints=fingerprints,
+        step_bounds=np.append(bounds[:-1][bounds[:-1] < end], end),
+        lock=lock,
+    )
+
+
+def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan | None) -> _Plan:
+    inner = state["loader"] if isinstance(state.get("loader"), Mapping) else state
+    bounds = None
+    if index is None and "recipe" in state:
+        opened = open_recipe(StoredRecipe.read(state).recipe_here)
+        index, layout = opened.index, opened.layout
+        bounds, _ = step_bounds(layout.recipe.batch, 0, layout.num_samples)
+    elif index is None and locked is not None:
+        index, bounds = _index_by_lock(inner, locked), locked.step_bounds
+    elif index is None:
         raise InvalidArgument(
-            "the states must be of a RecipeLoader, which hold their recipe; for those of a Loader "
-            "call megaindex.loader.compare_records with the indices of both runs"
+            "the states must be of a RecipeLoader, which hold their recipe; compare those of a "
+            "Loader with the lock of the run, or call megaindex.loader.compare_records with the "
+            "indices of both runs"
         )
-    return open_recipe(StoredRecipe.read(state).recipe_here).index
+    consumed = CheckpointReader("the state of a loader", inner).integer("consumed_samples")
+    check, skips = check_receipts([state], index), skips_of(index)
+    return _Plan(
+        record=_record(consumed, check, index, () if skips is None else skips.settings),
+        index=index,
+        fingerprints=stored_receipt(inner["receipt"]).fingerprints,
+        step_bounds=bounds,
+        stride=check.served.stride,
+    )
 
 
-def _inner(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    return state["loader"] if isinstance(state.get("loader"), Mapping) else state
+def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
+    """Return the index of the state of a `Loader`: the order of a lock, with the state's skips."""
+    stored = StoredSkips.read(CheckpointReader("the state of a loader", state)
+                              .part("sampler", "the state of a sampler").values)  # fmt: skip
+    if stored is None:
+        return locked.order
+    theirs, bounds = skips_of(locked.index), locked.step_bounds
+    assert bounds is not None, "of a lock"
+    ids = {mask.record["digest"]: mask.documents for mask in (theirs.masks if theirs else ())}
+    unknown = [each for each in stored.masked if each["digest"] not in {None, *ids}]
+    if unknown:
+        raise InvalidArgument(
+            f"the checkpoint masks {unknown[0]['documents']} documents that the lock does not "
+            "name; call megaindex.loader.compare_records with the indices of both runs"
+        )
+    holes = sorted(
+        (*pair, move)
+        for move, pairs in ((False, stored.dropped), (True, stored.moved))
+        for pair in pairs
+    )
+    steps = np.searchsorted(bounds, [pair[:2] for pair in holes]).reshape(-1, 2)
+    if bounds[steps].tolist() != [list(pair[:2]) for pair in holes]:
+        raise InvalidArgument(
+            "the checkpoint skips samples that are not whole steps of the lock; compare it with "
+            "the lock of its own run"
+        )
+    masks = [
+        LossMask(source=each["source"], first=each["from"], documents=ids.get(each["digest"]))
+        for each in stored.masked
+    ]
+    skips = Skips(
+        settings=(
+            *(
+                Skip(steps=((first, end - 1),), move=bool(move))
+                for (first, end), (_, _, move) in zip(steps.tolist(), holes, strict=True)
+            ),
+            *(
+                Skip(
+                    documents=mask.documents,
+                    source=mask.source,
+                    from_step=int(np.searchsorted(bounds, mask.first)),
+                )
+                for mask in masks
+            ),
+        ),
+        num_samples=locked.order.num_samples,
+        end=stored.end,
+        holes=np.array([pair[:2] for pair in holes], np.int64).reshape(-1, 2),
+        is_moved=np.array([move for _, _, move in holes], bool),
+        masks=tuple(masks),
+        num_steps=bounds.size - 1,
+    )
+    return SkippedIndex.of(locked.order, skips)
 
 
-def _keys(state: Mapping[str, Any]) -> Any:
-    return fingerprint_keys(stored_receipt(_inner(state)["receipt"]).fingerprints)
-
-
-def _record(state: Mapping[str, Any], index: Index) -> RunRecord:
-    check = check_receipts([state], index)
-    consumed = CheckpointReader("the state of a loader", _inner(state)).integer("consumed_samples")
+def _record(
+    consumed: int,
+    check: ReceiptCheck,
+    index: Index,
+    skip: Sequence[Skip],
+    *,
+    is_lock: bool = False,
+) -> RunRecord:
     skips = skips_of(index)
     skipped = moved = masked = 0
     if skips is not None:
@@ -212,5 +381,126 @@ def _record(state: Mapping[str, Any], index: Index) -> RunRecord:
         samples_skipped=skipped,
         samples_moved=moved,
         tokens_masked=masked,
-        skip=() if skips is None else skips.settings,
+        skip=tuple(skip),
+        is_lock=is_lock,
     )
+
+
+def _first_difference(plans: Sequence[_Plan], common: int) -> tuple[int, int] | None:
+    """Return positions of the first block in which the orders without skips differ, or None."""
+    first, second = plans
+    if first.order is second.order and first.fingerprints == second.fingerprints:
+        return None
+    stride = min(plan.stride for plan in plans)
+    planned = [
+        planned_block_receipts(plan.order, 0, common, plan.keys, stride=stride) for plan in plans
+    ]
+    return planned[0].first_difference(planned[1])
+
+
+def _skips_apart(first: _Plan, second: _Plan) -> tuple[tuple[Skip, ...], tuple[Skip, ...]]:
+    """Return the skips of the second plan that the first does not have, and the reverse."""
+    return tuple(_skips_without(second, first)), tuple(_skips_without(first, second))
+
+
+def _skips_without(plan: _Plan, other: _Plan) -> Iterator[Skip]:
+    """Yield what a plan skips and another does not, whatever entries it is written in."""
+    for move in (False, True):
+        ours, theirs = (_skipped_steps(each, move) for each in (plan, other))
+        steps = [(begin, end - 1) for begin, end in ranges_without(ours, theirs)]
+        if steps:
+            yield Skip(steps=tuple(steps), move=move)
+    known = {identity for identity, _ in _masks(other)}
+    yield from (skip for identity, skip in _masks(plan) if identity not in known)
+
+
+def _skipped_steps(plan: _Plan, move: bool) -> list[tuple[int, int]]:
+    """Return the skipped steps as sorted ranges [begin, end)."""
+    entries = (skip for skip in plan.record.skip if skip.move == move)
+    return sorted((first, last + 1) for skip in entries for first, last in skip.ranges)
+
+
+def _masks(plan: _Plan) -> Iterator[tuple[tuple[Any, ...], Skip]]:
+    """Yield source, first position and documents of each mask, and its entry."""
+    index = plan.index
+    if not isinstance(index, SkippedIndex):
+        return
+    numbers = {id(each.mask): number for number, sets in index.masks.items() for each in sets}
+    entries = [skip for skip in plan.record.skip if not skip.ranges]
+    for mask, skip in zip(index.skips.masks, entries, strict=True):
+        yield (numbers[id(mask)], mask.first, mask.record["digest"]), skip
+
+
+def _differences(
+    plans: tuple[_Plan, _Plan], common: int, where: tuple[int, int] | None
+) -> Iterator[str]:
+    """Yield descriptions of the differences of two records that are not of their skips."""
+    first, second = plans
+    for number, pair in enumerate(
+        itertools.zip_longest(first.fingerprints, second.fingerprints, fillvalue="nothing")
+    ):
+        yield from _apart(f"fingerprint of source {number}", *pair)
+    if where is not None:
+        begin, end = where[0], min(where[1], common)
+        keys = (plan.keys for plan in plans)
+        sample = explain(first.order, second.order, begin, end, *keys)
+        yield from [] if sample is None else [str(sample)]
+        yield from _described("order", *(_description(plan.order) for plan in plans))
+    yield from _step_difference(first, second, common)
+    if first.lock is not None and second.lock is not None:
+        yield from _locked_differences(first.lock, second.lock)
+
+
+def _apart(what: str, first: object, second: object) -> Iterator[str]:
+    if first != second:
+        yield f"{what}: {shown(first)} in the first, {shown(second)} in the second"
+
+
+def _described(what: str, first: Any, second: Any) -> Iterator[str]:
+    for place, ours, theirs in differences(first, second):
+        yield from _apart(f"{what}: {place}", ours, theirs)
+
+
+def _description(index: Index) -> Any:
+    try:
+        return describe_index(index)
+    except InvalidArgument:  # of arrays that were not built from settings
+        return {}
+
+
+def _step_difference(first: _Plan, second: _Plan, common: int) -> Iterator[str]:
+    """Yield the first step without skips that differs; of two locks to the end of the runs."""
+    if first.step_bounds is None or second.step_bounds is None:
+        return
+    is_whole = first.lock is not None and second.lock is not None
+    ours, theirs = (
+        plan.step_bounds[: None if is_whole else np.searchsorted(plan.step_bounds, common)]
+        for plan in (first, second)
+        if plan.step_bounds is not None
+    )
+    size = min(ours.size, theirs.size)
+    differing = np.flatnonzero(ours[:size] != theirs[:size])
+    if differing.size:
+        step = int(differing[0])
+        yield from _apart(f"samples before step {step}", int(ours[step]), int(theirs[step]))
+    elif ours.size != theirs.size:
+        yield from _apart("number of steps", ours.size - 1, theirs.size - 1)
+
+
+def _locked_differences(first: Lock, second: Lock) -> Iterator[str]:
+    """Yield the differences of two locks that training samples do not show."""
+    for name in ("valid", "test"):
+        yield from _described(
+            f"subset {name}", *(_evaluation(each, name) for each in (first, second))
+        )
+    ours, theirs = (each.content["tokens"] for each in (first, second))
+    if ours is not None and theirs is not None:  # those of one of them are not compared
+        yield from _described("tokens", ours, theirs)
+
+
+def _evaluation(lock: Lock, name: str) -> Any:
+    if name not in lock.content["subsets"]:
+        return None
+    subset = lock.subset(name)
+    kept = {key: subset[key] for key in ("samples", "index", "steps")}
+    return {**kept, "sources": lock.fingerprints(name)}

@@ -13,7 +13,8 @@ from megaindex.format import IndexedDataset
 from megaindex.index.block_receipts import receipts_between
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.receipts import fingerprint_keys
-from megaindex.index.skips import ServedIndex, SkippedIndex
+from megaindex.index.skips import ServedIndex, Skip, SkippedIndex
+from megaindex.index.spans import Index
 from megaindex.lock.check import (
     fault_error,
     file_fault,
@@ -189,6 +190,33 @@ def _check_samples(lock: Lock, stream: AuditStream, cache_dir: Folder | None) ->
         )
 
 
+def locked_index(lock: Lock) -> Index:
+    """Return the training samples of a lock, built from its description of the index.
+
+    Raises:
+        MissingFile, StorageError: a source cannot be read.
+        FormatError: a source is not what it was.
+    """
+    train = lock.subset("train")
+    rows, paths = train["sources"], _sound_paths(lock, None)
+    datasets = [IndexedDataset(paths[row], dialect=lock.content["dialect"]) for row in rows]
+    return build_described(train["index"], datasets, files=_sound_files(lock, None))
+
+
+def locked_skips(lock: Lock) -> tuple[Skip, ...]:
+    """Return the skips of a lock, with files and sources as the lock names them, for display."""
+    train, sources = lock.content["subsets"]["train"], lock.content["sources"]["rows"]
+    found = []
+    for entry in train["skip"] or ():
+        values = dict(entry)
+        if "documents" in values:
+            values["documents"] = lock.content["files"][values["documents"]]["path"]
+        if "source" in values and lock.content["settings"]["kind"] == "run":
+            values["source"] = sources[train["sources"][int(values["source"])]][0]
+        found.append(Skip.of(values, lock.path, ""))
+    return tuple(found)
+
+
 def side_from_lock(lock: Folder | Lock) -> Side:
     """Return the training samples of a lock as a side of `megaindex.audit.compare`.
 
@@ -197,11 +225,7 @@ def side_from_lock(lock: Folder | Lock) -> Side:
         FormatError: the lock is damaged, or a source is not what it was.
     """
     lock = lock if isinstance(lock, Lock) else read_lock(lock)
-    train = lock.subset("train")
-    rows, paths = train["sources"], _sound_paths(lock, None)
-    dialect = lock.content["dialect"]
-    datasets = [IndexedDataset(paths[row], dialect=dialect) for row in rows]
-    index = build_described(train["index"], datasets, files=_sound_files(lock, None))
+    train, index = lock.subset("train"), locked_index(lock)
     if isinstance(index, SkippedIndex):  # samples served, in order of training
         served = index.skips.served_before(train["samples"])
         index = ServedIndex(index, index.skips, served)

@@ -337,6 +337,9 @@ def test_the_command_refuses_what_it_would_ignore() -> None:
         make_lock(read_recipe("run.yaml"), seed=1)
     shown = json.loads(cli("lock", *RUNS["flags"].split(), "--out", "new.lock", "--json")[1])
     assert shown["digest"] == read_lock("new.lock").content["digest"]
+    text = cli("lock", *RUNS["skips"].split(), "--out", "new.lock", "--overwrite")[1]
+    assert "  train  68 samples, 17 steps (4 skipped), receipt " in text  # as verify counts
+    assert "2 pairs, 72 samples" in cli("verify", "new.lock", "--all")[1]  # and 4 of valid
 
 
 @pytest.mark.slow

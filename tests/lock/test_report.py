@@ -124,5 +124,3 @@ def test_wrong_sizes_and_names_are_refused(lock: Path, capsys: pytest.CaptureFix
     assert "has no subset test, only train" in capsys.readouterr().err
     assert main(["lock", "--recipe", "run.yaml", "--out", "run.json"]) == 2
     assert "--out must end in .lock" in capsys.readouterr().err
-    assert main(["prove", "run.lock", "run.lock"]) == 2
-    assert "run.lock: is a lock, and records are checkpoints" in capsys.readouterr().err

@@ -1,0 +1,215 @@
+"""Locks and checkpoints that differ by exactly their skips, or by more: `compare_records`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import cli
+from support.corpora import write_corpus
+from support.locked_runs import write_inputs
+
+from megaindex import FormatError, InvalidArgument, Skip
+from megaindex.loader import compare_records, join_states
+from megaindex.lock import make_lock, open_run, read_lock
+from megaindex.lock.lock_file import lock_text
+from megaindex.recipe import read_recipe
+
+STEPS, SIZE = 20, 4
+RUN: dict[str, Any] = {
+    "data_path": ["1", "data/web", "2", "data/code"],
+    "sequence_length": 32,
+    "train_iters": STEPS,
+    "global_batch_size": SIZE,
+    "split": "90,10,0",
+    "eval_iters": 1,
+}
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"seed": 7}, "order: common.seed: 1234 in the first, 7 in the second"),
+    ({"data_path": ["1", "data/web", "3", "data/code"]}, "order: weights[0]: "),
+    ({"data_path": ["1", "data/web", "2", "data/chat"]}, "fingerprint of source 1: "),
+    ({"sequence_length": 48}, "order: common.sequence_length: 32 in the first, 48 in the second"),
+    ({"train_iters": 25}, "number of steps: 20 in the first, 25 in the second"),
+    ({"train_iters": 10, "global_batch_size": 8}, "samples before step 1: 4 in the first, 8 in"),
+    ({"eval_iters": 0}, "subset valid: "),
+]
+"""Runs that differ by more than skips, and how the difference is named."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    write_inputs(folder)
+    before = Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def _there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+
+
+def locked(name: str, skip: Any = (), **settings: Any) -> Any:
+    return make_lock(**{**RUN, **settings}, skip=list(skip)).write(name, overwrite=True)
+
+
+Masks = set[tuple[int, int, tuple[int, ...]]]
+
+
+def random_skips(rng: np.random.Generator, name: str) -> tuple[list[Skip], dict[int, bool], Masks]:
+    """Skips in any number of entries, and what they are: steps with move, and masks."""
+    chosen = rng.permutation(STEPS)[: rng.integers(0, 6)].tolist()
+    moves = {step: bool(rng.integers(2)) for step in chosen}
+    entries = []
+    for move in (False, True):
+        steps = sorted(step for step in chosen if moves[step] == move)
+        cut = int(rng.integers(len(steps) + 1))
+        entries += [Skip(steps=part, move=move) for part in (steps[:cut], steps[cut:]) if part]
+    masks: Masks = set()
+    for number in range(int(rng.integers(3))):
+        source, step = int(rng.integers(2)), int(rng.choice([0, 5]))
+        ids = np.unique(rng.integers(0, 3, 2)) if rng.integers(3) else np.zeros(0, np.int64)
+        given: dict[str, Any] = {"source": str(source), "from_step": step}
+        if ids.size:  # under another name in each lock
+            Path(f"{name}{number}.ids").write_text("\n".join(map(str, [*ids, ids[0]])))
+            given["documents"] = f"{name}{number}.ids"
+        if (source, step, tuple(ids)) not in masks:
+            masks.add((source, step, tuple(ids)))
+            entries.append(Skip(**given))
+    return entries, moves, masks
+
+
+def skips_of(found: tuple[Skip, ...]) -> tuple[dict[int, bool], Masks]:
+    moves, masks = {}, set()
+    for skip in found:
+        for first, last in skip.ranges:
+            moves.update(dict.fromkeys(range(first, last + 1), skip.move))
+        if not skip.ranges:
+            text = Path(str(skip.documents)).read_text() if skip.documents is not None else ""
+            source = ["web", "code"].index(Path(str(skip.source)).name)
+            masks.add((source, int(skip.from_step or 0), tuple(sorted({*map(int, text.split())}))))
+    return moves, masks
+
+
+def check_random(rng: np.random.Generator) -> None:
+    """Two random sets of skips of one run, and of another run, by sets in plain Python."""
+    runs = [random_skips(rng, name) for name in ("first", "second")]
+    locks = [locked(f"{k}.lock", entries) for k, (entries, _, _) in enumerate(runs)]
+    proof = compare_records(*locks)
+    assert proof.holds, proof
+    (first, second) = ((moves, masks) for _, moves, masks in runs)
+    for ours, theirs, found in ((second, first, proof.added), (first, second, proof.removed)):
+        steps = {k: move for k, move in ours[0].items() if theirs[0].get(k) != move}
+        assert skips_of(found) == (steps, ours[1] - theirs[1])
+    for record, (_, moves, _) in zip((proof.first, proof.second), runs, strict=True):
+        assert record.samples_skipped == SIZE * len(moves)
+        assert record.samples_moved == SIZE * sum(moves.values())
+        assert record.check.planned.total.count == SIZE * (STEPS - len(moves) + sum(moves.values()))
+    changed, named = OTHERS[int(rng.integers(len(OTHERS)))]
+    other = compare_records(locks[0], locked("other.lock", runs[1][0][:0], **changed))
+    assert not other.holds
+    assert any(text.startswith(named) for text in other.differences), (named, other.differences)
+
+
+def test_random_locks_differ_by_their_skips() -> None:
+    for seed in range(5):
+        check_random(np.random.default_rng(seed))
+
+
+@pytest.mark.slow
+def test_more_random_locks_differ_by_their_skips() -> None:
+    for seed in range(5, 60):
+        check_random(np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(("changed", "named"), OTHERS)
+def test_the_first_other_difference_is_named(changed: dict[str, Any], named: str) -> None:
+    locked("first.lock", [Skip(steps="2")])
+    locked("second.lock", **changed)
+    status, shown, _ = cli("prove", "first.lock", "second.lock", "--json")
+    proof = json.loads(shown)
+    assert (status, proof["holds"]) == (1, False)
+    assert any(text.startswith(named) for text in proof["differences"]), proof["differences"]
+    assert "differ by more than" in cli("prove", "first.lock", "second.lock")[1]
+
+
+def test_tokens_of_two_locks_are_compared(tmp_path: Path) -> None:
+    for name, eod in (("first", None), ("second", 7)):
+        (tmp_path / name).mkdir()
+        write_corpus(tmp_path / name / "data", [40] * 20, np.uint16, eod=eod)
+        locked(f"{name}.lock", data_path=str(tmp_path / name / "data"), split=None, eval_iters=0,
+               tokens=True)  # fmt: skip
+    shown = cli("prove", "first.lock", "second.lock")
+    assert (shown[0], "difference: tokens: hashes[0]: " in shown[1]) == (1, True)
+
+
+def test_a_lock_with_other_receipts_is_no_record() -> None:
+    lock = locked("first.lock", [Skip(steps="2")])
+    content = json.loads(json.dumps(lock.content))
+    content["subsets"]["train"]["receipts"]["blocks"][0] = "0" * 32
+    Path("edited.lock").write_bytes(lock_text(content))
+    with pytest.raises(FormatError, match=r"edited.lock: the receipt of steps from 0 on must be"):
+        compare_records(lock, read_lock("edited.lock"))
+
+
+def run(lock: Any, rounds: int, ranks: int) -> list[dict[str, Any]]:
+    """States of the ranks of a locked run after so many micro batches."""
+    states = []
+    for rank in range(ranks):
+        loader = open_run(lock, data_parallel_rank=rank, data_parallel_size=ranks)
+        for _ in zip(range(rounds), loader, strict=False):
+            pass
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    return states
+
+
+def test_a_checkpoint_of_a_loader_is_compared_by_the_lock_of_its_run() -> None:
+    """Its state holds the positions and digests of its skips, and no settings."""
+    pytest.importorskip("torch")
+    Path("bad.txt").write_text("1 5")
+    skip = [Skip(steps="1-2"), Skip(steps="4", move=True)]
+    masks = [Skip(documents="bad.txt", source="data/code", from_step=3), Skip(source="data/web")]
+    plain, whole = locked("plain.lock"), locked("whole.lock", [*skip, *masks])
+    states = run(whole, 17 * SIZE, 1)
+    for lock in (plain, locked("steps.lock", skip)):
+        with pytest.raises(InvalidArgument, match="masks 2 documents that the lock does not name"):
+            compare_records(lock, states)
+    assert compare_records(whole, states).holds
+    assert not (proof := compare_records(whole, states)).added
+    assert not proof.removed
+    steps = run(locked("steps.lock", skip), 9 * SIZE, 2)
+    proof = compare_records(plain, steps)
+    assert proof.holds, proof
+    assert skips_of(proof.added) == ({1: False, 2: False, 4: True}, set())
+    assert compare_records(steps, plain).removed == proof.added
+    assert not compare_records(locked("other.lock", seed=5), steps).holds
+    served = join_states(steps)
+    served["receipt"] = join_states(run(plain, 9, 2))["receipt"]
+    assert not compare_records(plain, [served]).holds  # it served what it says not
+
+
+def test_a_checkpoint_of_a_recipe_is_compared_with_a_lock() -> None:
+    pytest.importorskip("torch")
+    Path("skipped.yaml").write_text(
+        Path("run.yaml").read_text() + "skip: [{steps: '3'}, {source: web, from_step: 6}]\n"
+    )
+    plain = make_lock(read_recipe("run.yaml")).write("recipe.lock", overwrite=True)
+    skipped = make_lock(read_recipe("skipped.yaml")).write("skipped.lock", overwrite=True)
+    Path("after.json").write_text(json.dumps(run(skipped, 20, 2)))
+    status, shown, _ = cli("prove", "recipe.lock", "after.json", "--json")
+    proof = json.loads(shown)
+    assert (status, proof["holds"]) == (0, True)
+    assert proof["added"] == ["steps 3", "all documents, source web, from step 6"]
+    assert (proof["first"]["record"], proof["second"]["record"]) == ("lock", "checkpoint")
+    assert cli("prove", "skipped.lock", "after.json")[1].endswith(
+        "the records have the same skips, and no other difference\n"
+    )
+    assert cli("prove", "after.json", "recipe.lock")[0] == 0
+    assert compare_records(plain, skipped).holds
