@@ -118,8 +118,8 @@ def make_policy(
     }
     if skip and lock is not None:
         raise InvalidArgument(
-            "lock and skip exclude each other: a lock of a run with skips is not compared with the "
-            "framework's datasets; leave one of them out"
+            "lock and skip exclude each other: a lock holds the skips of its run; lock the run "
+            "with these skips, and give the lock alone"
         )
     row = make_order(order, settings).row
     if final_epoch_threshold is not None and row.separate_final_epoch != "auto":
@@ -127,14 +127,15 @@ def make_policy(
             f"final_epoch_threshold {final_epoch_threshold} has no effect with "
             f"separate_final_epoch {row.separate_final_epoch}; use auto, or leave it out"
         )
+    locked = None if lock is None else _locked_run(lock, order)
     return Policy(
         variance_buffer=(
             None if variance_buffer is None else check_buffer("variance_buffer", variance_buffer)
         ),
         row=row,
         balance=check_balance(balance),
-        skip=given_skips(skip),
-        lock=None if lock is None else _locked_run(lock, order),
+        skip=given_skips(skip) if locked is None else locked.skip,
+        lock=locked,
     )
 
 

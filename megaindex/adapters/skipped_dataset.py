@@ -7,7 +7,7 @@ skipped steps are left out, moved ones follow at the end. Steps are those of the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,11 @@ from megaindex.index.skips import (
     Skip,
     SkippedIndex,
     Skips,
+    StoredSkips,
     masked_labels,
     resolve_skips,
+    skip_difference,
+    source_number,
 )
 from megaindex.index.spans import Index
 
@@ -30,6 +33,9 @@ logger = logging.getLogger("megaindex")
 
 _ITERATIONS = "megaindex_train_iters"
 """Attribute of a framework's arguments: ``train_iters`` before it was lowered."""
+
+RECORD = "megaindex_skip"
+"""Name of the skips in a framework's checkpoints."""
 
 MaskLabels = Callable[[Any, npt.NDArray[np.bool_]], Any]
 """Function that returns the samples of a batch without loss at labels, bool[n, S]."""
@@ -65,6 +71,30 @@ def lower_iterations(args: Any, skips: Skips, global_batch_size: int) -> None:
     """Lower ``train_iters`` by the steps dropped, and keep its value for later calls."""
     setattr(args, _ITERATIONS, whole_iterations(args))
     args.train_iters = skips.served_before(skips.run_end) // global_batch_size
+
+
+def check_resumed(
+    record: Mapping[str, Any] | None, dataset: object, served: int, where: str
+) -> None:
+    """Check that a run goes on after the samples that its checkpoint has served.
+
+    Args:
+        record: the skips in the checkpoint, of `SkippedDataset.record`; None without any.
+        dataset: training data of the run that continues.
+        served: number of samples that were served.
+        where: name of the checkpoint, for messages.
+
+    Raises:
+        InvalidArgument: the run skips, or does not skip, samples that were served.
+        FormatError: the record is damaged.
+    """
+    ours = dataset.record if isinstance(dataset, SkippedDataset) else None
+    old, new = (None if each is None else StoredSkips.read({"skip": each})
+                for each in (record, ours))  # fmt: skip
+    position = served if old is None else old.position_of(served)
+    reason = skip_difference(old, new, served, position)
+    if served and reason:
+        raise InvalidArgument(f"{where}: {reason}")
 
 
 class SkippedDataset:
@@ -104,6 +134,12 @@ class SkippedDataset:
         self._mask_labels = mask_labels
         self._names, self._documents = list(names), list(documents)
         self._length = skips.served_before(skips.run_end)
+        masked = [  # sources may be named by path or by number
+            {**mask.record, "source": str(source_number(mask.source, self._names))}
+            for mask in skips.masks
+        ]
+        self.record = {**skips.to_dict(), "masked": masked}
+        """The skips as JSON values, for checkpoints."""
         self._index: Index | None = None
         if skips.masks:
             _ = self.index

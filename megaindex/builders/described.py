@@ -56,7 +56,7 @@ def build_described(
     """
     if node["order"] == "skipped":
         index = build_described(node["index"], datasets, cache_dir=cache_dir)
-        return _skipped(node, index, datasets, files)
+        return skipped_index(node, index, [len(dataset) for dataset in datasets], files)
     if node["order"] == "sequence":
         parts = []
         for part in node["parts"]:
@@ -74,10 +74,17 @@ def build_described(
     return StagedIndex(sources=indices, stages=tuple(_stages(node["stages"], len(indices))))
 
 
-def _skipped(
-    node: Node, index: Index, datasets: Sequence[IndexedDataset], files: Sequence[str]
+def skipped_index(
+    node: Node, index: Index, documents: Sequence[int], files: Sequence[str]
 ) -> Index:
-    """Return an index with the skips of its description."""
+    """Return an index with the skips of a description.
+
+    Args:
+        node: description of order ``skipped``.
+        index: the samples without skips.
+        documents: number of sequences of each source.
+        files: files of skipped documents, by their row in the lock.
+    """
     holes = np.array(node["left_out"], np.int64).reshape(-1, 2)
     moved = [tuple(pair) for pair in node["moved"]]
     is_moved = [tuple(pair) in moved for pair in holes.tolist()]
@@ -100,8 +107,7 @@ def _skipped(
         masks=masks,
         num_steps=0,
     )
-    names = list(map(str, range(len(datasets))))
-    return SkippedIndex.of(index, skips, names, [len(dataset) for dataset in datasets])
+    return SkippedIndex.of(index, skips, list(map(str, range(len(documents)))), documents)
 
 
 def _leaf(node: Node, dataset: IndexedDataset, cache_dir: Folder | None) -> Index:

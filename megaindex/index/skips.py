@@ -460,6 +460,11 @@ class Skips:
                 "the end of one of its steps"
             )
 
+    @property
+    def stored(self) -> StoredSkips:
+        """The skips as a state records them."""
+        return StoredSkips(**self.to_dict())
+
     def to_dict(self) -> dict[str, Any]:
         """Return what a state records, as JSON values."""
         return {
@@ -861,6 +866,15 @@ class StoredSkips:
                 mask.hashed("digest")
         return cls(end=stored.integer("end"), masked=[dict(each) for each in masked], **ranges)
 
+    def position_of(self, served: int) -> int:
+        """Return the position after so many samples served."""
+        position = 0
+        for begin, end in sorted([*self.dropped, *self.moved]):
+            if position + served <= begin:
+                break
+            served, position = served - (begin - position), end
+        return position + served
+
 
 _RANGES = "must be a list of ranges of positions, sorted and disjoint"
 
@@ -882,11 +896,12 @@ def _are_mappings(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
 
 
+_KEEP = "give the recipe, the sampler or install() the skip of the checkpoint"
 _NONE = StoredSkips(end=0, dropped=[], moved=[], masked=[])
 
 
 def skip_difference(
-    theirs: StoredSkips | None, ours: Skips | None, consumed: int, decided: int
+    theirs: StoredSkips | None, ours: StoredSkips | None, consumed: int, decided: int
 ) -> str:
     """Return the reason for which a run cannot continue with other skips; empty if it can.
 
@@ -897,14 +912,13 @@ def skip_difference(
         decided: position before which the samples served, or to be served in the step begun, are
             decided.
     """
-    old = theirs or _NONE
-    new = _NONE if ours is None else StoredSkips(**ours.to_dict())
+    old, new = theirs or _NONE, ours or _NONE
     for kind in ("dropped", "moved"):
         for begin, end in getattr(old, kind):
             if not any(a <= begin and end <= b for a, b in getattr(new, kind)):
                 return (
                     f"the run of the checkpoint skips samples {begin} to {end - 1} ({kind}), and "
-                    "this one does not; give the sampler, or the recipe, the skip of the checkpoint"
+                    f"this one does not; {_KEEP}"
                 )
         for begin, end in ranges_without(getattr(new, kind), getattr(old, kind)):
             if begin < decided:
@@ -921,8 +935,8 @@ def skip_difference(
     for mask in old.masked:
         if mask not in new.masked:
             return (
-                f"the run of the checkpoint masks {_mask_text(mask)}, and this one does not; give "
-                "the sampler, or the recipe, the skip of the checkpoint with the same ids"
+                f"the run of the checkpoint masks {_mask_text(mask)}, and this one does not; "
+                f"{_KEEP}, with the same ids"
             )
     for mask in new.masked:
         if mask not in old.masked and mask["from"] < decided:

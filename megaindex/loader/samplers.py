@@ -210,6 +210,10 @@ class MicroBatchSampler(Resumable):
         return skips.num_samples
 
     @property
+    def _stored_skips(self) -> StoredSkips | None:
+        return None if self._skips is None else self._skips.stored
+
+    @property
     def skips(self) -> Skips | None:
         """The skips of the run in positions; None without any."""
         return self._skips
@@ -443,7 +447,9 @@ class MicroBatchSampler(Resumable):
     def check_skips(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidArgument if a run of these skips cannot continue from a sampler's state."""
         skips, consumed = StoredSkips.read(state), state["consumed_samples"]
-        if difference := skip_difference(skips, self._skips, consumed, decided_samples(state)):
+        if difference := skip_difference(
+            skips, self._stored_skips, consumed, decided_samples(state)
+        ):
             raise InvalidArgument(difference)
 
     def _largest_of(self, stored: Mapping[str, Any]) -> int:
@@ -474,7 +480,7 @@ class MicroBatchSampler(Resumable):
         consumed = position.consumed_samples
         end = consumed if position.step is None else position.step.end
         skips = StoredSkips.read(stored)
-        if difference := skip_difference(skips, self._skips, consumed, end):
+        if difference := skip_difference(skips, self._stored_skips, consumed, end):
             yield "skip", difference
         theirs, ours = stored["num_samples"], self._num_samples
         moved = 0 if skips is None else sum(stop - begin for begin, stop in skips.moved)

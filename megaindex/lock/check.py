@@ -428,5 +428,20 @@ def fault_error(lock: Lock, file: str, fault: Fault, note: str = "") -> FormatEr
     )
 
 
+def sound_files(lock: Lock, search: Folder | None = None) -> list[str]:
+    """Return the path of each file of skipped documents, see `located_files`.
+
+    Raises:
+        MissingFile, StorageError: a file cannot be read.
+        FormatError: it is not what it was.
+    """
+    paths = located_files(lock, search)
+    for file, path in zip(lock.files, paths, strict=True):
+        fault = file_fault(file, path)
+        if fault is not None:
+            raise fault_error(lock, *fault)
+    return paths
+
+
 def _fault(rule: str, where: str, found: str, expected: str, remedy: str = _RESTORE) -> Fault:
     return Fault(rule=rule, where=where, found=found, expected=expected, remedy=remedy)

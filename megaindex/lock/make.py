@@ -204,7 +204,9 @@ def streams_of(
     if len(wanted) == 1:
         return streams
     parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
-    evaluation = evaluation_of(run, streams["train"].num_steps, parts)
+    train = streams["train"]  # moved samples make steps behind the others
+    steps = train.num_steps if train.skips is None else train.skips.num_steps
+    evaluation = evaluation_of(run, steps, parts)
     if evaluation is not None:
         counts: dict[Split, int] = {
             "valid": evaluation.valid_samples,

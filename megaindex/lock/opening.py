@@ -17,9 +17,8 @@ from megaindex.index.skips import ServedIndex, Skip, SkippedIndex
 from megaindex.index.spans import Index
 from megaindex.lock.check import (
     fault_error,
-    file_fault,
-    located_files,
     paths_in,
+    sound_files,
     source_fault,
 )
 from megaindex.lock.lock_file import Lock, read_lock
@@ -129,7 +128,7 @@ class _OpenRun(NamedTuple):
 
 def _open(lock: Lock, search: Folder | None, cache_dir: Folder | None) -> _OpenRun:
     """Open the run of a lock, and check it."""
-    paths, files = _sound_paths(lock, search), _sound_files(lock, search)
+    paths, files = _sound_paths(lock, search), sound_files(lock, search)
     index = lock.content["subsets"]["train"]["index"]
     run = read_run(lock.content["settings"], index, paths, lock.path, files)
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
@@ -145,16 +144,6 @@ def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:
     paths = paths_in(lock, search)
     for source, path in zip(lock.sources, paths, strict=True):
         fault = source_fault(source, path)
-        if fault is not None:
-            raise fault_error(lock, *fault)
-    return paths
-
-
-def _sound_files(lock: Lock, search: Folder | None) -> list[str]:
-    """Return the path of each file of skipped documents, which is that of the lock."""
-    paths = located_files(lock, search)
-    for file, path in zip(lock.files, paths, strict=True):
-        fault = file_fault(file, path)
         if fault is not None:
             raise fault_error(lock, *fault)
     return paths
@@ -200,7 +189,7 @@ def locked_index(lock: Lock) -> Index:
     train = lock.subset("train")
     rows, paths = train["sources"], _sound_paths(lock, None)
     datasets = [IndexedDataset(paths[row], dialect=lock.content["dialect"]) for row in rows]
-    return build_described(train["index"], datasets, files=_sound_files(lock, None))
+    return build_described(train["index"], datasets, files=sound_files(lock, None))
 
 
 def locked_skips(lock: Lock) -> tuple[Skip, ...]:

@@ -63,7 +63,7 @@ def skip_settings(skips: Sequence[Skip], files: Mapping[str, int]) -> list[dict[
     ]
 
 
-def _with_files(entries: Sequence[Mapping[str, Any]], files: Sequence[str]) -> list[dict[str, Any]]:
+def with_files(entries: Sequence[Mapping[str, Any]], files: Sequence[str]) -> list[dict[str, Any]]:
     """Return the entries of `skip_settings` with the paths of the files."""
     return [
         {key: files[each] if key == "documents" else each for key, each in entry.items()}
@@ -115,7 +115,7 @@ def read_run(
         if settings["kind"] == "recipe":
             mapping = _with_paths(settings["recipe"], paths)
             if "skip" in mapping:
-                mapping["skip"] = _with_files(mapping["skip"], files)
+                mapping["skip"] = with_files(mapping["skip"], files)
             _write_out_mixes(mapping, index["index"] if index["order"] == "skipped" else index)
             return recipe_of(mapping, where, Path("/"))
         if settings["kind"] != "run":
@@ -291,7 +291,7 @@ def _changed(value: Any) -> dict[str, Any]:
 
 def _run_of(given: Mapping[str, Any], files: Sequence[str]) -> Run:
     values = dict(given)
-    skip = _with_files(values.pop("skip", ()), files)
+    skip = with_files(values.pop("skip", ()), files)
     order = {key: _number(each) for key, each in values.pop("order").items()}
     name = order.pop("name")
     data, version = values.pop("data"), values.pop("version")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.megatron_blends import build, one_process, write_corpora
+from support.megatron_training import start, training
 from support.neox_running import arguments, loaders_of
 
 import megaindex.adapters.megatron as adapter
@@ -18,6 +19,8 @@ from megaindex import Skip
 from megaindex.adapters import status
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.lock import make_lock
+
+__all__ = ["training"]  # a fixture
 
 SETTINGS = {"sequence_length": 16, "seed": 1, "global_batch_size": 4, "split": "90,10,0"}
 
@@ -62,17 +65,16 @@ def test_megatron_builds_what_was_locked(core: Any, tmp_path: Path) -> None:
 
 def test_the_lock_of_another_framework_is_refused(core: Any, tmp_path: Path) -> None:
     prefixes = write_corpora(tmp_path)
-    others: dict[str, Any] = {"skip": [Skip(steps="1")]}
     for order, more in (
         ("epoch", {}),
         ("megatron", {"phase_transition_iterations": [2]}),
-        ("megatron", others),
     ):
         lock = make_lock(data_path=prefixes[4], order=order, train_iters=4, **SETTINGS, **more)
-        with pytest.raises(
-            InvalidArgument, match=r"order megatron, got epoch|phase by phase|with skips"
-        ):
+        with pytest.raises(InvalidArgument, match=r"order megatron, got epoch|phase by phase"):
             adapter.install(lock=lock)
+    lock = make_lock(data_path=prefixes[4], order="megatron", train_iters=4, **SETTINGS)
+    with pytest.raises(InvalidArgument, match="lock and skip exclude each other: a lock holds"):
+        adapter.install(lock=lock, skip=Skip(steps="1"))
 
 
 @pytest.mark.parametrize("blend", [False, True])
@@ -99,4 +101,78 @@ def test_neox_builds_what_was_locked(neox: Any, tmp_path: Path, blend: bool) -> 
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     args.seed += 1
     with pytest.raises(FormatError, match="train: the receipt of steps 0 to"):
+        loaders_of(args)
+
+
+SKIPS = [Skip(steps="3 5-6"), Skip(steps="8", move=True), Skip(source="1", from_step=9)]
+
+
+def test_megatron_skips_what_the_lock_skips(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with one_process(training.core, tmp_path / "store") as core:
+        prefixes = write_corpora(tmp_path)[1:4]
+        words = [word for pair in zip("325", prefixes, strict=True) for word in pair]
+        (tmp_path / "bad.ids").write_text("3 1")
+        bad = Skip(documents=str(tmp_path / "bad.ids"), source=prefixes[2], from_step=2)
+        run = {"data_path": words, "train_iters": 19, "eval_iters": 1, "eval_interval": 10}
+        lock = make_lock(**run, **SETTINGS, skip=[*SKIPS, bad])
+        blend = (prefixes, [3.0, 2.0, 5.0])
+        served = {}
+        for name, given in (("lock", {"lock": lock}), ("skip", {"skip": [*SKIPS, bad]})):
+            adapter.install(**given)
+            train, valid, _ = build(core, (76, 8, 0), None, blend=blend, split="90,10,0")
+            training.args.train_iters = 19
+            start(training, 4)
+            loader = training.importer.build_pretraining_data_loader(train, 0)
+            served[name] = [
+                (sample["tokens"].tolist(), sample["loss_mask"].tolist())
+                for sample in loader.dataset.__getitems__(list(range(len(loader.dataset))))
+            ]
+            locked = lock.content["subsets"]["valid"]["samples"]
+            assert len(valid) >= locked == 8  # evaluations of 19 steps, without the moved one
+        assert served["lock"] == served["skip"]
+        assert len(served["lock"]) == 4 * 16
+        adapter.install(lock=lock)
+        training.args.train_iters = 18  # as the run makes it, or with another batch size
+        with pytest.raises(FormatError, match=r"train: skip: end must be 76, got 72"):
+            training.importer.build_pretraining_data_loader(train, 0)
+        with pytest.raises(FormatError, match="the receipt of steps"):
+            build(core, (76, 8, 0), None, blend=blend, split="90,10,0", random_seed=3)
+        (tmp_path / "bad.ids").write_text("3 2")
+        with pytest.raises(FormatError, match=r"bad\.ids: SHA-256 of its content: must be"):
+            adapter.install(lock=lock)
+
+
+@pytest.mark.parametrize("blend", [False, True])
+def test_neox_skips_what_the_lock_skips(neox: Any, tmp_path: Path, blend: bool) -> None:
+    lengths = np.random.default_rng(8).integers(1, 40, 150).tolist()
+    sizes = [lengths, lengths[::-1], lengths[:70]] if blend else [lengths]
+    settings: dict[str, Any] = {
+        "train_batch_size": 4, "batch_size": 4, "world_size": 1, "train_iters": 12, "labels": blend,
+    }  # fmt: skip
+    skip = SKIPS if blend else SKIPS[:2]
+    args = arguments(tmp_path, sizes, split="60,20,20", **settings)
+    args.data_path = None if blend else args.paths[0]
+    data: dict[str, Any] = {"data_path": args.paths[0], "split": "60,20,20"}
+    if blend:
+        words = [word for path in args.paths for word in ("1.0", path)]
+        data = {f"{name}_data_path": words for name in ("train", "valid", "test")}
+    run = {
+        "order": "neox", "sequence_length": args.seq_length, "seed": args.seed,
+        "train_iters": args.train_iters, "eval_iters": args.eval_iters,
+        "eval_interval": args.eval_interval, "micro_batch_size": 4, "data_parallel_size": 1,
+    }  # fmt: skip
+    lock = make_lock(**data, **run, skip=skip)
+    texts = []
+    for given in ({"lock": lock}, {"skip": skip}):
+        neox_adapter.install(**given)
+        dataset = loaders_of(args)["train"].dataset
+        rows = dataset.__getitems__(list(range(len(dataset))))
+        texts.append([[row[name].tolist() for name in row] for row in rows])
+        assert len(rows) == 4 * 9
+    assert texts[0] == texts[1]
+    neox_adapter.install(lock=lock)
+    args.train_iters = 11
+    with pytest.raises(FormatError, match=r"samples must be at least|skip: end must be 48, got 44"):
         loaders_of(args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from support.megatron_blends import build, one_process, write_corpora
 from support.megatron_training import (
     MegatronPretrainingRandomSampler,
+    MegatronPretrainingSampler,
     dataset_of,
     ranks,
     start,
@@ -20,7 +22,8 @@ from support.megatron_training import (
 
 import megaindex.adapters.megatron as adapter
 from megaindex import InvalidArgument, Skip
-from megaindex.adapters.megatron.skips import LOADERS, TRAINING
+from megaindex.adapters import status
+from megaindex.adapters.megatron.skips import CHECK_ARGS, CHECKPOINTING, LOADERS, TRAINING
 from megaindex.index.balance import CostModel
 
 __all__ = ["training"]  # a fixture
@@ -137,6 +140,100 @@ def test_the_run_makes_fewer_iterations_on_every_rank(
     args.iterations_to_skip = [4]
     with pytest.raises(InvalidArgument, match="write them into the skip of install"):
         getattr(module, LOADERS)(None)
+
+
+class Launches:
+    """Launches of a run: Megatron's arguments, its checkpoints, and what its ranks read."""
+
+    def __init__(self, training: Any, dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.training, self.dataset = training, dataset
+        self.checkpoint: Any = None  # pickled, as Megatron saves its arguments
+        for name, source in (
+            (TRAINING, f"def {LOADERS}(make):\n    return (make(), None, None)"),
+            (CHECKPOINTING, f"def {CHECK_ARGS}(checkpoint_args, skip_args=None):\n    pass"),
+        ):
+            module: Any = ModuleType(name)
+            module.get_args = lambda: training.args
+            exec(source, vars(module))
+            monkeypatch.setitem(__import__("sys").modules, name, module)
+
+    def launch(
+        self, skip: Any, iterations: int, ranks: tuple[int, int] = (2, 2), reads: bool = True
+    ) -> list[Any]:
+        """Continue for so many iterations, save, and return what was read by iteration."""
+        modules, training = __import__("sys").modules, self.training
+        adapter.uninstall()
+        args = training.args
+        vars(args).clear()
+        vars(args).update(
+            micro=ranks[0], rank=0, size=ranks[1], cls=MegatronPretrainingSampler, train_iters=11,
+            train_samples=None, iteration=0, consumed_train_samples=0,
+        )  # fmt: skip
+        start(training, 8)
+        adapter.install(skip=skip)
+        if self.checkpoint is not None:
+            checkpoint = pickle.loads(self.checkpoint)
+            if reads:
+                getattr(modules[CHECKPOINTING], CHECK_ARGS)(checkpoint, skip_args=None)
+            args.consumed_train_samples = checkpoint.consumed_train_samples
+        found: list[list[Any]] = [[] for _ in range(iterations)]
+        for rank in range(ranks[1]):
+            args.rank, args.train_iters = rank, 11
+            make = partial(loader_of, training, self.dataset, args.consumed_train_samples)
+            loader = getattr(modules[TRAINING], LOADERS)(make)[0]
+            batches = list(loader.batch_sampler)
+            for k in range(iterations):
+                each = 8 // (ranks[0] * ranks[1])
+                for batch in batches[k * each : (k + 1) * each]:
+                    found[k] += rows(loader.dataset, batch)
+        args.consumed_train_samples += 8 * iterations
+        self.checkpoint = pickle.dumps(args)
+        return [sorted(step) for step in found]
+
+
+def test_a_checkpoint_holds_the_skips(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run goes on with the same skips and with more of them, on any ranks; others are refused."""
+    dataset = dataset_of(training, tmp_path)
+    plain = [sorted(rows(dataset, [*range(8 * k, 8 * k + 8)])) for k in range(11)]
+    run = Launches(training, dataset, monkeypatch)
+    assert run.launch(None, 2) == plain[:2]
+    first = [Skip(steps="3"), Skip(steps="4", move=True)]
+    # of a checkpoint without skips, the steps served cannot be skipped any more
+    for wrong, reason in (
+        (Skip(steps="1"), "samples 8 to 15 are to be skipped, and 16 samples were served"),
+        (Skip(source="0"), "all documents of 0 from sample 0 on, and 16 samples were served"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"the checkpoint: skip: {reason}"):
+            run.launch(wrong, 1)
+    assert run.launch(first, 2, (4, 1)) == [plain[2], plain[5]]
+    for wrong, reason in (
+        (None, "skips samples 24 to 31 .dropped., and this one does not; give the recipe, the"),
+        (Skip(steps="3"), "skips samples 32 to 39 .moved., and this one does not"),
+        ([*first, Skip(steps="5")], "samples 40 to 47 are to be skipped, and 32 samples were"),
+        ([*first, Skip(documents=[1], from_step=5)], "1 documents of 0 from sample 40 on, and 32"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"the checkpoint: .*{reason}"):
+            run.launch(wrong, 1)
+    mask = Skip(documents=[1, 7], from_step=6)
+    more = [*first, mask, Skip(steps="7-8")]
+    assert run.launch(more, 1, (1, 4)) == [plain[6]]
+    # by whatever name and in whatever entries
+    named = Skip(documents=[7, 1, 7], source=str(tmp_path / "c"), from_step=6)
+    assert run.launch([named, *first, Skip(steps=7), Skip(steps=8)], 2) == plain[9:]
+    with pytest.raises(InvalidArgument, match="masks 2 documents of 0 from sample 48 on, and this"):
+        run.launch([*first, Skip(steps="7-8"), Skip(documents=[1, 8], from_step=6)], 1)
+    assert run.launch(more, 1, (8, 1)) == [plain[4]]  # the moved step, at the end
+
+
+def test_a_checkpoint_that_megatron_did_not_read_is_reported(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Launches(training, dataset_of(training, tmp_path), monkeypatch)
+    run.launch(Skip(steps="3"), 2)
+    run.launch(Skip(steps="1"), 1, reads=False)
+    assert "Megatron-LM did not read it" in str(status())
 
 
 def test_what_is_refused(training: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from support import neox_stand_in
 from support.neox_running import arguments, batches, loaders_of
 
 import megaindex.adapters.neox as adapter
-from megaindex import InvalidArgument, Skip
+from megaindex import FormatError, InvalidArgument, Skip
 from megaindex.adapters.neox.skips import samples_index
 from megaindex.index.balance import CostModel
 
@@ -78,6 +78,43 @@ def test_documents_are_masked_in_their_labels(neox: Any, tmp_path: Path) -> None
                 at += length
             assert batch["label"][row].tolist() == expected.tolist()
     assert rows
+
+
+def test_a_checkpoint_holds_the_skips(neox: Any, tmp_path: Path) -> None:
+    """A run goes on with the same skips and with more of them; others are refused."""
+    adapter.install()
+    plain = served(settings(tmp_path), 10)
+
+    def launch(skip: Any, iteration: int, iterations: int) -> list[Any]:
+        """Go on after an iteration, and save as GPT-NeoX does."""
+        adapter.install(skip=skip)
+        args = settings(tmp_path, iteration=iteration, load=str(tmp_path / "saved"))
+        args.config_files = {"a.yml": "{}"} if iteration else None
+        found = served(args, iterations)
+        folder = tmp_path / "saved" / f"global_step{iteration + iterations}" / "configs"
+        folder.mkdir(parents=True)
+        for name, text in (args.config_files or {}).items():
+            (folder / name).write_text(text)
+        return found
+
+    assert launch(None, 0, 2) == plain[:2]
+    with pytest.raises(InvalidArgument, match=r"step2/configs/.*json: skip: samples 4 to 7 are to"):
+        launch(Skip(steps="1"), 2, 1)
+    first = [Skip(steps="3"), Skip(steps="4", move=True)]
+    assert launch(first, 2, 2) == [plain[2], plain[5]]
+    for wrong, reason in (
+        (None, "skips samples 12 to 15 .dropped., and this one does not"),
+        ([*first, Skip(steps="5")], "samples 20 to 23 are to be skipped, and 16 samples were"),
+    ):
+        with pytest.raises(InvalidArgument, match=reason):
+            launch(wrong, 4, 1)
+    more = [*first, Skip(steps="6")]
+    assert launch(more, 4, 3) == plain[7:]
+    assert launch(more, 7, 1) == [plain[4]]
+    record = next((tmp_path / "saved/global_step7/configs").glob("megaindex*"))
+    record.write_text("{")
+    with pytest.raises(FormatError, match="not valid JSON"):
+        launch(more, 7, 1)
 
 
 def test_what_is_refused(neox: Any, tmp_path: Path) -> None:

@@ -461,7 +461,7 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
     state = skipped.state_dict()
     view = skipped._sampler.skipped(index)
     assert check_receipts([state], view).equal
-    with pytest.raises(InvalidArgument, match="does not; give the sampler"):
+    with pytest.raises(InvalidArgument, match="does not; give the recipe, the sampler"):
         loader().load_state_dict(state)
     settings = {"num_samples": 8, "micro_batch_size": 1, "data_parallel_rank": 0}
     cyclic = CyclicSampler(train_samples=8, data_parallel_size=1, **settings)

@@ -74,6 +74,8 @@ class MegatronCore:
     names: ReleaseNames
     policy: Policy = field(default_factory=functools.partial(make_policy, "megatron", *[None] * 3))
     """The settings of the last `install`."""
+    loaded: dict[str, Any] | None = None
+    """megaindex's part of the checkpoint that was loaded; None if none was."""
 
     def is_object_storage_path(self, path: str) -> bool:
         """Return whether Megatron reads this path from an object store."""

@@ -175,7 +175,7 @@ def install(
             iterations by those dropped.
         lock: path of a run.lock of this run, or the lock, that the datasets must agree with: their
             .idx files, and on rank 0 the samples of three blocks of steps. They are compared when
-            they are built, and others are refused.
+            they are built, and others are refused. Its skips take the place of ``skip``.
 
     Raises:
         InvalidArgument: a setting is out of range; megatron-core cannot be imported, or its release
@@ -230,6 +230,7 @@ def _install_classes() -> None:
         _patches.replace(owner, name, ours)
     _pending_imports.extend(after_import(module, _patch_samplers) for module in SAMPLER_MODULES)
     _pending_imports.append(after_import(skips.TRAINING, _patch_training))
+    _pending_imports.append(after_import(skips.CHECKPOINTING, _patch_checkpointing))
 
 
 def uninstall() -> None:
@@ -243,7 +244,7 @@ def uninstall() -> None:
         _policy_patches.undo()
         _patches.undo()
         if core.cache_info().currsize:
-            core().policy = make_policy("megatron", None, None, None)
+            core().policy, core().loaded = make_policy("megatron", None, None, None), None
         MEGATRON.end()
 
 
@@ -282,6 +283,12 @@ def _patch_training(module: ModuleType) -> None:
     original = getattr(module, skips.LOADERS, None)
     if original is not None:
         _patches.replace(module, skips.LOADERS, skips.build_data_loaders(original))
+
+
+def _patch_checkpointing(module: ModuleType) -> None:
+    original = getattr(module, skips.CHECK_ARGS, None)
+    if original is not None:
+        _patches.replace(module, skips.CHECK_ARGS, skips.check_checkpoint_args(original))
 
 
 def _importers(function: object) -> list[ModuleType]:

@@ -2,7 +2,8 @@
 
 Megatron counts the samples that it reads. Its training dataset is replaced by one of the samples
 served, and ``args.train_iters`` is lowered by the steps dropped, on every rank, after the datasets
-are built for all of them.
+are built for all of them. The skips are kept in ``args``, which its checkpoints hold, and a run
+that continues one with other skips of samples served is refused.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import torch
 
 from megaindex.adapters.megatron.batches import samples_index
 from megaindex.adapters.megatron.core import core, microbatch_calculator
+from megaindex.adapters.reports import MEGATRON
 from megaindex.adapters.skipped_dataset import (
+    RECORD,
     SkippedDataset,
+    check_resumed,
     lower_iterations,
     skips_of_run,
     whole_iterations,
@@ -29,6 +33,9 @@ from megaindex.index.skips import Skips
 from megaindex.loader.torch_dataset import SampleList
 
 TRAINING = "megatron.training.training"
+CHECKPOINTING = "megatron.training.checkpointing"
+CHECK_ARGS = "check_checkpoint_args"
+"""Megatron's function that compares the arguments of a checkpoint with which a run goes on."""
 LOADERS = "build_train_valid_test_data_loaders"
 """Megatron's function that makes all loaders, which every rank calls."""
 _FAR = 2**50  # samples after which no schedule changes
@@ -39,15 +46,50 @@ def build_data_loaders(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def build(*args: Any, **kwargs: Any) -> Any:
-        if not core().policy.skip:
-            return original(*args, **kwargs)
         settings = original.__globals__["get_args"]()
-        settings.train_iters = whole_iterations(settings)  # the datasets are built for all steps
+        if core().policy.skip:
+            settings.train_iters = whole_iterations(settings)  # datasets are built for all steps
         loaders = original(*args, **kwargs)
-        lower_iterations(settings, _skips(settings, 0), _global_batch())
+        _record(settings, loaders)
+        if core().policy.skip:
+            lower_iterations(settings, _skips(settings, 0), _global_batch())
         return loaders
 
     return build
+
+
+def _record(settings: Any, loaders: Any) -> None:
+    """Compare the skips with those of the checkpoint, and put them where the next one holds them.
+
+    Megatron saves all attributes of its arguments.
+    """
+    train = loaders[0] if isinstance(loaders, (tuple, list)) and loaders else None
+    if train is None:  # this rank has no data
+        return
+    dataset = train.dataset
+    served = int(getattr(settings, "consumed_train_samples", 0) or 0)
+    loaded = core().loaded
+    if loaded is not None:
+        check_resumed(loaded.get(RECORD), dataset, served, "the checkpoint")
+    elif served and isinstance(dataset, SkippedDataset):
+        MEGATRON.leave(
+            "skip", "the checkpoint",
+            "Megatron-LM did not read it, so what it skipped is not compared with install()",
+        )  # fmt: skip
+    if isinstance(dataset, SkippedDataset):
+        setattr(settings, RECORD, dataset.record)
+
+
+def check_checkpoint_args(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``check_checkpoint_args``, which keeps the skips in the arguments of a checkpoint."""
+
+    @functools.wraps(original)
+    def check(checkpoint_args: Any, *args: Any, **kwargs: Any) -> Any:
+        record = getattr(checkpoint_args, RECORD, None)
+        core().loaded = {} if record is None else {RECORD: record}
+        return original(checkpoint_args, *args, **kwargs)
+
+    return check
 
 
 def skipped(dataset: Any, loader_function: Callable[..., Any]) -> SkippedDataset:
@@ -62,6 +104,9 @@ def skipped(dataset: Any, loader_function: Callable[..., Any]) -> SkippedDataset
     """
     get_args = getattr(loader_function, "__globals__", {}).get("get_args")
     skips = _skips(None if get_args is None else get_args(), len(dataset))
+    lock = core().policy.lock
+    if lock is not None:
+        lock.check_skips(skips)
     datasets = getattr(dataset, "datasets", [dataset])
     return SkippedDataset(
         dataset,

@@ -234,6 +234,7 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
     if framework().exact and train is not None:
         micro_batches = neox_args.iteration * neox_args.gradient_accumulation_steps
         train.batch_sampler.epoch = micro_batches // len(train)
+    skips.record_skips(neox_args, train)
     skips.lower_train_iters(neox_args)
     _balance_training(neox_args, train)
     original = framework().original("data_utils", "shift_and_wrap_data_loaders")

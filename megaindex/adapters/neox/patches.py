@@ -108,7 +108,7 @@ def install(
             train_label_data_paths.
         lock: path of a run.lock of this run, or the lock, that the datasets must agree with: their
             .idx files, and on rank 0 the samples of three blocks of steps. They are compared when
-            they are built, and others are refused.
+            they are built, and others are refused. Its skips take the place of ``skip``.
 
     Raises:
         InvalidArgument: a setting is out of range, or GPT-NeoX's modules cannot be imported.

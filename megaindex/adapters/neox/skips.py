@@ -1,11 +1,15 @@
 """Skipped steps and masked documents under GPT-NeoX, for ``install(skip=…)``.
 
 GPT-NeoX counts iterations. Its training dataset is replaced by one of the samples served, and
-``neox_args.train_iters`` is lowered by the steps dropped, on every rank.
+``neox_args.train_iters`` is lowered by the steps dropped, on every rank. The skips are written into
+the folder ``configs`` of its checkpoints, and a run that continues one with other skips of samples
+served is refused.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
 
 import numpy as np
@@ -14,17 +18,22 @@ import numpy.typing as npt
 from megaindex.adapters.neox.datasets import BatchRows
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.samples import NeoxTextSamples
+from megaindex.adapters.reports import on_rank_0
 from megaindex.adapters.skipped_dataset import (
+    RECORD,
     SkippedDataset,
+    check_resumed,
     lower_iterations,
     skips_of_run,
     whole_iterations,
 )
-from megaindex.errors import InvalidArgument
+from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.labels import IGNORED_LABEL
 from megaindex.index.skips import Skips
 from megaindex.index.spans import Index
+from megaindex.io.json_files import Damaged, read_object
+from megaindex.io.os_errors import as_storage_error
 
 
 def is_training(dataset: Any) -> bool:
@@ -40,6 +49,9 @@ def skipped(dataset: Any, neox_args: Any) -> SkippedDataset:
         InvalidArgument: a skip does not fit the run or its data.
     """
     skips = skips_of_args(neox_args)
+    lock = framework().policy.lock
+    if lock is not None:
+        lock.check_skips(skips)
     if skips.masks:
         _check_masks(dataset)
     datasets = getattr(dataset, "datasets", [dataset])
@@ -76,6 +88,49 @@ def lower_train_iters(neox_args: Any) -> None:
     """Lower ``train_iters`` by the steps dropped."""
     if framework().policy.skip:
         lower_iterations(neox_args, skips_of_args(neox_args), neox_args.train_batch_size)
+
+
+def record_skips(neox_args: Any, loader: Any) -> None:
+    """Compare the skips with those of the checkpoint, and put them where the next one holds them.
+
+    GPT-NeoX writes ``config_files`` into the folder ``configs`` of a checkpoint, on rank 0.
+
+    Args:
+        neox_args: GPT-NeoX's arguments, after it has read a checkpoint.
+        loader: data loader of the training data; None without any.
+
+    Raises:
+        InvalidArgument: the run skips, or does not skip, samples that were served.
+        FormatError, StorageError: the record is damaged, or cannot be read.
+    """
+    if loader is None or not on_rank_0():
+        return
+    dataset = loader.dataset
+    iteration = int(getattr(neox_args, "iteration", 0) or 0)
+    folder = getattr(neox_args, "load", None)
+    if iteration and folder:
+        path = os.path.join(folder, f"global_step{iteration}", "configs", _FILE)
+        served = iteration * neox_args.train_batch_size
+        check_resumed(_read_record(path), dataset, served, path)
+    if isinstance(dataset, SkippedDataset):
+        neox_args.config_files = {
+            **(getattr(neox_args, "config_files", None) or {}),
+            _FILE: json.dumps(dataset.record),
+        }
+
+
+_FILE = f"{RECORD}.json"
+
+
+def _read_record(path: str) -> Any:
+    """Return the skips of a checkpoint; None if it was written without any."""
+    if not os.path.exists(path):
+        return None
+    try:
+        with as_storage_error(path, "cannot read"):
+            return read_object(path)
+    except Damaged as error:
+        raise FormatError(f"{path}: {error}; restore it from the checkpoint") from None
 
 
 def _check_masks(dataset: Any) -> None:
