@@ -115,9 +115,12 @@ class FeistelAvx2 {
   MEGAINDEX_AVX2 static void fill(const Feistel& f, uint64_t begin, int64_t count, T* out) {
     const __m256i rows = lanes(f.rows), columns = lanes(f.columns);
     alignas(32) uint32_t first[2][8];
-    for (uint64_t i = 0; i < 8; ++i) {
-      first[0][i] = static_cast<uint32_t>((begin + i) / f.columns);
-      first[1][i] = static_cast<uint32_t>((begin + i) % f.columns);
+    first[0][0] = static_cast<uint32_t>(begin / f.columns);
+    first[1][0] = static_cast<uint32_t>(begin % f.columns);
+    for (int i = 1; i < 8; ++i) {
+      const bool over = first[1][i - 1] + 1 == f.columns;
+      first[0][i] = first[0][i - 1] + over;
+      first[1][i] = over ? 0 : first[1][i - 1] + 1;
     }
     __m256i next_left = _mm256_load_si256(reinterpret_cast<const __m256i*>(first[0]));
     __m256i next_right = _mm256_load_si256(reinterpret_cast<const __m256i*>(first[1]));
@@ -131,14 +134,15 @@ class FeistelAvx2 {
         next_right = _mm256_sub_epi32(next_right, _mm256_and_si256(over, columns));
         next_left = _mm256_sub_epi32(next_left, over);
       }
-      for (int step = 0; step < kBijectionRounds; ++step) {
-        const int r = kBack ? kBijectionRounds - 1 - step : step;
-        __m256i* half = r % 2 == 0 ? left : right;
-        const __m256i* other = r % 2 == 0 ? right : left;
-        const __m256i size = r % 2 == 0 ? rows : columns;
-        for (int v = 0; v < 4; ++v) {
-          const __m256i hashed = hash(f.rounds[r], other[v], size);
-          half[v] = kBack ? difference(half[v], hashed, size) : sum(half[v], hashed, size);
+      // Both halves are named in turn: chosen by the round, they would be kept in memory.
+      for (int step = 0; step < kBijectionRounds; step += 2) {
+        if (kBack) {
+          const int r = kBijectionRounds - 1 - step;
+          apply<kBack>(f.rounds[r], left, right, columns);
+          apply<kBack>(f.rounds[r - 1], right, left, rows);
+        } else {
+          apply<kBack>(f.rounds[step], right, left, rows);
+          apply<kBack>(f.rounds[step + 1], left, right, columns);
         }
       }
       for (int v = 0; v < 4; ++v) store<kBack>(f, left[v], right[v], columns, out + k + 8 * v);
@@ -170,6 +174,15 @@ class FeistelAvx2 {
     const __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(y, size), 32);
     const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(y, 32), size);
     return _mm256_blend_epi32(even, odd, 0xaa);
+  }
+
+  template <bool kBack>
+  MEGAINDEX_AVX2_INLINE static void apply(const FeistelRound& round, const __m256i* from,
+                                          __m256i* to, __m256i size) {
+    for (int v = 0; v < 4; ++v) {
+      const __m256i hashed = hash(round, from[v], size);
+      to[v] = kBack ? difference(to[v], hashed, size) : sum(to[v], hashed, size);
+    }
   }
 
   template <bool kBack>

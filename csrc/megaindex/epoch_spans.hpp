@@ -13,6 +13,10 @@ namespace megaindex {
 
 namespace detail {
 
+[[noreturn]] inline void throw_foreign_starts() {
+  throw InvalidInput("starts: must be those of these lengths; make them with epoch_starts");
+}
+
 // Documents of a row of the table, or of one half of a long row. The start of a second half is
 // computed back from the next row, once its lengths are read. So finding any token reads the
 // lengths of about half a row.
@@ -24,6 +28,99 @@ struct EpochPiece {
   int64_t known = -1;       // documents whose end is computed; -1 without the first start
   T* documents = nullptr;   // [size]
   int64_t* ends = nullptr;  // [size + 1]: ends[i] is the first token of document i
+};
+
+// Walks a pass from the first request to the last. Requests are in the order of the pass, and each
+// begins at or behind the last token of the one before. The lengths of a block of documents are
+// prefetched while those of the block before are read.
+template <class T>
+class EpochWalk {
+ public:
+  EpochWalk(const PermutedDocuments& documents, int64_t stride, const int64_t* starts)
+      : documents_(documents), stride_(stride), starts_(starts) {}
+
+  // Return whether requests are in this order, and reading all documents from the first to the last
+  // of them takes less time than finding each request by itself.
+  static bool is_worth(const PermutedDocuments& documents, int64_t stride, const int64_t* starts,
+                       const int64_t* begins, const int64_t* ends, int64_t n) {
+    if (n < kFewest) return false;
+    int64_t tokens = ends[0] - begins[0];
+    bool in_order = true;
+    for (int64_t k = 1; k < n; ++k) {
+      in_order &= begins[k] >= ends[k - 1] - 1;
+      tokens += ends[k] - begins[k];
+    }
+    const int64_t range = ends[n - 1] - begins[0];
+    if (!in_order || range <= 0) return false;
+    const int64_t rows = (documents.size() + stride - 1) / stride;
+    const auto row_of = [&](int64_t token) {
+      return std::upper_bound(starts + 1, starts + rows, token) - starts;
+    };
+    const auto walked = static_cast<double>((row_of(ends[n - 1]) - row_of(begins[0])) * stride);
+    const double unread = 1 - static_cast<double>(tokens) / static_cast<double>(range);
+    return walked * unread <= static_cast<double>(n * std::min(stride, kSought));
+  }
+
+  void read(const int64_t* begins, const int64_t* ends, int64_t n, Runs& runs,
+            int64_t* row_splits) {
+    start(begins[0]);
+    int64_t i = 0;  // the current document of the block
+    row_splits[0] = runs.size();
+    for (int64_t k = 0; k < n; ++k) {
+      int64_t at = begins[k];
+      while (true) {
+        while (i < count_ && ends_[i + 1] <= at) ++i;
+        if (i == count_) {
+          load();
+          i = 0;
+          continue;
+        }
+        const int64_t to = std::min(ends[k], ends_[i + 1]);
+        runs.add(static_cast<int64_t>(read_[i]), at - ends_[i], to - at);
+        at = to;
+        if (at == ends[k]) break;
+      }
+      row_splits[k + 1] = runs.size();
+    }
+  }
+
+ private:
+  static constexpr int64_t kBlock = 256;   // documents
+  static constexpr int64_t kFewest = 64;   // requests; fewer share no block
+  static constexpr int64_t kSought = 64;   // documents read in the time of finding a request
+
+  void start(int64_t token) {
+    const int64_t rows = (documents_.size() + stride_ - 1) / stride_;
+    const int64_t row = std::upper_bound(starts_ + 1, starts_ + rows, token) - starts_ - 1;
+    next_ = row * stride_;
+    ends_[0] = starts_[row];
+    requested_ = std::min(kBlock, documents_.size() - next_);
+    documents_.request(next_, requested_, ahead_);
+    load();
+  }
+  // Read the block that was requested, and request the next one.
+  void load() {
+    if (requested_ == 0) throw_foreign_starts();
+    ends_[0] = ends_[count_];
+    std::swap(read_, ahead_);
+    count_ = requested_;
+    for (int64_t i = 0; i < count_; ++i) ends_[i + 1] = ends_[i] + documents_.length(read_[i]);
+    for (int64_t p = (next_ + stride_ - 1) / stride_ * stride_; p <= next_ + count_; p += stride_) {
+      if (starts_[p / stride_] != ends_[p - next_]) throw_foreign_starts();
+    }
+    next_ += count_;
+    requested_ = std::min(kBlock, documents_.size() - next_);
+    documents_.request(next_, requested_, ahead_);
+  }
+
+  const PermutedDocuments& documents_;
+  const int64_t stride_;
+  const int64_t* starts_;
+  int64_t next_ = 0;                    // position of the block that is requested
+  int64_t count_ = 0, requested_ = 0;   // documents of the block that is read, and of the next one
+  T room_[2][kBlock];
+  T *read_ = room_[0], *ahead_ = room_[1];
+  int64_t ends_[kBlock + 1];  // ends_[i] is the first token of document i of the block
 };
 
 // Answers requests in groups: the pieces of the next group are prefetched before those of this
@@ -182,20 +279,16 @@ class EpochReader {
     }
   }
   int64_t before(const EpochPiece<T>& piece) const {
-    if (piece.number == 0) throw_foreign();
+    if (piece.number == 0) throw_foreign_starts();
     return piece.number - 1;
   }
   EpochPiece<T>& opened_after(const EpochPiece<T>& piece) {
     const int64_t end = piece.ends[piece.count];
-    if (piece.number + 1 == num_pieces_) throw_foreign();
+    if (piece.number + 1 == num_pieces_) throw_foreign_starts();
     EpochPiece<T>& next = opened(piece.number + 1);
-    if (next.ends[0] != end) throw_foreign();
+    if (next.ends[0] != end) throw_foreign_starts();
     return next;
   }
-  [[noreturn]] static void throw_foreign() {
-    throw InvalidInput("starts: must be those of these lengths; make them with epoch_starts");
-  }
-
   const PermutedDocuments& documents_;
   const int64_t* starts_;
   const int64_t num_rows_;
@@ -215,13 +308,17 @@ class EpochReader {
 inline void epoch_spans(const PermutedDocuments& documents, int64_t stride, const int64_t* starts,
                         const int64_t* begins, const int64_t* ends, int64_t num_requests, Runs& runs,
                         int64_t* row_splits) {
-  if (documents.size() <= INT32_MAX) {
-    detail::EpochReader<int32_t> reader(documents, stride, starts, num_requests);
-    reader.read(begins, ends, num_requests, runs, row_splits);
-  } else {
-    detail::EpochReader<int64_t> reader(documents, stride, starts, num_requests);
-    reader.read(begins, ends, num_requests, runs, row_splits);
-  }
+  const auto read = [&](auto document) {
+    using T = decltype(document);
+    if (detail::EpochWalk<T>::is_worth(documents, stride, starts, begins, ends, num_requests)) {
+      detail::EpochWalk<T>(documents, stride, starts)
+          .read(begins, ends, num_requests, runs, row_splits);
+    } else {
+      detail::EpochReader<T>(documents, stride, starts, num_requests)
+          .read(begins, ends, num_requests, runs, row_splits);
+    }
+  };
+  documents.size() <= INT32_MAX ? read(int32_t{}) : read(int64_t{});
 }
 
 }  // namespace megaindex

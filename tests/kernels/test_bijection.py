@@ -290,17 +290,22 @@ def test_passes_are_the_references(
 
 @pytest.mark.parametrize("backend_name", ["numba", "native"])
 @pytest.mark.parametrize("copies", [1, 2])
-def test_long_passes_are_the_same_with_any_threads(backend_name: str, copies: int) -> None:
+@pytest.mark.parametrize("stride", [1, 3, 64])
+def test_long_passes_are_the_same_with_any_threads(
+    backend_name: str, copies: int, stride: int
+) -> None:
     if backend_name == "native" and NO_NATIVE:
         pytest.skip("without the native core")
     backend = load(backend_name)
     lengths = np.random.default_rng(3).integers(0, 2000, 300_001).astype(np.int32)
+    lengths[::999] += 2**16  # no longer fit beside a row in 32 bits
     positions = permutation(load(FAST), KEYS[9], copies * lengths.size) % lengths.size
     ends = np.cumsum(lengths[positions], dtype=np.int64)
-    expected = np.append(np.append(0, ends[63::64]), ends[-1])[: -(-ends.size // 64) + 1]
+    rows = -(-ends.size // stride)
+    expected = np.append(np.append(0, ends[stride - 1 :: stride]), ends[-1])[: rows + 1]
     for threads in (1, 2, 5):
         starts = np.empty(expected.size, np.int64)
-        backend.epoch_starts(KEYS[9], lengths, copies, 64, starts, threads)
+        backend.epoch_starts(KEYS[9], lengths, copies, stride, starts, threads)
         np.testing.assert_array_equal(starts, expected)
 
 

@@ -263,6 +263,28 @@ def test_stretches_of_a_pass_in_any_order(
     assert_equal(spans, load("reference").epoch_spans(*args))
 
 
+@pytest.mark.parametrize("kept", [1.0, 0.7, 0.1, 0.01])
+@pytest.mark.parametrize("stride", [7, 64, 300])
+def test_successive_stretches_are_those_found_one_by_one(
+    backend: Any, stride: int, kept: float
+) -> None:
+    rng = np.random.default_rng(5)
+    sizes = rng.integers(0, 40, 2000).astype(np.int32)
+    sizes[::50] *= 9
+    starts = np.empty(-(-sizes.size // stride) + 1, np.int64)
+    load("reference").epoch_starts(KEY, sizes, 1, stride, starts)
+    begin = np.arange(17, starts[-1] - 30, 29)
+    begin = begin[rng.random(begin.size) < kept]
+    args = (KEY, unaligned(sizes), 1, stride, starts)
+    spans = backend.epoch_spans(*args, begin, begin + 30)
+    for k in range(0, begin.size, 397):
+        alone = backend.epoch_spans(*args, begin[k : k + 1], begin[k : k + 1] + 30)
+        row = slice(spans[3][k], spans[3][k + 1])
+        assert_equal([column[row] for column in spans[:3]], alone[:3])
+    assert spans[3].size == begin.size + 1
+    np.testing.assert_array_equal(np.add.reduceat(spans[2], spans[3][:-1]), 30)
+
+
 @pytest.mark.parametrize("n", [1, 2, 100, 4095, 4096, 4097, 5000])
 def test_inverse_ranges_undo_ranges(backend: Any, n: int) -> None:
     there = load("reference").bijection_apply(KEY, n, np.arange(n))
