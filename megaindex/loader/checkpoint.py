@@ -163,16 +163,16 @@ def stored_contents(
     if stored.values.get("content") is None:
         return dict.fromkeys(names)
     rule = "must be a list of mappings, or null"
-    given = stored.checked("content", rule, lambda value: isinstance(value, list))
+    given = stored.checked("content", rule, lambda value: isinstance(value, list) and value != [])
     read = [
         Contents.read(CheckpointReader("the content of a loader's source", each)) for each in given
     ]
-    if len(read) != len(names):
+    if len(read) > len(names):
         raise InvalidArgument(
-            f"the number of sources must be {len(read)}, as in the checkpoint, got {len(names)}; "
-            "give the loader those of the checkpoint"
+            f"the number of sources must be {len(read)}, as in the checkpoint, or more, got "
+            f"{len(names)}; give the loader those of the checkpoint, before any that joined since"
         )
-    return dict(zip(names, read, strict=True))
+    return dict(zip(names, read, strict=False))
 
 
 def source_names(datasets: Sequence[IndexedDataset]) -> list[str]:
