@@ -83,7 +83,7 @@ class Audit:
                 "steps": stream.num_steps,
                 "past_steps": stream.past_steps,
                 "consumed_samples": int(stream.step_bounds[stream.past_steps]),
-                "samples": stream.num_samples,
+                "samples": stream.samples_served,
                 "num_epochs_built": stream.index.num_epochs,
                 "tokens_per_epoch": self.tokens,
                 "method": "exact, token by token",

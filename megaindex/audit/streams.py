@@ -143,7 +143,7 @@ class AuditStream:
 
     @property
     def num_samples(self) -> int:
-        """Samples served by all steps."""
+        """Position of the end: `samples_served`, behind those of another system."""
         return int(self.step_bounds[-1])
 
     @cached_property
@@ -156,12 +156,18 @@ class AuditStream:
         """int64[documents + 1]: number of each document's first token among all tokens."""
         return _cumulated(np.concatenate([source.lengths for source in self.sources]))
 
+    @property
+    def samples_served(self) -> int:
+        """Samples served by all steps."""
+        return int(self.step_bounds[-1] - self.step_bounds[0])
+
     def step_of(self, samples: npt.ArrayLike) -> I64:
         """Return the step that serves each sample."""
         return np.asarray(np.searchsorted(self.step_bounds, samples, "right") - 1, np.int64)
 
-    def runs(self, first: int = 0, last: int | None = None) -> Iterator[Runs]:
+    def runs(self, first: int | None = None, last: int | None = None) -> Iterator[Runs]:
         """Yield the token runs of samples [first, last), by default all, in blocks of samples."""
+        first = int(self.step_bounds[0]) if first is None else first
         last = self.num_samples if last is None else last
         for begin in range(first, last, _SAMPLES_AT_ONCE):
             yield self._served(np.arange(begin, min(last, begin + _SAMPLES_AT_ONCE)))
@@ -302,7 +308,10 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
 def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditStream:
     """Return the stream of an opened recipe; see `stream_of_recipe`."""
     recipe = opened.layout.recipe
-    bounds, past = step_bounds(recipe.batch, consumed_samples, opened.layout.num_samples)
+    consumed = max(consumed_samples, recipe.first_sample)
+    bounds, past = step_bounds(recipe.batch, consumed, opened.layout.end_sample)
+    if recipe.past is not None:  # steps of the past serve nothing here
+        bounds[: recipe.past.steps] = recipe.first_sample
     stream = AuditStream(
         index=opened.unskipped,
         sources=tuple(
@@ -324,6 +333,7 @@ def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditS
             "stages": ", ".join(stage.name for stage in recipe.stages),
             "tail": recipe.tail,
             "exhaustion": recipe.exhaustion,
+            **({} if recipe.past is None else {"past": f"{recipe.past.steps} steps elsewhere"}),
         },
         micro_batch_size=recipe.micro_batch_size,
         data_parallel_size=recipe.data_parallel_size,

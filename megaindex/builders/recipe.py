@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from megaindex.arithmetic import samples_in
 from megaindex.builders.single import packed_index
 from megaindex.cache.fingerprint import (
@@ -25,21 +27,23 @@ from megaindex.cache.fingerprint import (
     stamps_of,
     write_records,
 )
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, Bins, make_bins
+from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.labels import check_same_lengths
 from megaindex.index.order_settings import PackedOrder
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.orders.window import WindowIndex
-from megaindex.index.skips import SkippedIndex
+from megaindex.index.skips import SkippedIndex, read_ids
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import StagedIndex
 from megaindex.io.json_files import is_size
 from megaindex.io.paths import absolute, check_local
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
+from megaindex.recipe.past import PastRead
 from megaindex.recipe.recipe import Recipe, RecipeSource, rounds_of
 
 
@@ -160,6 +164,10 @@ class OpenSource:
     """Labels or loss mask of a finetuning source, one for each token."""
     epoch: Epochs
     """Index of one epoch."""
+    past: PastRead | None = None
+    """Documents that were read before the run joined; None without such a list."""
+    unread: EpochIndex | None = None
+    """Index of the other documents; None if they fill no sample."""
 
     @property
     def size(self) -> SourceSize:
@@ -169,11 +177,28 @@ class OpenSource:
             samples=self.epoch.num_samples,
             cut_tokens=getattr(self.epoch, "cut_tokens", 0),
             packed=self.epoch if isinstance(self.epoch, PackedIndex) else None,
+            unread_samples=None if self.past is None else self._num_unread,
         )
 
+    @property
+    def _num_unread(self) -> int:
+        return 0 if self.unread is None else self.unread.num_samples
+
     def index(self, num_samples: int) -> Index:
-        """Return the index of at least ``num_samples`` samples."""
-        return self.epoch.extend(self.epoch.epochs_for(max(1, num_samples)))
+        """Return the index of at least ``num_samples`` samples.
+
+        After a list of documents read, the epoch in progress ends with samples of the others.
+        """
+        if self.past is None or self.unread is None:
+            return self.epoch.extend(self.epoch.epochs_for(max(1, num_samples)))
+        end = (int(self.past.epochs or 0) + 1) * self.epoch.num_samples
+        whole = self.epoch.extend(self.epoch.epochs_for(max(end, num_samples)))
+        parts = [(whole, 0, end - self._num_unread), (self.unread, 0, self._num_unread)]
+        if whole.num_samples > end:
+            parts.append((whole, end, whole.num_samples))
+        return ExtendedIndex(
+            stages=tuple(Stage(index=index, samples=range(a, b)) for index, a, b in parts)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -235,6 +260,7 @@ class OpenRecipe:
         return StagedIndex(
             sources=tuple(s.index(end) for s, end in zip(self.sources, ends, strict=True)),
             stages=tuple(stage.mixed for stage in self.layout.stages),
+            first_position=self.layout.recipe.first_sample,
         )
 
     @cached_property
@@ -314,6 +340,7 @@ def _evaluated(layout: RecipeLayout, validation: SourceSize | None) -> RecipeLay
         layout.num_steps,
         recipe.batch.final,
         rows=recipe.rows_per_round,
+        first_step=0 if recipe.past is None else recipe.past.steps,
     )
     return replace(layout, evaluation=rounds, validation=validation)
 
@@ -343,9 +370,37 @@ def _open(corpus: RecipeSource, recipe: Recipe, cache: ValidationCache) -> OpenS
     targets = cache.open(companion) if companion else None
     if targets is not None:
         check_same_lengths(dataset, targets, "labels" if corpus.labels else "loss mask")
-    return OpenSource(
-        corpus=corpus, dataset=dataset, targets=targets, epoch=_epoch(corpus, dataset, recipe)
-    )
+    past = recipe.past_reads.get(corpus.name) if corpus in recipe.sources else None
+    epoch = _epoch(corpus, dataset, recipe)
+    opened = OpenSource(corpus=corpus, dataset=dataset, targets=targets, epoch=epoch)
+    if past is None or not past.documents:
+        return opened
+    return replace(opened, past=past, unread=_unread(past, epoch, dataset))
+
+
+def _unread(past: PastRead, epoch: Any, dataset: IndexedDataset) -> EpochIndex | None:
+    """Return the index of the documents that were not read; None if they fill no sample."""
+    try:
+        read = read_ids(past.documents)
+    except MissingFile:
+        raise MissingFile(
+            f"past: source {past.source}: {past.documents} is not there; check the path of its "
+            "documents"
+        ) from None
+    where = f"past: source {past.source}: {past.documents}"
+    if read.size and read[-1] >= len(dataset):
+        raise InvalidArgument(
+            f"{where}: document {read[-1]} is not among the {len(dataset)} of "
+            f"{dataset.path_prefix}; give ids from 0 to {len(dataset) - 1}"
+        )
+    is_unread = np.ones(len(dataset), bool)
+    is_unread[read] = False
+    documents = np.flatnonzero(is_unread).astype(np.int32)
+    tokens = int(dataset.sequence_lengths[documents].sum(dtype=np.int64))
+    if tokens < epoch.sequence_length + EXTRA:
+        return None
+    unread: EpochIndex = replace(epoch, documents=documents, tokens_per_epoch=tokens)
+    return unread
 
 
 def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epochs:

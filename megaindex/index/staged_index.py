@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I64
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.inverse import ServedTokens, join_served, serve, served_tokens
 from megaindex.index.mixing import Mixing
@@ -64,6 +64,8 @@ class StagedIndex(ShownIndex):
 
     sources: tuple[Index, ...]
     stages: tuple[MixedStage, ...]
+    first_position: int = 0
+    """Position of the first sample; those before were served by another system."""
 
     @cached_property
     def datasets(self) -> tuple[IndexedDataset, ...]:
@@ -115,6 +117,11 @@ class StagedIndex(ShownIndex):
     def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
         """Return the source and the sample of that source of each sample, int64[n] each."""
         ids = check_sample_ids(sample_ids, self.num_samples)
+        if self.first_position and ids.size and ids.min() < self.first_position:
+            raise OutOfRange(
+                f"sample {int(ids.min())} lies before sample {self.first_position}, at which the "
+                "run joined: another system served it"
+            )
         source, sample = np.empty_like(ids), np.empty_like(ids)
         stages = np.searchsorted(self._bounds, ids, side="right") - 1
         for number in np.unique(stages).tolist():
@@ -129,6 +136,7 @@ class StagedIndex(ShownIndex):
 
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         """Iterate over the samples of each source in its fastest order, window by window."""
+        begin = max(begin, min(end, self.first_position))
         if end - begin < _WORTH_SORTING:
             yield from iterate_in_order(self, begin, end, part, parts)
             return
@@ -194,4 +202,4 @@ class StagedIndex(ShownIndex):
     def _bounds(self) -> I64:
         """int64[stages + 1]: first sample of each stage, and the number of samples."""
         counts = [stage.num_samples for stage in self.stages]
-        return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        return np.cumsum([self.first_position, *counts], dtype=np.int64)

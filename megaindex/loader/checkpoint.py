@@ -74,8 +74,9 @@ def order_facts(
         numbers: the number to hash for each source; default: that of the index.
     """
     count = index.num_samples
-    last = np.arange(max(0, consumed_samples - _PROBES), consumed_samples) % max(1, count)
-    first = np.arange(min(_PROBES, count, consumed_samples))
+    begin = getattr(index, "first_position", 0)
+    last = np.arange(max(begin, consumed_samples - _PROBES), consumed_samples) % max(1, count)
+    first = np.arange(begin, min(begin + _PROBES, count, consumed_samples))
     return {"first": _digest(index, first, numbers), "last": _digest(index, last, numbers)}
 
 

@@ -99,7 +99,10 @@ class Recorder:
         ranks: RankLayout | None = None,
     ) -> None:
         self._keys = fingerprint_keys(fingerprints)
-        self._identity: dict[str, Any] = {"fingerprints": list(fingerprints), "parameters": dict(parameters or {})}
+        self._identity: dict[str, Any] = {
+            "fingerprints": list(fingerprints),
+            "parameters": dict(parameters or {}),
+        }
         self._nothing = Counted(ladder=BlockReceipts(stride=stride, blocks={}))
         self._counted = self._nothing
         self.ranks = ranks

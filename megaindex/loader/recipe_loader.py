@@ -41,6 +41,8 @@ from megaindex.validation import CheckpointReader, differ, shown
 VERSION = 1
 _WHAT = "the state of a recipe's loader"
 SIZES = ("tokens", "documents", "samples")
+UNREAD = "unread_samples"
+"""Size of a source of which documents were read before the run joined."""
 # errors that a damaged recipe, or wrong sizes of sources, may raise
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -76,7 +78,8 @@ class StoredRecipe:
             recipe=recipe,
             text=stored.text("recipe"),
             sizes=[
-                SourceSize(**{size: facts[size] for size in SIZES}) for facts in sources.values()
+                SourceSize(**{size: facts[size] for size in (*SIZES, UNREAD) if size in facts})
+                for facts in sources.values()
             ],
             sources=sources,
             loader=dict(loader.values),
@@ -125,6 +128,8 @@ def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
     }
     for size in SIZES:
         facts[size] = stored.integer(size, least=0 if size == "documents" else 1, most=2**62)
+    if UNREAD in stored.values:
+        facts[UNREAD] = stored.integer(UNREAD, most=facts["samples"])
     facts["content"] = None  # as in states of earlier versions
     if stored.values.get("content") is not None:
         facts["content"] = Contents.read(stored.part("content", "the content of a source"))
@@ -193,6 +198,7 @@ class RecipeLoader:
                 "fingerprint": fingerprint,
                 "targets": _targets_text(source),
                 **{name: getattr(source.size, name) for name in SIZES},
+                **({} if source.past is None else {UNREAD: source.size.unread_samples}),
             }
             for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
         }
@@ -205,6 +211,7 @@ class RecipeLoader:
         sampler = MicroBatchSampler(
             num_samples=opened.index.num_samples,
             **self._ranks,
+            consumed_samples=recipe.first_sample,
             global_batch_size=recipe.batch,
             tail="pad" if opened.layout.samples_masked else "drop",
             balance=balance,

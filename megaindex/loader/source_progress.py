@@ -68,7 +68,7 @@ class SourceProgress:
         """Return int64[stages, sources]: samples served before a position, without skipped ones."""
         consumed = check_integer("consumed_samples", consumed)
         skips = self._plan.skips
-        end = self._plan.num_samples if skips is None else skips.run_end
+        end = self._plan.end_sample if skips is None else skips.run_end
         if not 0 <= consumed <= end:
             raise OutOfRange(
                 f"consumed_samples must be from 0 to {end}, the samples of the run, got {consumed}"

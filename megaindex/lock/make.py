@@ -95,6 +95,11 @@ def _lock_of(
     bar: Bar,
 ) -> Lock:
     run = _with_absolute_paths(run)
+    if isinstance(run, Recipe) and run.past is not None:
+        raise InvalidArgument(
+            "past: a run that joined another system's cannot be locked, because the lock holds no "
+            "order of its first steps; keep the recipe with the receipts of the loader's states"
+        )
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
     streams = streams_of(run, opened, cache_dir)
     paths = paths_of(run)

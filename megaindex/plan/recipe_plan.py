@@ -26,6 +26,8 @@ from megaindex.plan.render import facts_view, packing_texts
 from megaindex.plan.sizing import InputTokens, is_countable, mean_inputs, packing_facts
 from megaindex.plan.skip_effect import SkipEffect, plan_skips
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
+from megaindex.recipe.mixture import SourceSize
+from megaindex.recipe.past import PastRead
 from megaindex.recipe.recipe import Recipe, Rounds
 
 if TYPE_CHECKING:
@@ -82,6 +84,36 @@ class SourceTotal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourcePast:
+    """The part of a source that another system read, and what is assumed of it."""
+
+    source: str
+    given: str
+    """What the recipe states, as ``tokens 300,000``."""
+    samples: int
+    """Samples of the source that are taken as read."""
+    epochs: float
+    assumed: str
+    """What the statement leaves open; empty if it names the documents."""
+    drawn: int
+    """Samples that the run draws of those left in the epoch in progress."""
+    may_repeat: int
+    """Most of them that were read before, if the assumption is wrong."""
+    expected_repeats: int
+    """Those of them that were read before if that system read at random, a mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPast:
+    """Steps of another system from which the run goes on."""
+
+    steps: int
+    first_sample: int
+    """Position of the first sample here."""
+    sources: tuple[SourcePast, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Padding:
     """Rows without loss in the last batch of the run, or of a round of evaluation."""
 
@@ -122,6 +154,7 @@ class RecipePlan:
         sources: each source over the whole run.
         warnings: warnings with their remedies.
         skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
+        past: steps of another system; None, and not a key of ``--json``, without.
     """
 
     train_iters: int
@@ -145,6 +178,7 @@ class RecipePlan:
     sources: tuple[SourceTotal, ...]
     warnings: tuple[str, ...]
     skip: SkipEffect | None = None
+    past: PlannedPast | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
@@ -165,7 +199,8 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
     samples, parallel = layout.num_samples, recipe.data_parallel_size
     rows = samples + layout.samples_masked
     draws, means = _draws(layout)
-    last = rows - recipe.batch.samples_after(max(0, layout.num_steps - 1))
+    end = recipe.first_sample + rows
+    last = end - recipe.batch.samples_after(max(0, layout.num_steps - 1))
     skip = _skip_effect(layout)
     plan = RecipePlan(
         train_iters=layout.num_steps,
@@ -189,8 +224,48 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         sources=_totals(layout),
         warnings=(),
         skip=skip,
+        past=_past(layout),
     )
     return replace(plan, warnings=(*_warnings(layout, plan), *_mean_tokens(means)))
+
+
+def _past(layout: RecipeLayout) -> PlannedPast | None:
+    recipe = layout.recipe
+    if recipe.past is None:
+        return None
+    reads = recipe.past_reads
+    ends = layout.samples_needed()
+    rows = zip(recipe.sources, layout.sizes, layout.begins, ends, strict=True)
+    return PlannedPast(
+        steps=recipe.past.steps,
+        first_sample=recipe.first_sample,
+        sources=tuple(
+            _source_past(reads[source.name], size, begin, end)
+            for source, size, begin, end in rows
+            if source.name in reads
+        ),
+    )
+
+
+def _source_past(read: PastRead, size: SourceSize, begin: int, end: int) -> SourcePast:
+    """Return the part of a source that was read, of which samples ``begin`` to ``end`` follow."""
+    within = begin % size.samples
+    left = size.samples - within if within else 0
+    drawn = min(max(0, end - begin), left)
+    assumed, most, expected = "", 0, 0
+    if within and not read.documents:
+        assumed = "first samples of its order"
+        most, expected = min(within, drawn), round(within * drawn / size.samples)
+    return SourcePast(
+        source=read.source,
+        given=read.text(),
+        samples=begin,
+        epochs=begin / size.samples,
+        assumed=assumed,
+        drawn=drawn,
+        may_repeat=most,
+        expected_repeats=expected,
+    )
 
 
 def _rows_read(layout: RecipeLayout, skip: SkipEffect | None) -> int:
@@ -224,7 +299,7 @@ def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
 
 def _draws(layout: RecipeLayout) -> tuple[tuple[StageDraw, ...], list[str]]:
     """Return the draws, and the sources of which tokens are means over seeds."""
-    reached = [0] * len(layout.sizes)  # one past the last sample that earlier stages read
+    reached = layout.begins  # one past the last sample that earlier stages read
     rows: list[StageDraw] = []
     means: dict[str, None] = {}
     for stage in layout.stages:
@@ -349,6 +424,12 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
             )
     if plan.skip is not None and plan.skip.warning:
         yield plan.skip.warning
+    if plan.past is not None and any(row.assumed for row in plan.past.sources):
+        yield (
+            "past: which samples were read is assumed, because only their number is given; those "
+            "expected to repeat are a mean over orders. A list of the documents read, as read: "
+            "{web: {documents: FILE}}, makes it certain"
+        )
     unused = [source.source for source in plan.sources if source.drawn == 0]
     if unused:
         yield f"never drawn: {', '.join(unused)}"
@@ -372,7 +453,7 @@ def _padding_text(padding: Padding, parallel: int | None) -> str:
 
 def _short_stages(layout: RecipeLayout) -> Iterator[str]:
     """Yield the stages that whole batches end before their full length."""
-    recipe, position = layout.recipe, 0
+    recipe, position = layout.recipe, layout.recipe.first_sample
     stages = {stage.name: {s.source for s in stage.streams} for stage in recipe.stages}
     for end in layout.ends:
         position += end.samples
@@ -399,7 +480,10 @@ def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
 
 
 def _view(plan: RecipePlan) -> RenderableType:
-    parts: list[RenderableType] = [_answer(plan), _stages(plan), _sources(plan)]
+    parts: list[RenderableType] = [_answer(plan)]
+    if plan.past is not None:
+        parts.append(_past_table(plan.past))
+    parts += [_stages(plan), _sources(plan)]
     packed = packing_texts((source.source, source.packing) for source in plan.sources)
     if (facts := facts_view(packed)) is not None:
         parts.append(facts)
@@ -417,6 +501,7 @@ def _answer(plan: RecipePlan) -> RenderableType:
         ),
         Text(),
         Text.assemble("train_iters ", (str(plan.train_iters), "bold green")),
+        *_past_lines(plan),
         Text(f"{plan.samples_consumed:,} samples, {plan.tokens_consumed:,} tokens"),
     ]
     if plan.samples_per_rank is not None:
@@ -438,8 +523,35 @@ def _answer(plan: RecipePlan) -> RenderableType:
     return answer_panel(*lines)
 
 
+def _past_lines(plan: RecipePlan) -> list[Text]:
+    if plan.past is None:
+        return []
+    steps = plan.train_iters - plan.past.steps
+    return [Text(f"{plan.past.steps:,} of them in another system, then {steps:,} here")]
+
+
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
+
+
+def _past_table(past: PlannedPast) -> RenderableType:
+    table = FittedTable(
+        TableColumn("past", "name"),
+        TableColumn("given", "label"),
+        *("read", "epochs"),
+        TableColumn("assumed", "label"),
+        "expected repeats",
+    )
+    for row in past.sources:
+        table.add_row(
+            row.source,
+            row.given,
+            f"{row.samples:,}",
+            f"{row.epochs:.2f}",
+            row.assumed or "nothing",
+            f"{row.expected_repeats:,} of {row.drawn:,}" if row.assumed else "",
+        )
+    return table
 
 
 def _stages(plan: RecipePlan) -> RenderableType:

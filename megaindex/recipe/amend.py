@@ -41,11 +41,11 @@ def amend(
     consumed_samples = check_integer("consumed_samples", consumed_samples)
     recipe, batch = layout.recipe, layout.recipe.batch
     steps = batch.iterations_within(consumed_samples)
-    beyond = consumed_samples > layout.num_samples
+    beyond = not recipe.first_sample <= consumed_samples <= layout.end_sample
     if beyond or batch.samples_after(steps) != consumed_samples:
         raise InvalidArgument(
             f"consumed_samples {consumed_samples} is not the end of a step of the run, which has "
-            f"{layout.num_samples} samples; {steps} steps consume {batch.samples_after(steps)}"
+            f"{layout.end_sample} samples; {steps} steps consume {batch.samples_after(steps)}"
         )
     kept = [
         _as_far_as(stage, layout, consumed_samples)
@@ -91,7 +91,7 @@ def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> N
 def _first_sample(layout: RecipeLayout, name: str) -> int:
     """Return the first sample of a stage; the end of the run if the stage was not reached."""
     begins = [stage.first_sample for stage in layout.stages if stage.name == name]
-    return min(begins, default=layout.num_samples)
+    return min(begins, default=layout.end_sample)
 
 
 def _as_far_as(stage: RecipeStage, layout: RecipeLayout, end: int) -> RecipeStage:
@@ -117,7 +117,8 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
         (s.name, s.kind, s.order, s.packed, s.long_documents, _limit(s, recipe)) for s in sources
     ]
     sizes = [plan.sizes[i].samples for i in mixed.sources]
-    facts = (type(mixed.mixing), mixing, shuffles, sizes, mixed.begins)
+    past = [] if recipe.past is None else [recipe.past.steps, recipe.first_sample]
+    facts = (type(mixed.mixing), mixing, shuffles, sizes, mixed.begins, past)
     return (*facts, recipe.seed, recipe.sequence_length, mixed.num_samples)
 
 

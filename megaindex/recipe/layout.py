@@ -12,11 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
+from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import Mixing
 from megaindex.index.skips import Skips, resolve_skips
 from megaindex.index.staged_index import MixedStage
 from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
+from megaindex.recipe.past import PastRead
 from megaindex.recipe.recipe import Recipe, RecipeStage, Rounds, shown
 
 
@@ -89,6 +91,16 @@ class RecipeLayout:
         """Samples served, on all ranks together."""
         return sum(stage.num_samples for stage in self.stages)
 
+    @property
+    def end_sample(self) -> int:
+        """Position of the end; `num_samples`, behind those of a past in another system."""
+        return self.recipe.first_sample + self.num_samples
+
+    @property
+    def begins(self) -> list[int]:
+        """First sample of each source that the run reads."""
+        return first_unread(self.recipe, self.sizes)
+
     @cached_property
     def skips(self) -> Skips | None:
         """The skips of the recipe in positions; None without any.
@@ -101,7 +113,7 @@ class RecipeLayout:
         return resolve_skips(
             recipe.skip,
             recipe.batch,
-            num_samples=self.num_samples,
+            num_samples=self.end_sample,
             drops_tail=self.samples_masked == 0,
         )
 
@@ -130,6 +142,36 @@ def first_samples(stages: Sequence[PlannedStage], end: int) -> tuple[PlannedStag
         for stage in stages
         if stage.first_sample < end
     )
+
+
+def first_unread(recipe: Recipe, sizes: Sequence[SourceSize]) -> list[int]:
+    """Return the first sample of each source that the run reads, 0 without a past.
+
+    Raises:
+        InvalidArgument: more was read of a source than it holds.
+    """
+    begins = [0] * len(sizes)
+    for name, read in recipe.past_reads.items():
+        number = recipe.number(name)
+        begins[number] = _first_unread(read, sizes[number])
+    return begins
+
+
+def _first_unread(read: PastRead, size: SourceSize) -> int:
+    if read.documents:
+        return (int(read.epochs or 0) + 1) * size.samples - (size.unread_samples or 0)
+    if read.epochs is not None:
+        return ceil_div(read.epochs.numerator * size.samples, read.epochs.denominator)
+    count, unit = (read.tokens, "tokens") if read.samples is None else (read.samples, "samples")
+    assert count is not None, "one is given"
+    most = getattr(size, unit)
+    if count > most:
+        raise InvalidArgument(
+            f"past: {count} {unit} of source {read.source} were read, more than the {most} of an "
+            f"epoch; check the number, or, if it was read repeatedly, give read: {{{read.source}: "
+            f"{{epochs: {count / most:.4f}}}}}"
+        )
+    return ceil_div(count * size.samples, most)
 
 
 _MOST_SAMPLES = 2**60
@@ -198,8 +240,19 @@ class _LayoutBuilder:
     """Samples that the limits of each source still allow; None without limits."""
 
     def __post_init__(self) -> None:
-        self.cursors = [0] * len(self.sizes)
-        self.left = [self._allowed(i) for i in range(len(self.sizes))]
+        self.cursors = first_unread(self.recipe, self.sizes)
+        self.left = [self._left(i) for i in range(len(self.sizes))]
+        if self.recipe.past is not None:
+            self.position, self.step = self.recipe.first_sample, self.recipe.past.steps
+
+    def _left(self, i: int) -> int | None:
+        allowed, read = self._allowed(i), self.cursors[i]
+        if allowed is not None and read > allowed:
+            raise InvalidArgument(
+                f"past: {read} samples of source {self.recipe.sources[i].name} were read, more "
+                f"than the {allowed} that its limits allow; raise its max_epochs or max_fraction"
+            )
+        return None if allowed is None else allowed - read
 
     def _allowed(self, i: int) -> int | None:
         if self.recipe.exhaustion == "repeat":

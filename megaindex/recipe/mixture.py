@@ -112,6 +112,8 @@ class SourceSize:
     """Tokens in no sample: cut off, or left out with long documents."""
     packed: PackedIndex | None = field(default=None, compare=False, repr=False)
     """Index of the epoch in order packed, whose samples hold padding; None in other orders."""
+    unread_samples: int | None = None
+    """Samples of the documents that were not read before the run joined; None without a list."""
 
 
 def proportions(stage: RecipeStage, sizes: Sequence[SourceSize]) -> list[Fraction]:

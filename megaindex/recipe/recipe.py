@@ -35,6 +35,7 @@ from megaindex.configs.run import TAILS, Tail, Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.index.skips import Skip, given_skips
+from megaindex.recipe.past import Past, PastRead
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,
@@ -212,6 +213,7 @@ def rounds_of(
     batch_size: int,
     *,
     rows: int | None = None,
+    first_step: int = 0,
 ) -> Rounds:
     """Return the evaluation rounds of a run of ``num_steps`` steps.
 
@@ -221,6 +223,7 @@ def rounds_of(
         num_steps: training steps.
         batch_size: global batch size, if the setting has none.
         rows: rows of one micro batch on every rank, of which rounds are a multiple; None: batches.
+        first_step: steps that another system made.
 
     Raises:
         InvalidArgument: a round needs more samples than the source holds.
@@ -237,7 +240,7 @@ def rounds_of(
         )
     batches = ceil_div(samples, size)
     return Rounds(
-        count=ceil_div(num_steps, evaluation.interval),
+        count=ceil_div(num_steps, evaluation.interval) - first_step // evaluation.interval,
         batches=batches,
         samples=samples,
         masked=ceil_div(samples, rows or size) * (rows or size) - samples,
@@ -422,6 +425,7 @@ class Recipe:
         data_parallel_size: number of data-parallel ranks; None: unknown.
         gradient_accumulation_steps: micro batches of one rank in a step; None: unknown.
         skip: steps that are not trained on, and documents whose loss is masked.
+        past: steps made in another system, from which the run goes on; None: none.
 
     Raises:
         InvalidArgument: a setting is out of range, or names do not agree.
@@ -439,6 +443,7 @@ class Recipe:
     data_parallel_size: int | None = None
     gradient_accumulation_steps: int | None = None
     skip: tuple[Skip, ...] = ()
+    past: Past | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip", given_skips(self.skip))
@@ -476,12 +481,36 @@ class Recipe:
                     f"stage {stage.name}: unknown source {unknown[0]}; the sources are "
                     f"{', '.join(sorted(known))}"
                 )
+        self._check_past(known)
         for skip in self.skip:
             skip.to_dict()  # refuses arrays, which a checkpoint could not name
             if skip.source is not None and skip.source not in known:
                 raise InvalidArgument(
                     f"skip: unknown source {skip.source}; the sources are "
                     f"{', '.join(sorted(known))}"
+                )
+
+    def _check_past(self, known: set[str]) -> None:
+        if self.past is None:
+            return
+        if self.skip:
+            raise InvalidArgument(
+                "past and skip exclude each other: steps and documents of the past are in no "
+                "order of this run; leave skipped documents out of the sources"
+            )
+        unknown = [source for source in self.past.sources if source not in known]
+        if unknown:
+            raise InvalidArgument(
+                f"past: unknown source {unknown[0]}; the sources are {', '.join(sorted(known))}"
+            )
+        for read in self.past.read:
+            source = self.sources[self.number(read.source)]
+            if read.documents and (
+                source.order != "epoch" or source.kind != "pretraining" or source.tokens
+            ):
+                raise InvalidArgument(
+                    f"past: source {source.name}: documents need a source with a path, of kind "
+                    "pretraining and order epoch; give tokens, samples or epochs"
                 )
 
     def _check_limits(self) -> None:
@@ -498,6 +527,18 @@ class Recipe:
         if self.micro_batch_size is None or self.data_parallel_size is None:
             return None
         return self.micro_batch_size * self.data_parallel_size
+
+    @property
+    def first_sample(self) -> int:
+        """Position of the first sample: the samples of the steps of the past, 0 without."""
+        return 0 if self.past is None else self.batch.samples_after(self.past.steps)
+
+    @cached_property
+    def past_reads(self) -> dict[str, PastRead]:
+        """The part of each source that was read in the past, by name."""
+        if self.past is None:
+            return {}
+        return self.past.reads(self.first_sample, self.sequence_length)
 
     def number(self, name: str) -> int:
         """Return the number of the source of that name."""

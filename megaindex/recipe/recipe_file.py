@@ -19,6 +19,9 @@ stages:
 skip:                                 # see docs/record.md
   - {steps: "1200-1249 1300"}
   - {documents: bad.npy, source: web, from_step: 5000}
+past:                                 # steps of another system, see docs/changing-runs.md
+  steps: 160000
+  read: {web: {tokens: 300B}, code: {epochs: 1.5}}
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from megaindex.configs.yaml_sections import Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import read_skips
 from megaindex.io.paths import inside
+from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import (
     EXHAUSTIONS,
     Recipe,
@@ -65,7 +69,8 @@ _BATCH = (
     "rampup",
 )
 _TOP = ("sequence_length", "batch", "sources", "stages", "seed", "tail", "exhaustion", "evaluation",
-        "skip")  # fmt: skip
+        "skip", "past")  # fmt: skip
+_PAST = ("steps", "read", "mix", "global_batch_size", "sequence_length")
 _STAGE = (*_LENGTHS, "first_step", "planned_samples", "mix", "weights", "epoch_size", "batching",
           "rounding")  # fmt: skip
 
@@ -119,7 +124,41 @@ def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
         skip=read_skips(top.values["skip"], top.called("skip"), folder)
         if "skip" in top.values
         else (),
+        past=_past(top.section("past"), folder) if "past" in top.values else None,
         **more,
+    )
+
+
+def _past(section: Section, folder: Path) -> Past:
+    section.known(*_PAST)
+    steps = section.integer("steps")
+    if steps is None:
+        raise InvalidArgument(
+            f"{section.where}: steps is missing: the steps made, which is the first step here"
+        )
+    read, mix = (section.section(key, default={}) for key in ("read", "mix"))
+    shares = [(source, mix.fraction(source)) for source, _ in mix.items()]
+    for source, share in shares:
+        if share is None:
+            raise mix.error(source, "a share such as 0.7")
+    return Past(
+        steps=steps,
+        read=tuple(_read(source, read.section(source), folder) for source, _ in read.items()),
+        mix=tuple((source, share) for source, share in shares if share is not None),
+        global_batch_size=section.integer("global_batch_size"),
+        sequence_length=section.integer("sequence_length"),
+    )
+
+
+def _read(source: str, section: Section, folder: Path) -> PastRead:
+    section.known("tokens", "samples", "epochs", "documents")
+    documents = section.text("documents")
+    return PastRead(
+        source=source,
+        tokens=section.integer("tokens"),
+        samples=section.integer("samples"),
+        epochs=section.fraction("epochs"),
+        documents=inside(folder, documents) if documents else "",
     )
 
 
@@ -278,6 +317,13 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
         mapping["evaluation"] = {"source": source, **plain}
     if recipe.skip:
         mapping["skip"] = [skip.to_dict() for skip in recipe.skip]
+    if recipe.past is not None:
+        past = _plain(recipe.past, "read", "mix")
+        if recipe.past.read:
+            past["read"] = {read.source: _plain(read, "source") for read in recipe.past.read}
+        else:
+            past["mix"] = {source: str(share) for source, share in recipe.past.mix}
+        mapping["past"] = past
     return mapping
 
 

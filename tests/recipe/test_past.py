@@ -1,0 +1,290 @@
+"""Runs that go on from steps of another system, against a model of the tokens served."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.corpora import write_corpus
+
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
+from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
+from megaindex.index.block_receipts import planned_receipt
+from megaindex.index.receipts import fingerprint_keys
+from megaindex.plan.recipe_plan import make_recipe_plan
+from megaindex.recipe.amend import amend, check_past
+from megaindex.recipe.past import Past, PastRead
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
+
+LENGTH = 8
+RECIPE = """
+sequence_length: 8
+batch: {micro_batch_size: 2, data_parallel_size: 2}
+sources:
+  a: a
+  b: {path: b}
+stages:
+  all: {steps: 30, mix: {a: 0.75, b: 0.25}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    rng = np.random.default_rng(8)
+    for name in "ab":
+        write_corpus(folder / name, rng.integers(1, 90, 40))
+    return folder
+
+
+def recipe(folder: Path, past: str) -> Recipe:
+    path = folder / "run.yaml"
+    path.write_text(RECIPE + f"past: {past}\n")
+    return read_recipe(path)
+
+
+def drawn(opened: OpenRecipe) -> tuple[Any, Any]:
+    first = opened.layout.recipe.first_sample
+    return opened.unskipped.origin(np.arange(first, opened.index.num_samples))
+
+
+def served_tokens(opened: OpenRecipe, source: int, begin: int, end: int) -> np.ndarray:
+    """Return how often each token of a source is input of samples begin ... end - 1."""
+    lengths = opened.datasets[source].sequence_lengths
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+    served = np.zeros(int(lengths.sum()), np.int64)
+    spans = opened.index.locate(np.arange(begin, end))
+    inputs = spans.input_lengths(LENGTH)
+    for number, document, offset, length in zip(
+        spans.source, spans.document, spans.offset, inputs, strict=True
+    ):
+        if number == source:
+            at = int(starts[document] + offset)
+            served[at : at + length] += 1
+    return served
+
+
+@given(data=st.data())
+def test_the_rest_of_an_epoch_follows_the_past(folder: Path, data: st.DataObject) -> None:
+    """Sources go on from their cursors, in the order that a whole run has."""
+    steps = data.draw(st.integers(1, 200_000))
+    whole = open_recipe(read_recipe_without_past(folder))
+    sizes = [source.size for source in whole.sources]
+    read = data.draw(st.integers(0, sizes[0].samples))
+    epochs = data.draw(st.fractions(0, 4, max_denominator=9))
+    opened = open_recipe(
+        recipe(
+            folder, f"{{steps: {steps}, read: {{a: {{samples: {read}}}, b: {{epochs: {epochs}}}}}}}"
+        )
+    )
+    layout = opened.layout
+    assert layout.recipe.first_sample == 4 * steps == layout.stages[0].first_sample
+    assert layout.num_steps == steps + 30
+    begins = [read, -(-epochs.numerator * sizes[1].samples // epochs.denominator)]
+    source, sample = drawn(opened)
+    for number in range(2):
+        mine = sample[source == number]
+        np.testing.assert_array_equal(mine, begins[number] + np.arange(mine.size))
+        theirs = whole.sources[number].index(int(mine[-1]) + 1).locate(mine)
+        at = np.flatnonzero(source == number) + layout.recipe.first_sample
+        ours = opened.index.locate(at)
+        np.testing.assert_array_equal(ours.document, theirs.document)
+        np.testing.assert_array_equal(ours.offset, theirs.offset)
+    plan = make_recipe_plan(layout)
+    assert plan.train_iters == steps + 30
+    assert plan.samples_consumed == 120
+    assert plan.past is not None
+    assert [row.samples for row in plan.past.sources] == begins
+
+
+def read_recipe_without_past(folder: Path) -> Recipe:
+    (folder / "whole.yaml").write_text(RECIPE)
+    return read_recipe(folder / "whole.yaml")
+
+
+@given(
+    epochs=st.integers(0, 2),
+    read=st.sets(st.integers(0, 39), min_size=1),
+    steps=st.integers(1, 50),
+)
+def test_documents_that_were_read_do_not_come_again(
+    folder: Path, epochs: int, read: set[int], steps: int
+) -> None:
+    """Neither their tokens before the epoch ends, nor any other token twice."""
+    (folder / "read.txt").write_text(" ".join(map(str, sorted(read))))
+    opened = open_recipe(
+        recipe(
+            folder, f"{{steps: {steps}, read: {{a: {{documents: read.txt, epochs: {epochs}}}}}}}"
+        )
+    )
+    first = opened.layout.recipe.first_sample
+    source, sample = drawn(opened)
+    per_epoch = opened.sources[0].size.samples
+    mine = sample[source == 0]
+    left = opened.sources[0].size.unread_samples
+    assert left is not None
+    assert mine[0] == (epochs + 1) * per_epoch - left
+    lengths = opened.datasets[0].sequence_lengths
+    tokens = int(sum(n for k, n in enumerate(lengths) if k not in read))
+    assert left == max(0, (tokens - 1) // LENGTH)
+    positions = np.flatnonzero(source == 0)
+    if left:
+        end = first + int(positions[min(left, positions.size) - 1]) + 1
+        served = served_tokens(opened, 0, first, end)
+        was_read = np.repeat([k in read for k in range(40)], lengths)
+        assert not served[was_read].any()
+        assert served.max() <= 1
+        assert served.sum() == min(left, positions.size) * LENGTH
+
+
+def test_tokens_are_taken_as_the_same_share_of_samples(folder: Path) -> None:
+    opened = open_recipe(recipe(folder, "{steps: 160000, read: {a: {tokens: 900}}}"))
+    size = opened.sources[0].size
+    assert opened.layout.begins == [-(-900 * size.samples // size.tokens), 0]
+    mixed = recipe(
+        folder, "{steps: 20, global_batch_size: 5, sequence_length: 4, mix: {a: 3, b: 1}}"
+    )
+    assert [mixed.past_reads[name].tokens for name in "ab"] == [300, 100]
+    assert recipe_of(to_mapping(mixed), "copy", folder) == mixed
+
+
+def test_receipts_begin_at_the_first_step(folder: Path) -> None:
+    opened = open_recipe(recipe(folder, "{steps: 160000, read: {a: {samples: 7}}}"))
+    keys = fingerprint_keys(opened.fingerprints)
+    first, end = 640_000, opened.index.num_samples
+    assert end == first + 120
+    assert planned_receipt(opened.index, 0, end, keys).count == 120
+    assert planned_receipt(opened.index, 0, first, keys).count == 0
+    with pytest.raises(OutOfRange, match="lies before sample 640000"):
+        opened.index.locate([first - 1])
+
+
+def test_plan_and_audit_begin_at_the_first_step(folder: Path) -> None:
+    from megaindex.audit import audit, stream_of_recipe, steps_of
+    from megaindex.lock import make_lock
+
+    made = recipe(folder, "{steps: 160000, read: {a: {samples: 7}, b: {epochs: 1}}}")
+    opened = open_recipe(made)
+    plan = make_recipe_plan(opened.layout)
+    assert plan.past is not None
+    rows = {row.source: row for row in plan.past.sources}
+    size = opened.sources[0].size.samples
+    assert rows["a"].drawn == 90
+    assert (rows["a"].may_repeat, rows["a"].expected_repeats) == (7, round(7 * 90 / size))
+    assert (rows["b"].assumed, rows["b"].drawn) == ("", 0)
+    assert plan.to_json()["past"]["first_sample"] == 640_000
+    assert plan.draws[0].first_step == 160_000
+    assert "past" not in make_recipe_plan(plan_without_past(folder)).to_json()
+    stream = stream_of_recipe(made)
+    assert (stream.samples_served, stream.num_steps, stream.past_steps) == (120, 160_030, 160_000)
+    tokens = audit(stream).exposure.step_tokens
+    assert not tokens[:160_000].any()
+    assert (tokens[160_000:] == 4 * LENGTH).all()
+    spans = opened.index.locate([640_000])
+    servings = steps_of(stream, int(spans.document[0]), int(spans.source[0]))
+    assert 160_000 in [serving.step for serving in servings]
+    with pytest.raises(InvalidArgument, match="past: .* cannot be locked"):
+        make_lock(made)
+
+
+def plan_without_past(folder: Path) -> Any:
+    return open_recipe(read_recipe_without_past(folder)).layout
+
+
+def test_a_joined_run_stops_and_goes_on_with_other_ranks(folder: Path) -> None:
+    pytest.importorskip("torch")
+    from megaindex.loader import RecipeLoader, join_states
+    from megaindex.loader.receipts import check_receipts
+
+    (folder / "read.txt").write_text("1 2 3 17")
+    text = "{steps: 160000, read: {a: {documents: read.txt}, b: {epochs: 0.5}}}"
+    opened = open_recipe(recipe(folder, text))
+
+    def loaders(opened: OpenRecipe, ranks: int) -> list[RecipeLoader]:
+        return [
+            RecipeLoader(
+                opened, data_parallel_rank=rank, data_parallel_size=ranks, micro_batch_size=1
+            )
+            for rank in range(ranks)
+        ]
+
+    before = loaders(opened, 2)
+    assert before[0].consumed_samples == 640_000
+    assert before[0].ledger.totals(640_000)[0].samples == 0
+    for loader in before:
+        batches = iter(loader)
+        for _ in range(14):
+            next(batches)
+    state = join_states([loader.state_dict() for loader in before])
+    assert state["loader"]["consumed_samples"] == 640_028
+    stage = RecipeStage(
+        name="end",
+        streams=(Stream(source="b", proportion=Fraction(1)),),
+        length=Target(kind="iterations", value=Fraction(5)),
+    )
+    changed = open_recipe(amend(opened.layout, consumed_samples=640_028, stages=[stage]))
+    check_past(opened.layout, changed.layout, 640_028)
+    for run, steps in ((opened, 30), (changed, 7 + 5)):
+        after = loaders(run, 4)
+        for loader in after:
+            loader.load_state_dict(state)
+            for _ in loader:
+                pass
+        check = check_receipts([loader.state_dict() for loader in after], run.index)
+        assert check.equal
+        assert check.served.total.count == 4 * steps
+    other = open_recipe(recipe(folder, "{steps: 160000, read: {a: {samples: 9}}}"))
+    with pytest.raises(InvalidArgument, match="serves other samples"):
+        loaders(other, 2)[0].load_state_dict(before[0].state_dict())
+
+
+@pytest.mark.parametrize(
+    ("past", "message"),
+    [
+        ("{steps: 0, read: {a: {samples: 1}}}", "steps must be .*1"),
+        ("{steps: -3, read: {a: {samples: 1}}}", "steps"),
+        ("{read: {a: {samples: 1}}}", "steps is missing"),
+        ("{steps: 9}", "give either read"),
+        ("{steps: 9, read: {a: {samples: 1}}, mix: {a: 1}}", "give either read"),
+        ("{steps: 9, read: {c: {samples: 1}}}", "unknown source c; the sources are a, b"),
+        ("{steps: 9, read: {a: {samples: -1}}}", "samples"),
+        ("{steps: 9, read: {a: {}}}", "give one of tokens, samples, epochs and documents"),
+        ("{steps: 9, read: {a: {samples: 1, tokens: 1}}}", "got tokens and samples"),
+        ("{steps: 9, read: {a: {samples: 9000}}}", r"more than the \d+ of an epoch; .*epochs: "),
+        ("{steps: 9, read: {a: {tokens: 9T}}}", r"more than the \d+ of an epoch"),
+        ("{steps: 9000, mix: {a: 1}}", r"more than the \d+ of an epoch"),
+        ("{steps: 9, mix: {a: 0}}", "must be positive"),
+        ("{steps: 9, mix: {a: }}", "a share such as"),
+        ("{steps: 9, read: {a: {samples: 1}}, sequence_length: 4}", "counts the tokens of a mix"),
+        ("{steps: 9, read: {a: {documents: read.txt, epochs: 1.5}}}", "epochs must be whole"),
+        ("{steps: 9, read: {a: {documents: high.txt}}}", "document 40 is not among the 40"),
+        ("{steps: 9, reads: {}}", "did you mean read"),
+    ],
+)
+def test_a_wrong_past_is_refused(folder: Path, past: str, message: str) -> None:
+    (folder / "high.txt").write_text("40")
+    with pytest.raises(InvalidArgument, match=message):
+        open_recipe(recipe(folder, past))
+
+
+def test_a_past_beyond_the_limits_is_refused(folder: Path) -> None:
+    made = Recipe(
+        sequence_length=LENGTH,
+        batch=BatchSchedule.constant(4),
+        sources=(RecipeSource(name="a", path=str(folder / "a"), max_epochs=Fraction(2)),),
+        stages=(RecipeStage(name="s", streams=(Stream(source="a"),)),),
+        exhaustion="stop",
+        past=Past(steps=3, read=(PastRead(source="a", epochs=Fraction(5, 2)),)),
+    )
+    with pytest.raises(InvalidArgument, match="raise its max_epochs or max_fraction"):
+        open_recipe(made)
+    with pytest.raises(MissingFile, match=r"nothing\.txt is not there"):
+        open_recipe(recipe(folder, "{steps: 9, read: {a: {documents: nothing.txt}}}"))
