@@ -205,9 +205,7 @@ def _epoch_blocks(draw: SourceDraw) -> _ShuffledBlocks:
     def samples_of(count: int) -> int:
         return draw.row.samples_in_epochs(count * copies, draw.part.tokens, length)
 
-    # With carry, n blocks may hold a few samples more than n * samples_of(1).
     passed = draw.served * length // size if carries else draw.served // samples_of(1)
-    passed += samples_of(passed + 1) <= draw.served
     before = samples_of(passed)
     return _ShuffledBlocks(
         passed=passed,

@@ -213,8 +213,11 @@ def test_more_datasets_than_a_byte_counts(neox: Any, tmp_path: Path) -> None:
     blend = neox_stand_in.BlendableDataset([One(k) for k in range(300)], [1.0] * 300)
     assert blend.dataset_index.dtype == np.int16
     assert {blend[k] for k in range(600)} == {(n, k) for n in range(300) for k in range(2)}
-    few = neox_stand_in.BlendableDataset([One(k) for k in range(254)], [1.0] * 254)
-    assert few.dataset_index.dtype == np.uint8
+    with pytest.raises(OutOfRange, match="sample -1 was requested, .* samples 0 to 599"):
+        blend[-1]
+    for count, dtype in ((254, np.uint8), (255, np.int16), (256, np.int16)):
+        few = neox_stand_in.BlendableDataset([One(k) for k in range(count)], [1.0] * count)
+        assert few.dataset_index.dtype == dtype
     for weights in ([1.0], [0.0] * 300, [-1.0] + [1.0] * 299):
         with pytest.raises(InvalidArgument):
             neox_stand_in.BlendableDataset([One(k) for k in range(300)], weights)

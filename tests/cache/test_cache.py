@@ -220,10 +220,23 @@ def test_after_a_reboot_bytes_are_verified_until_they_were_synced(
     assert "document_index.npy: the manifest promises checksum" in caplog.text
 
 
-def test_durable_is_marked_after_syncing(tmp_path: Path) -> None:
-    (tmp_path / "array.npy").write_bytes(b"x")
+def test_durable_is_marked_after_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file of the entry, and the directory of their names."""
+    paths = [tmp_path / "array.npy", tmp_path / "manifest.json", tmp_path]
+    for path in paths[:2]:
+        path.write_bytes(b"x")
+    synced = set()
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        assert not (tmp_path / "durable").exists()
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
     make_durable(tmp_path)
     assert (tmp_path / "durable").exists()
+    assert synced == {path.stat().st_ino for path in paths}
 
 
 def test_a_failing_build_leaves_nothing(

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from megaindex.cache import claim
-from megaindex.cache.claim import Claim, build_once, build_timeout, remove_dead
+from megaindex.cache.claim import (
+    Claim,
+    build_once,
+    build_timeout,
+    holder_is_dead,
+    remove_dead,
+    this_process,
+)
 from megaindex.errors import InvalidArgument, StorageError
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -90,6 +97,19 @@ def test_a_killed_builder_is_replaced_at_once(tmp_path: Path) -> None:
     found = build_once(tmp_path, "key", lambda: None, lambda: "made", timeout=50, stale_after=3600)
     assert found == "made"
     assert not list(tmp_path.glob("*.claim*"))
+
+
+@pytest.mark.parametrize("field", ["host", "boot", "pids"])
+def test_only_processes_that_can_be_seen_are_known_to_have_ended(field: str) -> None:
+    """A process number says nothing of another machine, boot or container."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    ended = {**this_process(), "pid": child}
+    assert holder_is_dead(json.dumps(ended))
+    for other in ("another", "", None):
+        assert not holder_is_dead(json.dumps({**ended, field: other}))
 
 
 def test_a_builder_of_another_machine_is_replaced(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ FORGERIES = {
     "a truth value": in_array(shape=[True]),
     "a negative offset": in_array(offset=-128),
     "an offset inside an element": in_array(offset=129, shape=[0]),
+    "an offset inside a line of the header": in_array(offset=120, shape=[202]),
     "no shape": in_array(shape=None),
     "a field too many": in_array(pickle=True),
     "arrays in a list": lambda body: body.update(arrays=[1]),

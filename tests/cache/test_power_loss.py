@@ -122,6 +122,40 @@ def test_what_lost_nothing_is_read_once(
     assert machine.read == []
 
 
+def test_a_set_is_marked_after_everything_was_synced(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arrays, the directory of their names, and the sidecar itself."""
+    files = build(tmp_path)
+    synced: set[int] = set()
+    marked: list[set[int]] = []
+    sync, write = os.fsync, os.pwrite
+
+    def noted_sync(descriptor: int) -> None:
+        sync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def noted_write(descriptor: int, data: bytes, offset: int) -> int:
+        marked.append(set(synced))
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "pwrite", noted_write)
+    machine.sync()
+    paths = (*files.arrays.values(), tmp_path, files.sidecar)
+    assert marked == [{os.stat(path).st_ino for path in paths}]
+    assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "1"
+
+
+def test_a_set_that_is_being_replaced_has_no_sidecar(tmp_path: Path, machine: Machine) -> None:
+    """The old record would be that of arrays that are gone."""
+    files = build(tmp_path)
+    with ArrayWriter(files) as writer:
+        assert not os.path.lexists(files.sidecar)
+        fill(writer, CONTENTS)
+    assert find(files) is None
+
+
 def test_what_is_not_noted_is_read_again(tmp_path: Path, machine: Machine) -> None:
     files = build(tmp_path)
     for _ in range(2):

@@ -92,6 +92,28 @@ def test_overwrite(tmp_path: Path) -> None:
     assert read(tmp_path / "a") == NEW
 
 
+def test_an_old_pair_is_hidden_on_the_disk_before_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash may otherwise keep the new .bin and forget that the old .idx was renamed."""
+    write(tmp_path / "a", OLD)
+    calls = []
+
+    def note(name: str, call: Callable[..., None]) -> None:
+        def noted(*arguments: Any) -> None:
+            is_folder = name == "fsync" and stat.S_ISDIR(os.fstat(arguments[0]).st_mode)
+            calls.append(name + " folder" * is_folder)
+            call(*arguments)
+
+        monkeypatch.setattr(os, name, noted)
+
+    for name in ("rename", "replace", "fsync"):
+        note(name, getattr(os, name))
+    write(tmp_path / "a", NEW, overwrite=True)
+    files = ["fsync", "fsync"]
+    assert calls == [*files, "rename", "fsync folder", "replace", "replace", "fsync folder"]
+
+
 @pytest.mark.parametrize("hard_links", [True, False])
 def test_the_second_of_two_writers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard_links: bool

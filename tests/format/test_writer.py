@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, StorageError
+from megaindex.format import IndexedDataset, IndexedDatasetWriter, pair
 
 RawPair = Callable[..., str]
 
@@ -67,6 +69,44 @@ def test_documents_without_sequences_and_sequences_without_tokens(tmp_path: Path
     dataset = IndexedDataset(tmp_path / "a")
     assert dataset.sequence_lengths.tolist() == [0, 0, 0]
     assert dataset.document_indices.tolist() == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_pointers_are_exact_beyond_every_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(pair, "_CHUNK", chunk)
+    lengths = np.full(100, 2**31 - 1)
+    lengths[::3] = 5
+    with contextlib.closing(pair.IndexSpool(str(tmp_path), multimodal=False)) as spool:
+        spool.open()
+        spool.add_sequences(lengths, None)
+        out = io.BytesIO()
+        spool.assemble(pair._HashedFile(out), 5, 8)
+    begins = 8 * np.cumsum(lengths) - 8 * lengths
+    assert begins[-1] > 2**40
+    pointers = out.getvalue()[pair.HEADER_BYTES + 4 * 100 :][: 8 * 100]
+    np.testing.assert_array_equal(np.frombuffer(pointers, np.int64), begins)
+
+
+@pytest.mark.parametrize(("size", "nbytes"), [(8, 8), (16, 12), (12, 16)])
+def test_a_source_that_changes_while_it_is_copied_is_refused(
+    tmp_path: Path, size: int, nbytes: int
+) -> None:
+    """Also one that grew: its .idx was read before."""
+    source = tmp_path / "source.bin"
+    source.write_bytes(bytes(12))
+    sink = pair.PairSink(
+        str(tmp_path / "a.bin"), str(tmp_path / "a.idx"), np.dtype(np.uint8), multimodal=False,
+        overwrite=False,
+    )  # fmt: skip
+    try:
+        sink.open()
+        message = f"changed while it was copied: it had {size} bytes, has 12, and "
+        with pytest.raises(StorageError, match=message):
+            sink.copy_bytes(str(source), size, 0, nbytes, lambda _: None)
+    finally:
+        sink.discard()
 
 
 def test_an_empty_corpus(tmp_path: Path) -> None:

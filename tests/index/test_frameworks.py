@@ -12,8 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megaindex.arithmetic import shuffle_dtype
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import FRAMEWORK_RULES, framework_rules, parse_split
+from megaindex.index.frameworks import (
+    FRAMEWORK_RULES,
+    framework_rules,
+    parse_split,
+    select_documents,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,6 +96,10 @@ def test_neox_splits_take_the_excess_off_every_boundary() -> None:
         (969, 999),
         (999, 1000),
     ]
+    # an empty first part leaves its end before the first sequence, which is refused when it is read
+    assert framework_rules("neox").split_bounds("0,1,1", 3) == [(0, -1), (-1, 1), (1, 3)]
+    with pytest.raises(InvalidArgument, match="documents must be from 0 to 2, got -1"):
+        select_documents(3, "c", framework_rules("neox"), split="0,1,1", subset="valid")
 
 
 @pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "0,0", "-1,2", "nan,1", "inf"])
@@ -106,6 +116,14 @@ def test_sample_index_widths() -> None:
     samples = 2**30 - 2  # 2 * (samples + 1) is below 2**31 - 1 up to here
     assert framework_rules("neox").sample_index_dtype(10, samples * 8 + 1, 8) == "int32"
     assert framework_rules("neox").sample_index_dtype(10, (samples + 1) * 8 + 1, 8) == "int64"
+    # of half a sample more, 2 * (samples + 1) is 2**31 - 1 itself
+    assert framework_rules("neox").sample_index_dtype(10, 2 * samples + 2, 2) == "int64"
+    assert framework_rules("neox").sample_index_dtype(10, 3 * samples + 2, 3) == "int32"
+
+
+def test_shuffle_index_widths() -> None:
+    assert shuffle_dtype(2**32 - 3) == "uint32"
+    assert shuffle_dtype(2**32 - 2) == "int64"  # numpy.iinfo(numpy.uint32).max - 1 samples
 
 
 def test_unknown_orders_are_refused() -> None:

@@ -215,6 +215,12 @@ def test_damaged_block_receipts_are_refused(stored: dict[str, Any]) -> None:
         BlockReceipts.from_dict(stored)
 
 
+@pytest.mark.parametrize("pair", [[], ["0" * 32], ["0" * 32, 1, 1], "01", {"0" * 32: 1}])
+def test_a_block_is_a_receipt_and_a_number(pair: Any) -> None:
+    with pytest.raises(megaindex.FormatError, match="block 3 must be a receipt and a number"):
+        BlockReceipts.from_dict({"stride": 2, "blocks": {"3": pair}})
+
+
 @pytest.mark.parametrize("fingerprints", [[], ["ab"], "a" * 32, ["g" * 32]])
 def test_bad_fingerprints_are_refused(fingerprints: Any) -> None:
     with pytest.raises(megaindex.InvalidArgument, match="32 hex digits for each source"):

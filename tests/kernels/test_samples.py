@@ -74,7 +74,7 @@ def test_rows_are_megatrons(
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("lengths", [[1], [5], [0, 0, 9], [9, 0, 0], [3, 0, 4]])
+@pytest.mark.parametrize("lengths", [[1], [5], [0, 0, 9], [9, 0, 0], [4, 0], [4, 0, 0], [3, 0, 4]])
 @pytest.mark.parametrize("extra", [0, 1])
 def test_few_documents(backend: Any, lengths: list[int], extra: int) -> None:
     sizes = np.array(lengths, np.int32)

@@ -157,6 +157,12 @@ def test_another_kind_is_refused() -> None:
     changed = sampler("cyclic")
     changed.load_state_dict(state, allow=["kind"])
     assert changed.state_dict()["consumed_samples"] == 32
+    within = sampler("single", **STEPS).state_after(8)
+    assert (within["consumed_samples"], within["rows_left"]) == (32, 4)
+    changed = sampler("cyclic", train_samples=61)
+    changed.load_state_dict(within, allow=["kind"])
+    after = changed.state_dict()
+    assert (after["consumed_samples"], after["rows_left"]) == (32, 0)  # rows of the other's step
 
 
 def test_a_cyclic_run_continues_between_rounds_only() -> None:

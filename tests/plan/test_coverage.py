@@ -102,6 +102,21 @@ def test_closed_form_equals_the_built_index(corpus: Path, order: str, iterations
         assert exact["coverage_method"] == ("built" if iterations else "closed-form")
 
 
+def test_a_whole_epoch_served_is_in_closed_form() -> None:
+    """The last sample of the first epoch overlaps with none; the next one does with chance."""
+    for settings in (
+        {"order": "epoch"},
+        {"order": "epoch", "left_over": "carry"},
+        {"order": "megatron", "separate_final_epoch": "always"},
+    ):
+        whole, more = (draw_of(settings, 1000, 24, 50, served) for served in (41, 42))
+        assert whole.per_epoch == 41
+        assert coverage_module.closed_form(whole) == coverage_module.Coverage(
+            method="closed-form", tokens=(1 - 41 * 24 / 1000, 41 * 24 / 1000)
+        )
+        assert coverage_module.closed_form(more) is None
+
+
 @pytest.mark.parametrize("order", ["megatron", "neox"])
 @pytest.mark.parametrize("iterations", [100, 170, 240, 300, 440, 700])
 def test_expectation_is_the_mean_over_seeds(corpus: Path, order: str, iterations: int) -> None:

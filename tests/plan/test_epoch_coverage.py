@@ -76,6 +76,8 @@ def test_an_exact_number_of_epochs_is_built(tmp_path: Path) -> None:
     assert (plan["num_epochs_built"], plan["samples_built"]) == (3, 374)
     assert plan["max_train_iters_without_repeat"] == 0
     assert plan["max_train_iters_same_epochs"] == 374 // 4
+    rows = plan_json(*words, "--train-samples", 240, "--split", "80,20,0", "--eval-iters", 2)
+    assert {row["split"]: row["epochs"] for row in rows["datasets"]} == {"train": 3, "valid": 1}
     status, _, error = cli(*words, "--train-samples", 100)
     assert status == 2
     assert "exact_num_epochs=3: num_samples must be from" in error
