@@ -41,7 +41,7 @@ NAVIGATION = {
     "Guides": [
         *("planning", "orders", "packing", "reading", "recipes", "balance"),
         *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "Tracing <trace>"),
-        *("record", "lock", "changing-runs"),
+        *("record", "lock", "export", "changing-runs"),
         *("objects", "scale"),
     ],
     "Frameworks": ["Megatron <megatron>", "neox"],

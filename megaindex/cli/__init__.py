@@ -16,6 +16,7 @@ from megaindex.errors import InvalidArgument
 VERBS = {
     "plan": ("megaindex.cli.plan", "compute train_iters, epochs and coverage of a run"),
     "build": ("megaindex.cli.build", "build the index arrays of datasets into a cache"),
+    "export": ("megaindex.cli.export", "write an order as the index arrays that a framework reads"),
     "audit": ("megaindex.cli.audit", "report how often, and when, documents and tokens are seen"),
     "trace": ("megaindex.cli.trace", "print the input rows of a step, or the steps of input rows"),
     "prove": ("megaindex.cli.prove", "show that two records of a run differ by what was skipped"),

@@ -1,15 +1,17 @@
-"""Index of Megatron's three arrays, and checks of arrays that other programs wrote."""
+"""Index of Megatron's three arrays, their computation for any order, and checks of arrays that
+other programs wrote."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I32, I64, U64, IntArray
-from megaindex.arithmetic import shuffle_dtype
-from megaindex.errors import FormatError
+from megaindex.arithmetic import INT32_MAX, shuffle_dtype
+from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.inverse import ServedTokens, places_of, served_in
 from megaindex.index.orders.framework import ShuffledOrder
@@ -17,10 +19,12 @@ from megaindex.index.spans import (
     CHUNK,
     SCATTERED,
     Chunks,
+    Index,
     ShownIndex,
     Spans,
     check_sample_ids,
     iterate_in_order,
+    iterate_spans,
     part_bounds,
 )
 from megaindex.kernels import active
@@ -216,3 +220,119 @@ class ArrayIndex(ShownIndex):
             ids,
         )
         return Spans.of_one_source(*runs)
+
+
+class OrderArrays(NamedTuple):
+    """The samples of an index as Megatron's three arrays, see `ArrayIndex`."""
+
+    document_index: I32
+    """int32[n]: sequence ids. Documents that no sample reads are left out."""
+    sample_index: IntArray
+    """int32 or int64 [m + 1, 2]: rows between which the samples lie."""
+    shuffle_index: IntArray
+    """uint32 or int64 [num_samples]: row of each sample. Where a sample does not begin at the label
+    of the one before, the row between them belongs to none."""
+    short_samples: int
+    """Samples of fewer than ``sequence_length + 1`` tokens, the rest of which is padding."""
+
+
+def arrays_of(index: Index, lengths: I32, *, wide: bool = False) -> OrderArrays:
+    """Return arrays from which a framework's reader serves the samples of an index.
+
+    Args:
+        index: an index of one dataset, of any order.
+        lengths: sequence lengths of the dataset.
+        wide: use int64 for sample_index also where int32 is enough.
+
+    Raises:
+        InvalidArgument: a sample is not a range of consecutive documents, or masks some of its
+            loss; or the samples read no extra token for the label.
+    """
+    if index.add_extra_token != 1:
+        raise InvalidArgument(
+            "the samples of the index have no extra token for the label, which the readers of the "
+            "frameworks add; build it with add_extra_token=1"
+        )
+    rows = _Rows(index, lengths)
+    for positions, spans in iterate_spans(index, 0, index.num_samples):
+        rows.add(positions, spans)
+    return rows.arrays(wide)
+
+
+class _Rows:
+    """The arrays of an index, appended chunk by chunk."""
+
+    def __init__(self, index: Index, lengths: I32) -> None:
+        self._lengths, self._width = lengths, index.sequence_length + 1
+        self._row_of = np.full(index.num_samples, -1, np.int64)
+        self._documents: list[I32] = []
+        self._rows: list[I64] = []
+        self._num_documents = self._num_rows = self._short = 0
+        self._end: tuple[int, int] | None = None  # document and offset of the last label
+
+    def add(self, positions: I64, spans: Spans) -> None:
+        """Append samples; one that begins at the label of the one before shares its row."""
+        _check_ranges(positions, spans, self._lengths)
+        splits = spans.row_splits
+        first, last = splits[:-1], splits[1:] - 1
+        labels = spans.offset[last] + spans.length[last] - 1
+        ends = np.stack((spans.document[last], labels), axis=1)
+        previous = np.concatenate(([self._end or (-1, -1)], ends[:-1]))
+        joined = spans.document[first] == previous[:, 0]
+        joined &= spans.offset[first] == previous[:, 1]
+        # a joined sample begins in the last document of the one before
+        begin = self._num_documents + first - np.cumsum(joined)
+        broken = ~joined
+        if self._end is None:
+            broken[0] = False
+        row = self._num_rows + np.arange(positions.size) + np.cumsum(broken)
+        rows = np.empty((int(row[-1]) + 1 - self._num_rows, 2), np.int64)
+        rows[row - self._num_rows, 0] = begin
+        rows[row - self._num_rows, 1] = spans.offset[first]
+        place = begin + (last - first)
+        before = np.concatenate(([self._num_documents - 1], place[:-1]))
+        rows[row[broken] - 1 - self._num_rows] = np.stack((before, previous[:, 1]), axis=1)[broken]
+        kept = np.ones(len(spans), bool)
+        kept[first[joined]] = False
+        self._documents.append(spans.document[kept].astype(np.int32))
+        self._rows.append(rows)
+        self._row_of[positions] = row
+        tokens = np.add.reduceat(spans.length, first)
+        self._short += int(np.count_nonzero(tokens < self._width))
+        self._num_documents += int(kept.sum())
+        self._num_rows = int(row[-1]) + 1
+        self._end = (int(ends[-1, 0]), int(ends[-1, 1]))
+
+    def arrays(self, wide: bool) -> OrderArrays:
+        if self._end is None or (self._row_of < 0).any():
+            raise InvalidArgument("the index serves no samples, or leaves positions out")
+        self._rows.append(np.array([[self._num_documents - 1, self._end[1]]], np.int64))
+        narrow = self._num_documents <= INT32_MAX and not wide
+        return OrderArrays(
+            np.concatenate(self._documents),
+            np.concatenate(self._rows, dtype=np.int32 if narrow else np.int64),
+            self._row_of.astype(shuffle_dtype(self._num_rows)),
+            self._short,
+        )
+
+
+def _check_ranges(positions: I64, spans: Spans, lengths: I32) -> None:
+    """Raise InvalidArgument unless each sample is a range of the documents that it reads."""
+    if spans.masked is not None and spans.masked.any():
+        raise InvalidArgument(
+            "some tokens carry no loss, which the arrays cannot say; leave the skips out"
+        )
+    is_first, is_last = np.zeros(len(spans), bool), np.zeros(len(spans), bool)
+    is_first[spans.row_splits[:-1]] = is_last[spans.row_splits[1:] - 1] = True
+    whole = spans.offset + spans.length == lengths[spans.document]
+    wrong = np.flatnonzero(~((is_first | (spans.offset == 0)) & (is_last | whole)))
+    if wrong.size:
+        span = int(wrong[0])
+        sample = int(positions[np.searchsorted(spans.row_splits, span, "right") - 1])
+        begin = int(spans.offset[span])
+        raise InvalidArgument(
+            f"sample {sample} joins tokens {begin} to {begin + int(spans.length[span]) - 1} of "
+            f"document {int(spans.document[span])} to other documents: the arrays have only ranges "
+            "of whole documents, cut at both ends; use long_documents truncate or skip, or order "
+            "epoch"
+        )

@@ -8,6 +8,7 @@ from megaindex.audit.diff_inputs import Side
 from megaindex.audit.streams import AuditStream
 from megaindex.builders.described import build_described
 from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.run import Run
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
 from megaindex.index.block_receipts import receipts_between
@@ -115,6 +116,16 @@ def open_stream(
     """
     lock = lock if isinstance(lock, Lock) else read_lock(lock)
     return _open(lock, search, cache_dir).stream
+
+
+def locked_run(lock: Folder | Lock) -> Recipe | Run:
+    """Return the settings of a locked run, after checking its sources.
+
+    Raises:
+        MissingFile, StorageError, FormatError: as `open_run`.
+    """
+    run: Recipe | Run = _open(lock if isinstance(lock, Lock) else read_lock(lock), None, None).run
+    return run
 
 
 class _OpenRun(NamedTuple):

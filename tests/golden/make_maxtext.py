@@ -36,6 +36,7 @@ CASES = 12
 def modules(source: Path) -> tuple[Any, Any]:
     for name in ("grain", "grain.python", "tqdm"):
         sys.modules[name] = MagicMock()
+    sys.modules["grain"].python = sys.modules["grain.python"]  # type: ignore[attr-defined]
     sys.modules["tqdm"].tqdm = lambda items, **_: items  # type: ignore[attr-defined]
     sys.modules["grain.python"].RandomAccessDataSource = object  # type: ignore[attr-defined]
     for name, folder in (("maxtext", "src/maxtext"),

@@ -61,7 +61,8 @@ class Lengths:
 class Framework:
     """One framework, loaded; `corpora` are the lengths of the datasets by prefix."""
 
-    def __init__(self, order: str, source: Path) -> None:
+    def __init__(self, order: str, source: Path, *, reads: bool = False) -> None:
+        """``reads``: with its own reader of datasets, in place of their lengths."""
         self.order = order
         self.corpora: dict[str, list[int]] = {}
         self.folder = tempfile.mkdtemp()
@@ -82,7 +83,7 @@ class Framework:
             folder = self._package(f"{name}.data", source / name / "data", one)
             sys.modules[f"{name}.data"] = folder
         readers = MagicMock(make_dataset=self._open)
-        for name in ("megatron", "paddlenlp"):
+        for name in ("megatron", "paddlenlp") if not reads else ():
             sys.modules[f"{name}.data.indexed_dataset"] = readers
         for name in ("online_dataset", "pairwise_dataset", "samplers"):
             sys.modules[f"megatron.data.{name}"] = MagicMock()

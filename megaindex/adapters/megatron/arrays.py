@@ -23,13 +23,9 @@ from megaindex.cache.fingerprint import (
     corpus_stamp,
     documents_setting,
 )
-from megaindex.cache.framework_files.array_files import (
-    SUFFIX,
-    ArrayFiles,
-    Arrays,
-    Identity,
-)
+from megaindex.cache.framework_files.array_files import ArrayFiles, Arrays, Identity
 from megaindex.cache.framework_files.group import ArrayRequest
+from megaindex.cache.framework_files.names import megatron_files
 from megaindex.cache.framework_files.sidecar import map_arrays
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import check_arrays
@@ -224,7 +220,7 @@ def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
         num_samples=None if self.num_samples is None else int(self.num_samples),
         name=str(self.dataset_path),
         description=self.unique_description,
-        files=files_of(
+        files=megatron_files(
             cache_directory(self.config, getattr(self.dataset, "path_prefix", None), type(self)),
             f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}",
         ),
@@ -251,22 +247,6 @@ def cache_directory(config: Any, path_prefix: str | None, cls: type) -> str | No
     if config.path_to_cache is not None or config.mock or path_prefix is None:
         return config.path_to_cache or None
     return os.path.join(path_prefix, "cache", f"{cls.__name__}_indices")
-
-
-def files_of(directory: str | None, base: str) -> ArrayFiles | None:
-    """Return the paths of one dataset's files, as Megatron names them; None in memory."""
-    if directory is None:
-        return None
-    path = f"{directory}/{base}"
-    return ArrayFiles(
-        arrays={
-            "document_index": f"{path}-document_index.npy",
-            "sample_index": f"{path}-sample_index.npy",
-            "shuffle_index": f"{path}-shuffle_index.npy",
-        },
-        sidecar=f"{path}{SUFFIX}",
-        marker=f"{path}-description.txt",
-    )
 
 
 def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:

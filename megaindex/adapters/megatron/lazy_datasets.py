@@ -20,11 +20,11 @@ from megaindex.adapters.megatron.arrays import (
     DatasetRequest,
     LowLevelCorpus,
     cache_directory,
-    files_of,
     settings_of,
 )
 from megaindex.adapters.megatron.core import core
 from megaindex.cache.framework_files.array_files import Sidecar
+from megaindex.cache.framework_files.names import megatron_files
 
 logger = logging.getLogger("megaindex")
 
@@ -92,7 +92,7 @@ class DatasetFactory:
             num_samples=num_samples,
             name=path,
             description=description,
-            files=files_of(directory, digest + self._suffix),
+            files=megatron_files(directory, digest + self._suffix),
             **self._settings,
         )
         dataset = object.__new__(self._cls)

@@ -14,12 +14,7 @@ import xxhash
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.single import order_parameters
 from megaindex.cache.fingerprint import canonical_json, corpus_fingerprint
-from megaindex.cache.framework_files.array_files import (
-    SUFFIX,
-    ArrayFiles,
-    Arrays,
-    Identity,
-)
+from megaindex.cache.framework_files.array_files import ArrayFiles, Arrays, Identity
 from megaindex.cache.framework_files.group import ArrayRequest
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
@@ -27,9 +22,6 @@ from megaindex.index.array_index import check_arrays
 from megaindex.index.orders import framework, neox_documents
 from megaindex.index.orders.framework import Memory, ShuffledOrder, Sink
 from megaindex.index.orders.neox_documents import PackingOrder
-
-_NAMES = {"document_index": "doc_idx", "sample_index": "sample_idx", "shuffle_index": "shuffle_idx"}
-
 
 T = TypeVar("T")
 
@@ -138,18 +130,3 @@ class WholeDocumentsRequest(NeoxRequest[PackingOrder]):
         for name, expected in memory.arrays.items():
             if arrays[name].dtype != expected.dtype or not np.array_equal(arrays[name], expected):
                 raise FormatError(f"{name} is not that of the documents and the seed")
-
-
-def files_of(base: str) -> ArrayFiles:
-    """Return the paths of one set of arrays, as GPT-NeoX names them, and of their sidecar."""
-    return ArrayFiles(
-        arrays={ours: f"{base}_{theirs}.npy" for ours, theirs in _NAMES.items()},
-        sidecar=f"{base}{SUFFIX}",
-    )
-
-
-def base_name(
-    data_prefix: str, name: str, num_samples: int | None, seq_length: int, seed: int, pack_impl: str
-) -> str:
-    """Return the common prefix of the names of a dataset's arrays, without allow_chopped's mark."""
-    return f"{data_prefix}_{name}_indexmap_{num_samples}ns_{seq_length}sl_{seed}s_{pack_impl}pi"

@@ -15,14 +15,13 @@ from megaindex.adapters.neox.arrays import (
     NeoxRequest,
     PackedRequest,
     WholeDocumentsRequest,
-    base_name,
-    files_of,
 )
 from megaindex.adapters.policy import Policy
 from megaindex.arithmetic import epochs_for
 from megaindex.builders.single import packing_order, pair_order
 from megaindex.cache.fingerprint import documents_setting
 from megaindex.cache.framework_files.group import Fetched
+from megaindex.cache.framework_files.names import neox_base, short_files
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
@@ -168,7 +167,7 @@ class NeoxSamples:
     ) -> NeoxRequest[Any]:
         """Build the request for an epoch's arrays, under GPT-NeoX's name and ``mark``."""
         seed = self.epoch_seed(epoch)
-        base = base_name(
+        base = neox_base(
             self.data_prefix, self.name, self.requested, self.seq_length, seed, self.pack_impl
         )
         decide = {
@@ -179,7 +178,7 @@ class NeoxSamples:
             **settings,
         }
         return kind(
-            files=files_of(base + mark),
+            files=short_files(base + mark),
             texts=texts,
             make_order=make_order,
             settings=decide,

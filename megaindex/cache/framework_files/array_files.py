@@ -134,7 +134,8 @@ class Sidecar:
     """The record of one set of arrays."""
 
     origin: str
-    """``built`` by megaindex; ``found``: written by the framework, then checked and accepted."""
+    """``built`` by megaindex; ``found``: written by the framework, then checked and accepted;
+    ``exported``: another order, for the framework's own reader."""
     settings: Mapping[str, Any]
     """All values besides the corpus that the arrays depend on."""
     corpus: str

@@ -353,6 +353,12 @@ def find_arrays(
         return _verified(files, sidecar, listing) if sidecar.in_doubt else sidecar
     if listing is not None:  # a new file may have the inode of a removed one
         return find_arrays(files, identity, check)
+    if sidecar.origin == "exported":
+        raise FormatError(
+            f"{files}-*: megaindex export wrote these index arrays, in order "
+            f"{sidecar.settings['order']}, for the framework without the adapter; do not install "
+            "the adapter, choose another cache directory, or remove the files of that name"
+        )
     if sidecar.origin != "built":
         _refuse(files)
     logger.warning("%s: built from other data or with other settings; rebuilt", files)

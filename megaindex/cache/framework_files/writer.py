@@ -66,7 +66,7 @@ class ArrayWriter(MappedArrays):
         for name, array in arrays.items():
             self.write(name, array)
 
-    def sidecar(self, identity: Identity) -> Sidecar:
+    def sidecar(self, identity: Identity, origin: str = "built") -> Sidecar:
         """Return the record of the arrays, all of which are sealed."""
         records, states, checksums = {}, {}, {}
         for name, file in self.finish().items():
@@ -74,7 +74,7 @@ class ArrayWriter(MappedArrays):
             records[name] = file.dtype, file.shape, file.offset
             states[name] = state_of(file.status)
             checksums[name] = file.checksum
-        return identity.sidecar("built", records, states, checksums)
+        return identity.sidecar(origin, records, states, checksums)
 
     def rename_into_place(self, text: str = "") -> None:
         """Rename all files into place; ``text`` is the content of the marker, if there is one."""
@@ -88,9 +88,9 @@ class ArrayWriter(MappedArrays):
                 raise storage_error(error, path, "cannot publish") from error
             del self._unnamed[0]
 
-    def publish(self, identity: Identity, text: str = "") -> Sidecar:
+    def publish(self, identity: Identity, text: str = "", origin: str = "built") -> Sidecar:
         """Write the sidecar and rename all files into place."""
-        sidecar = self.sidecar(identity)
+        sidecar = self.sidecar(identity, origin)
         write_sidecars([(self.files, sidecar)])
         self.rename_into_place(text)
         make_sets_durable_later([(self.files, sidecar)])

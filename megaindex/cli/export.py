@@ -1,0 +1,453 @@
+"""Write the order of a run as the index arrays that a framework's own reader takes.
+
+The framework finds them under the names of its cache, and builds none: its runs serve this order,
+without megaindex."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from megaindex.cache.fingerprint import corpus_fingerprint, corpus_stamp
+from megaindex.cache.framework_files.array_files import Identity
+from megaindex.cache.framework_files.names import EXPORT_FORMATS, ExportFormat, NamedDataset
+from megaindex.cache.framework_files.sidecar import read_sidecar
+from megaindex.cache.npy import map_npy
+from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.plan import add_run_arguments, described_by, recipe_of, skips_of_options
+from megaindex.configs.run import Data, Run, Source, Target
+from megaindex.configs.run_builder import read_settings, resolve
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.frameworks import SPLITS, Split
+from megaindex.recipe.recipe import Recipe
+from megaindex.validation import check_choice
+
+if TYPE_CHECKING:
+    from megaindex.audit.streams import AuditStream
+    from megaindex.cache.framework_files.array_files import ArrayFiles, Arrays
+    from megaindex.index.spans import Index
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedSet:
+    """The arrays of one subset, and the files in which the framework looks for them."""
+
+    dataset: NamedDataset
+    files: ArrayFiles
+    text: str
+    """Content of the marker."""
+    arrays: Arrays
+    stream: AuditStream
+    index: Index
+    short: int
+    """Samples that the reader completes with padding."""
+    status: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    target = EXPORT_FORMATS[check_choice("--to", options.to, tuple(EXPORT_FORMATS))]
+    _check_folder(options, target)
+    run = _run_of(options)
+    sets = [_published(each, options) for each in _sets(run, target, options)]
+    if options.json:
+        shared = {
+            "to": options.to,
+            "order": sets[0].stream.order,
+            "data_path": sets[0].dataset.path,
+        }
+        print(json.dumps({**shared, "datasets": list(map(_facts, sets))}, indent=2))
+    else:
+        _print(sets, target, options)
+    return int(options.check and any(each.status != "as exported" for each in sets))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex export", description=__doc__, allow_abbrev=False)
+    add_run_arguments(parser)
+    group = parser.add_argument_group("export")
+    add = group.add_argument
+    add("--to", metavar="F", required=True, help=f"{', '.join(EXPORT_FORMATS)}")
+    add("--lock", metavar="FILE", help="the run of a lock, in place of its settings")
+    add("--subset", nargs="+", choices=SPLITS, help="default: all that the run reads")
+    meaning = "Megatron-LM: a -description.txt that it wrote with the same tokenizer and split"
+    add("--description", metavar="FILE", help=meaning)
+    add("--check", action="store_true", help="compare the files that are there; write nothing")
+    add_flags(group, "--cache-dir", help="folder in which the framework looks")
+    add_flags(group, "--overwrite", help="replace arrays that were exported before")
+    add_flags(group, "--json")
+    return parser
+
+
+def _check_folder(options: argparse.Namespace, target: ExportFormat) -> None:
+    given = options.cache_dir is not None
+    if given and target.folder == "none":
+        raise InvalidArgument(
+            f"--cache-dir: the arrays of {options.to} lie beside its data; leave the flag out"
+        )
+    if not given and target.folder == "required":
+        raise InvalidArgument(
+            f"--cache-dir is missing: the folder in which {options.to} looks for index arrays, its "
+            f"{target.setting}"
+        )
+    if (options.description is None) != (options.to != "megatron"):
+        raise InvalidArgument(
+            "--description is missing: Megatron-LM names its arrays by the tokenizer too; give a "
+            "…-description.txt that it wrote beside the index arrays of a run with this tokenizer"
+            if options.to == "megatron"
+            else f"--description: {options.to} names its arrays without one; leave it out"
+        )
+
+
+def _run_of(options: argparse.Namespace) -> Recipe | Run:
+    """Return the run of the options; its order is ``epoch`` by default.
+
+    Raises:
+        InvalidArgument: the run is described twice, or not at all.
+    """
+    options.skip = skips_of_options(options)
+    if options.lock:
+        from megaindex.lock.opening import locked_run
+
+        if others := described_by(options):
+            raise InvalidArgument(
+                f"--lock has the whole run, also --{others[0].replace('_', '-')}; leave it out"
+            )
+        return locked_run(options.lock)
+    recipe = recipe_of(options, besides=("skip", "split"))
+    if recipe is not None:
+        return recipe
+    options.order = options.order or "epoch"
+    return resolve(read_settings(vars(options)))
+
+
+def _sets(
+    run: Recipe | Run, target: ExportFormat, options: argparse.Namespace
+) -> list[ExportedSet]:
+    """Return the arrays of each subset that the framework builds.
+
+    Raises:
+        InvalidArgument: the arrays of the framework cannot express the run.
+    """
+    from megaindex.builders.recipe import open_recipe
+    from megaindex.lock.make import streams_of
+
+    _check_run(run)
+    opened = open_recipe(run) if isinstance(run, Recipe) else None
+    wanted = [each for each in target.subsets if each in (options.subset or SPLITS)]
+    streams = streams_of(run, opened, None, wanted if wanted == ["train"] else SPLITS)
+    if opened is not None:  # a recipe evaluates by rules of its own
+        streams = {"train": streams["train"]}
+    requests = _requests(run, streams, target, options.split)
+    found = [
+        _set(streams[subset], requests[subset], target, options)
+        for subset in wanted
+        if subset in requests
+    ]
+    if not found:
+        raise InvalidArgument(
+            f"--subset {' '.join(options.subset)}: the run reads nothing of it, or {options.to} "
+            f"builds its arrays itself; give one of {', '.join(target.subsets)}"
+        )
+    return found
+
+
+def _check_run(run: Recipe | Run) -> None:
+    sources: Sequence[Any] = run.sources if isinstance(run, Recipe) else run.data.train
+    if len(sources) != 1:
+        raise InvalidArgument(
+            f"the run has {len(sources)} sources, and the arrays are those of one corpus; merge "
+            "the sources with megaindex merge, or use the framework's adapter"
+        )
+    if run.skip or (isinstance(run, Run) and run.iterations_to_skip):
+        raise InvalidArgument(
+            "skips are applied by megaindex, not by the arrays; leave them out, or use the "
+            "framework's adapter"
+        )
+    if run.tail != "drop":
+        raise InvalidArgument(
+            f"--tail {run.tail}: the framework drops the samples that fill no batch; give drop"
+        )
+    labelled = ("labels", "loss_mask", "rejected", "rejected_labels")
+    if any(getattr(sources[0], name, "") for name in labelled):
+        raise InvalidArgument("labels are read with other arrays; export the text alone")
+    if isinstance(run, Recipe):
+        return
+    if run.consumed_samples or run.phases:
+        raise InvalidArgument(
+            "--consumed-samples and --phase-transition-iterations: the arrays are those of a whole "
+            "run; leave them out"
+        )
+    if run.target.kind == "loader_epochs":
+        raise InvalidArgument(
+            "train_epochs reads the arrays of one epoch again and again; give train_iters in its "
+            "place, and --train-iters or --epochs here"
+        )
+
+
+def _requests(
+    run: Recipe | Run,
+    streams: Mapping[Split, AuditStream],
+    target: ExportFormat,
+    split: str | None,
+) -> dict[Split, NamedDataset]:
+    """Return the values by which the framework names the arrays of each subset."""
+    from megaindex.plan.rows import evaluation_of
+    from megaindex.plan.sources import own_sources, parts_of, sizing_of
+    from megaindex.plan.target import resolve_target
+
+    stream = streams["train"]
+    theirs = _under_framework(run, stream, target, split)
+    parts = parts_of(theirs.data, theirs.row, sequence_length=theirs.sequence_length)
+    sizing = sizing_of(theirs, theirs.row, parts["train"], "train", None)
+    resolved = resolve_target(theirs, sizing)
+    if resolved.samples_consumed != stream.num_samples:
+        raise InvalidArgument(
+            f"the run serves {stream.num_samples} samples in {stream.num_steps} steps, and the "
+            f"framework {resolved.samples_consumed}; give --train-iters of constant batches"
+        )
+    if isinstance(run, Recipe) and parts["train"][0].sequences != stream.sources[0].lengths.size:
+        raise InvalidArgument(
+            f"--split {split}: a recipe trains on all documents of its source; give 1,0,0"
+        )
+    asked: dict[Split, int | None] = {"train": resolved.samples_requested}
+    evaluation = evaluation_of(theirs, resolved.train_iters, parts)
+    if evaluation is not None:
+        asked["valid"] = None if evaluation.full else evaluation.valid_samples
+        asked["test"] = evaluation.test_samples
+    found: dict[Split, NamedDataset] = {}
+    for subset, samples in asked.items():
+        if subset not in streams:
+            continue
+        part = parts[subset][0]
+        own = sizing_of(theirs, theirs.row, [part], subset, None, parts["train"])
+        requested = None if samples is None else own.requested(samples)
+        found[subset] = NamedDataset(
+            path=part.source.path,
+            subset=subset,
+            num_samples=None if requested is None else requested[0],
+            sequence_length=theirs.sequence_length,
+            seed=theirs.seed,
+            split=theirs.data.split,
+            apart=own_sources(theirs),
+            tokens=part.tokens,
+        )
+    return found
+
+
+def _under_framework(
+    run: Recipe | Run, stream: AuditStream, target: ExportFormat, split: str | None
+) -> Run:
+    """Return the run of the framework that takes the same steps."""
+    steps = Target(kind="iterations", value=Fraction(stream.num_steps))
+    if isinstance(run, Run):
+        return replace(run, order=target.order, target=steps, variance_buffer=None)
+    source = Source(path=run.sources[0].path)
+    return Run(
+        order=target.order,
+        sequence_length=stream.index.sequence_length,
+        data=Data(train=(source,), split=split),
+        batch=run.batch,
+        target=steps,
+        seed=run.seed,
+    )
+
+
+def _set(
+    stream: AuditStream, dataset: NamedDataset, target: ExportFormat, options: argparse.Namespace
+) -> ExportedSet:
+    """Return the arrays of a subset and their names."""
+    from megaindex.index.array_index import arrays_of
+    from megaindex.index.spans import datasets_of
+
+    (corpus,) = datasets_of(stream.index)
+    if target.one_document_each and corpus.document_indices.size - 1 != len(corpus):
+        raise InvalidArgument(
+            f"{dataset.path}: {options.to} counts documents, and the pair has "
+            f"{corpus.document_indices.size - 1} of {len(corpus)} sequences; write each document "
+            "as one sequence"
+        )
+    if options.description is not None:
+        dataset = replace(
+            dataset, template=_read(options.description), template_path=options.description
+        )
+    files, text = target.files(dataset, options.cache_dir)
+    index = _whole_epochs(stream.index)
+    wide = target.rules.width_rule == "int64"
+    found = arrays_of(index, corpus.sequence_lengths, wide=wide)
+    if found.short_samples and not target.pads:
+        raise InvalidArgument(
+            f"{found.short_samples} of {index.num_samples} samples have fewer than "
+            f"{dataset.sequence_length} tokens and a label, and {options.to} trains on the padding "
+            "or fails at it; use order epoch, or the frameworks megatron and maxtext"
+        )
+    return ExportedSet(
+        dataset=dataset,
+        files=files,
+        text=text,
+        arrays=_for_reader(found, index.num_samples, target),
+        stream=stream,
+        index=index,
+        short=found.short_samples,
+    )
+
+
+def _read(path: str) -> str:
+    from megaindex.io.os_errors import as_storage_error
+    from megaindex.io.paths import check_local
+
+    check_local(path, "copy it to a disk")
+    with as_storage_error(path, "cannot read"), open(path, "rb") as file:
+        try:
+            return file.read(1 << 20).decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{path}: not a text file: {error}; give a description") from None
+
+
+def _whole_epochs(index: Index) -> Index:
+    """Return the source of a recipe whose samples it reads from the first on, else the index.
+
+    Its whole epochs are iterated in the order in which they are cut, so samples share rows.
+    """
+    from megaindex.index.staged_index import StagedIndex
+
+    if not isinstance(index, StagedIndex):
+        return index
+    begins = np.cumsum([0, *(stage.num_samples for stage in index.stages)])
+    if all(stage.begins == (begin,) for stage, begin in zip(index.stages, begins, strict=False)):
+        return index.sources[0]
+    return index
+
+
+def _for_reader(found: Any, num_samples: int, target: ExportFormat) -> Arrays:
+    """Return the arrays with as many entries as the framework's reader expects.
+
+    Where the length of a dataset is that of sample_index, rows between samples count too: entries
+    beyond the last sample begin anew.
+    """
+    rows, shuffle = found.sample_index, found.shuffle_index
+    if target.length == "rows":
+        fewest = num_samples + target.rules.uncounted_samples
+        missing = max(0, fewest - (len(rows) - 1))
+        rows = np.concatenate((rows, np.repeat(rows[-1:], missing, axis=0)))
+        shuffle = np.resize(shuffle, len(rows) - 1)
+    return {"document_index": found.document_index, "sample_index": rows, "shuffle_index": shuffle}
+
+
+def _published(one: ExportedSet, options: argparse.Namespace) -> ExportedSet:
+    """Write the arrays, unless they are there; with ``--check`` compare them alone.
+
+    Raises:
+        FormatError: there are files with other content.
+    """
+    from megaindex.cache.claim import build_once
+    from megaindex.cache.framework_files.writer import ArrayWriter
+
+    def find() -> str | None:
+        state, path = _state(one)
+        if state == "different":
+            _check_replaceable(one, path, options.overwrite)
+        return "already there" if state == "as exported" else None
+
+    def build() -> str:
+        with ArrayWriter(one.files) as writer:
+            writer.copy(one.arrays)
+            writer.publish(_identity(one), one.text, "exported")
+        return "written"
+
+    if options.check:
+        return replace(one, status=_state(one)[0])
+    folder, _, name = str(one.files).rpartition("/")
+    return replace(one, status=build_once(folder or ".", name, find, build))
+
+
+def _state(one: ExportedSet) -> tuple[str, str]:
+    """Return "as exported", "missing" if a file is, or "different" and the path of such a file."""
+    present = [path for path in one.files.paths if os.path.lexists(path)]
+    for name, path in one.files.arrays.items():
+        if path in present:
+            array, _ = map_npy(path)
+            ours = one.arrays[name]
+            if array.dtype != ours.dtype or not np.array_equal(array, ours):
+                return "different", path
+    marker = one.files.marker
+    if marker in present and _read(str(marker)) != one.text:
+        return "different", str(marker)
+    return ("as exported" if len(present) == len(one.files.paths) else "missing"), ""
+
+
+def _check_replaceable(one: ExportedSet, path: str, overwrite: bool) -> None:
+    """Raise FormatError unless the files may be replaced, which `megaindex export` wrote."""
+    record = read_sidecar(one.files)
+    ours = record is not None and record.origin == "exported"
+    if ours and overwrite:
+        return
+    raise FormatError(
+        f"{path}: has other content than order {one.stream.order} of this run; "
+        + (
+            "give --overwrite, or another --cache-dir"
+            if ours
+            else "remove the files of that name, which megaindex export did not write"
+        )
+    )
+
+
+def _identity(one: ExportedSet) -> Identity:
+    from megaindex.index.description import describe_index
+    from megaindex.index.spans import datasets_of
+
+    (corpus,) = datasets_of(one.index)
+    described = describe_index(one.index)
+    return Identity(
+        settings=lambda: {
+            **described,
+            "order": one.stream.order,
+            "requested": one.dataset.num_samples,
+        },
+        corpus=lambda: corpus_fingerprint(corpus),
+        stamp=corpus_stamp(one.dataset.path),
+        facts=lambda: {
+            "sequences": len(corpus),
+            "num_epochs": one.index.num_epochs,
+            "tokens_per_epoch": one.index.tokens_per_epoch,
+        },
+    )
+
+
+def _facts(one: ExportedSet) -> dict[str, Any]:
+    return {
+        "subset": one.dataset.subset,
+        "num_samples": one.index.num_samples,
+        "num_epochs": one.index.num_epochs,
+        "samples_requested": one.dataset.num_samples,
+        "samples_served": one.stream.num_samples,
+        "padded_samples": one.short,
+        "files": [*one.files.arrays.values(), *([one.files.marker] if one.files.marker else [])],
+        "status": one.status,
+    }
+
+
+def _print(sets: Sequence[ExportedSet], target: ExportFormat, options: argparse.Namespace) -> None:
+    first = sets[0]
+    print(f"order {first.stream.order} of {first.dataset.path} for {options.to}")
+    for one in sets:
+        epochs = one.index.num_epochs
+        print(
+            f"  {one.dataset.subset:<5}  {one.index.num_samples:,} samples, {epochs:,} "
+            f"epoch{'s' * (epochs != 1)}, the run reads {one.stream.num_samples:,}: {one.status}\n"
+            f"         {one.files}*"
+        )
+    if any(one.short for one in sets) or first.stream.order == "packed":
+        print(
+            "  The loss is that of order packed if documents end in the eod token and it is masked "
+            "(eod_mask_loss)."
+        )
+    if not options.check:
+        print(f'  A run that does not find them logs "{target.missed}".')
