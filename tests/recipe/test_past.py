@@ -168,7 +168,7 @@ def test_receipts_begin_at_the_first_step(folder: Path) -> None:
 
 
 def test_plan_and_audit_begin_at_the_first_step(folder: Path) -> None:
-    from megaindex.audit import audit, stream_of_recipe, steps_of
+    from megaindex.audit import audit, steps_of, stream_of_recipe
     from megaindex.lock import make_lock
 
     made = recipe(folder, "{steps: 160000, read: {a: {samples: 7}, b: {epochs: 1}}}")
