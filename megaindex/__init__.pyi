@@ -8,6 +8,7 @@ from megaindex import plan as plan
 from megaindex import recipe as recipe
 from megaindex.builders import build_index as build_index
 from megaindex.builders.blend import build_blend as build_blend
+from megaindex.builders.extend import AmendedBlend as AmendedBlend
 from megaindex.builders.extend import BlendChange as BlendChange
 from megaindex.builders.extend import amend_run as amend_run
 from megaindex.builders.extend import extend_run as extend_run

@@ -22,6 +22,7 @@ from megaindex.validation import check_buffer
 
 if TYPE_CHECKING:
     from megaindex.adapters.locked_run import LockedRun
+    from megaindex.builders.extend import AmendedBlend
     from megaindex.lock.lock_file import Lock
 
 
@@ -39,6 +40,8 @@ class Policy:
     """Steps that are not trained on, and documents whose loss is masked."""
     lock: LockedRun | None = None
     """Lock that the datasets must agree with."""
+    amend: AmendedBlend | None = None
+    """Training data as the run began, and the changes of its blend."""
 
     @functools.cached_property
     def final_epoch(self) -> dict[str, Any]:
@@ -93,6 +96,10 @@ class Policy:
             changed["skip"] = f"of {len(self.skip)} entr{'y' if len(self.skip) == 1 else 'ies'}"
         if self.lock is not None:
             changed["checked by"] = str(self.lock)
+        if self.amend is not None:
+            changed["amended at samples"] = " ".join(
+                str(change.consumed_samples) for change in self.amend.changes
+            )
         return "".join(f", {name} {value}" for name, value in changed.items())
 
 
@@ -104,13 +111,15 @@ def make_policy(
     balance: object = None,
     skip: Any = None,
     lock: str | os.PathLike[str] | Lock | None = None,
+    amend: str | os.PathLike[str] | AmendedBlend | None = None,
 ) -> Policy:
     """Check the settings of `install`.
 
     Raises:
         InvalidArgument: a buffer below 1, an unknown policy, a threshold that is not from 0 to 1
-            or has no effect, a balance that is not a CostModel, the lock of another run.
-        FormatError, StorageError: the lock is damaged, or cannot be read.
+            or has no effect, a balance that is not a CostModel, the lock of another run, changes
+            that are wrong.
+        FormatError, StorageError: the lock is damaged, or a file cannot be read.
     """
     settings = {
         "separate_final_epoch": separate_final_epoch,
@@ -120,6 +129,11 @@ def make_policy(
         raise InvalidArgument(
             "lock and skip exclude each other: a lock holds the skips of its run; lock the run "
             "with these skips, and give the lock alone"
+        )
+    if amend is not None and lock is not None:
+        raise InvalidArgument(
+            "lock and amend exclude each other: the lock is of the run as it began; leave one of "
+            "them out"
         )
     row = make_order(order, settings).row
     if final_epoch_threshold is not None and row.separate_final_epoch != "auto":
@@ -136,7 +150,14 @@ def make_policy(
         balance=check_balance(balance),
         skip=given_skips(skip) if locked is None else locked.skip,
         lock=locked,
+        amend=None if amend is None else _amended_blend(amend),
     )
+
+
+def _amended_blend(amend: str | os.PathLike[str] | AmendedBlend) -> AmendedBlend:
+    from megaindex.builders.extend import AmendedBlend
+
+    return amend if isinstance(amend, AmendedBlend) else AmendedBlend.read(amend)
 
 
 def _locked_run(lock: str | os.PathLike[str] | Lock, order: str) -> LockedRun:

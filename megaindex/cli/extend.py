@@ -64,8 +64,7 @@ def _changes(options: argparse.Namespace) -> list[BlendChange]:
     Raises:
         InvalidArgument: one is not a position and a weighted blend, or another flag contradicts.
     """
-    from megaindex.builders.extend import BlendChange
-    from megaindex.configs.settings import parse_blend
+    from megaindex.builders.extend import blend_change
 
     for flag in ("epochs", "consumed_samples", "more_epochs"):
         if getattr(options, flag) is not None:
@@ -75,16 +74,12 @@ def _changes(options: argparse.Namespace) -> list[BlendChange]:
             )
     changes = []
     for position, *blend in options.change:
-        sources = parse_blend(blend, None, "--change")
-        weights = {s.path: s.weight for s in sources if s.weight is not None}
-        if not position.isdecimal() or any(source.weight is None for source in sources):
+        if not position.isdecimal():
             raise InvalidArgument(
                 f"--change {' '.join([position, *blend])}: write the samples consumed, then a "
                 "weight and a prefix for each source, as in --change 64000 0.7 web 0.3 code"
             )
-        if len(weights) < len(sources):
-            raise InvalidArgument(f"--change {position}: a prefix is listed twice; list it once")
-        changes.append(BlendChange(consumed_samples=int(position), weights=weights))
+        changes.append(blend_change(int(position), blend, f"--change {position}"))
     return changes
 
 

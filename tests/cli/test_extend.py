@@ -129,7 +129,7 @@ def test_a_blend_that_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("more", "message"),
     [
         (["--change", "x", 1, "web"], "write the samples consumed, then a weight"),
-        (["--change", 10, "web", "code"], "write the samples consumed, then a weight"),
+        (["--change", 10, "web", "code"], "write a weight before every prefix"),
         (["--change", 10, 1, "web", 2, "web"], "a prefix is listed twice"),
         (["--change", 10, 1, "w", "--consumed-samples", 9], "--consumed-samples and --change"),
         (["--change", 10, 1, "nowhere"], "neither"),

@@ -19,11 +19,13 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--variance-buffer": ("variance_buffer", read_number),
     "--separate-final-epoch": ("separate_final_epoch", read_number),
     "--final-epoch-threshold": ("final_epoch_threshold", read_number),
+    "--amend": ("amend", str),
     "--balance": ("balance", partial(CostModel.parse, name="--balance")),
 }
 _USAGE = """usage: python -m megaindex.adapters.megatron [--variance-buffer B|exact]
            [--separate-final-epoch auto|always|never] [--final-epoch-threshold T]
-           [--balance PRESET|LINEAR:ATTENTION] [--] script.py [arguments of the script]"""
+           [--balance PRESET|LINEAR:ATTENTION] [--amend FILE]
+           [--] script.py [arguments of the script]"""
 
 
 def main(arguments: list[str]) -> int:

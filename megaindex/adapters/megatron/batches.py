@@ -194,7 +194,7 @@ def samples_index(dataset: Any) -> Index:
 
 
 def _joint_index(top: Any, datasets: Sequence[Any]) -> Index:
-    indices = [_index_of(dataset) for dataset in datasets]
+    indices = [index_of(dataset) for dataset in datasets]
     if top is datasets[0]:
         return indices[0]
     return BlendedIndex(
@@ -204,7 +204,8 @@ def _joint_index(top: Any, datasets: Sequence[Any]) -> Index:
     )
 
 
-def _index_of(dataset: Any) -> ArrayIndex:
+def index_of(dataset: Any) -> ArrayIndex:
+    """Return the index of a GPTDataset, as of one epoch."""
     length = dataset.config.sequence_length
     return ArrayIndex(
         order="megatron",

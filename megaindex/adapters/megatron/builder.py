@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
-from megaindex.adapters.megatron import arrays, blend, indexed_dataset
+from megaindex.adapters.megatron import amend, arrays, blend, indexed_dataset
 from megaindex.adapters.megatron.arrays import (
     DatasetRequest,
     LowLevelCorpus,
@@ -38,6 +38,7 @@ def build_megatron_datasets_parallel(
     self: Any, prefixes: Sequence[str], split: Sequence[Any], sizes_per_dataset: Sequence[Any]
 ) -> list[list[Any]]:
     """``BlendedMegatronDatasetBuilder._build_megatron_datasets_parallel``."""
+    split = amend.kept_splits(self, split)
     if not is_built_here(self.is_built_on_rank) and coordinates(self.cls, self.config):
         return [[None] * len(prefixes) for _ in split]
     factories = _factories(self, prefixes, split)
@@ -209,6 +210,7 @@ def build_megatron_dataset_splits(
 ) -> list[Any]:
     """``BlendedMegatronDatasetBuilder._build_megatron_dataset_splits``, without its barriers."""
     original = core().originals[_CLASS, "_build_megatron_dataset_splits"]
+    split = amend.kept_splits(self, split)
     if synchronize_ranks and dataset_path is not None:  # a path in no blend: those have theirs
         sizes = [core().policy.enlarged(size) for size in sizes]
     factories = None if dataset_path is None else _factories(self, [dataset_path], split)
@@ -231,6 +233,8 @@ def build_generic_dataset(
     cls: Any, is_built_on_rank: Any, synchronize_ranks: bool, *args: Any
 ) -> Any:
     """``BlendedMegatronDatasetBuilder.build_generic_dataset``: a static method."""
+    if args and isinstance(args[0], list) and args[0][:1] == [None]:
+        return None  # of a split that an amended run builds apart
     if cls is core().blended_dataset.BlendedDataset:
         cls = _patched("BlendedDataset", cls)
     if coordinates(cls, args[-1] if args else None):
@@ -272,8 +276,12 @@ def _report_unserved(cls: Any, args: Sequence[Any]) -> None:
 
 
 def build_datasets(self: Any) -> Any:
-    """``BlendedMegatronDatasetBuilder.build``, compared with the lock of `install`."""
-    made = core().originals[_CLASS, "build"](self)
+    """``BlendedMegatronDatasetBuilder.build``, with the changes or the lock of `install`."""
+    original = core().originals[_CLASS, "build"]
+    amended = core().policy.amend
+    if amended is not None:
+        return amend.build(self, original, amended)
+    made = original(self)
     lock = core().policy.lock
     if lock is None:
         return made

@@ -37,6 +37,7 @@ from megaindex.adapters.megatron.core import (
 from megaindex.adapters.patching import Patches, after_import
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import MEGATRON
+from megaindex.builders.extend import AmendedBlend
 from megaindex.index.balance import CostModel
 from megaindex.index.skips import Skip
 from megaindex.lock.lock_file import Lock
@@ -154,6 +155,7 @@ def install(
     balance: CostModel | None = None,
     skip: Skip | Sequence[Skip] | None = None,
     lock: str | os.PathLike[str] | Lock | None = None,
+    amend: str | os.PathLike[str] | AmendedBlend | None = None,
 ) -> None:
     """Put megaindex under ``megatron.core.datasets``; a second call only changes the settings, for
     datasets that are made afterwards.
@@ -176,6 +178,9 @@ def install(
         lock: path of a run.lock of this run, or the lock, that the datasets must agree with: their
             .idx files, and on rank 0 the samples of three blocks of steps. They are compared when
             they are built, and others are refused. Its skips take the place of ``skip``.
+        amend: the training data as the run began and the changes of its blend since, or the path of
+            a YAML file with them; ``--data-path`` is the blend of today. See
+            docs/changing-runs.md.
 
     Raises:
         InvalidArgument: a setting is out of range; megatron-core cannot be imported, or its release
@@ -190,6 +195,7 @@ def install(
         balance,
         skip,
         lock,
+        amend,
     )
     _install_classes()
     _policy_patches.undo()
