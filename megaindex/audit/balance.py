@@ -18,6 +18,7 @@ from megaindex.index.balance import (
     lost_time,
     squares_and_documents,
 )
+from megaindex.index.spans import sequence_lengths_at
 
 BINS = 12
 """Bins of the histogram of rows by work."""
@@ -100,6 +101,11 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
         raise InvalidArgument(
             "--balance needs the rows of each rank; give --micro-batch-size and "
             "--data-parallel-size, or a recipe its micro_batch_size and data_parallel_size"
+        )
+    if isinstance(sequence_lengths_at(stream.index, np.arange(1)), np.ndarray):
+        raise InvalidArgument(
+            "--balance compares rows of one sequence length, and the stages of the recipe have "
+            "several; audit a recipe of one stage"
         )
     sizes = np.diff(stream.step_bounds)
     whole = np.flatnonzero((sizes > 0) & (sizes % (micro * ranks) == 0))

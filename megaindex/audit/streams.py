@@ -26,7 +26,7 @@ from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.skips import Skip, SkippedIndex, Skips, skips_of
-from megaindex.index.spans import Index, datasets_of
+from megaindex.index.spans import Index, datasets_of, sequence_lengths_at
 from megaindex.plan.plan import target_text
 from megaindex.plan.rows import evaluation_of
 from megaindex.plan.serving import ServedRange, loader_passes
@@ -181,7 +181,7 @@ class AuditStream:
         if self.skips is not None:
             ids = ids[~self.skips.is_hole(ids)]
         spans = self.index.locate(ids)
-        length = spans.input_lengths(self.index.sequence_length)
+        length = spans.input_lengths(sequence_lengths_at(self.index, ids))
         sample = np.repeat(ids, np.diff(spans.row_splits))
         kept = length > 0
         return Runs(
@@ -308,8 +308,8 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
 def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditStream:
     """Return the stream of an opened recipe; see `stream_of_recipe`."""
     recipe = opened.layout.recipe
-    consumed = max(consumed_samples, recipe.first_sample)
-    bounds, past = step_bounds(recipe.batch, consumed, opened.layout.end_sample)
+    consumed, schedule = max(consumed_samples, recipe.first_sample), opened.layout.batch
+    bounds, past = step_bounds(schedule, consumed, opened.layout.end_sample)
     if recipe.past is not None:  # steps of the past serve nothing here
         bounds[: recipe.past.steps] = recipe.first_sample
     stream = AuditStream(
@@ -327,7 +327,7 @@ def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditS
         step_bounds=bounds,
         past_steps=past,
         masked_rows=opened.layout.samples_masked,
-        order="packed" if all(s.corpus.order == "packed" for s in opened.sources) else "epoch",
+        order=_order_of(opened),
         settings={
             "seed": recipe.seed,
             "stages": ", ".join(stage.name for stage in recipe.stages),
@@ -335,10 +335,16 @@ def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditS
             "exhaustion": recipe.exhaustion,
             **({} if recipe.past is None else {"past": f"{recipe.past.steps} steps elsewhere"}),
         },
-        micro_batch_size=recipe.micro_batch_size,
-        data_parallel_size=recipe.data_parallel_size,
+        micro_batch_size=recipe.common_micro_batch_size,
+        data_parallel_size=recipe.common_data_parallel_size,
     )
-    return skipped_stream(stream, recipe.skip, recipe.batch)
+    return skipped_stream(stream, recipe.skip, schedule)
+
+
+def _order_of(opened: OpenRecipe) -> str:
+    """Return the order of all sources; epoch if they differ."""
+    orders = {opened.layout.recipe.order_of(source.corpus) for source in opened.sources}
+    return next(iter(orders)) if orders in ({"packed"}, {"blocks"}) else "epoch"
 
 
 def skipped_stream(

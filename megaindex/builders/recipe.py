@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,18 +34,19 @@ from megaindex.index.bins import BinIndex, Bins, make_bins
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.labels import check_same_lengths
 from megaindex.index.order_settings import PackedOrder
+from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.skips import SkippedIndex, read_ids
 from megaindex.index.spans import Index
-from megaindex.index.staged_index import StagedIndex
+from megaindex.index.staged_index import StagedIndex, StageSequence
 from megaindex.io.json_files import is_size
 from megaindex.io.paths import absolute, check_local
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.past import PastRead
-from megaindex.recipe.recipe import Recipe, RecipeSource, rounds_of
+from megaindex.recipe.recipe import Recipe, RecipeSource, default_block_tokens, rounds_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,27 +180,36 @@ class OpenSource:
             cut_tokens=getattr(self.epoch, "cut_tokens", 0),
             packed=self.epoch if isinstance(self.epoch, PackedIndex) else None,
             unread_samples=None if self.past is None else self._num_unread,
+            blocks=self.epoch if isinstance(self.epoch, BlockedIndex) else None,
         )
 
     @property
     def _num_unread(self) -> int:
         return 0 if self.unread is None else self.unread.num_samples
 
-    def index(self, num_samples: int) -> Index:
-        """Return the index of at least ``num_samples`` samples.
+    def index(self, num_samples: int, sequence_length: int | None = None) -> Index:
+        """Return the index of at least ``num_samples`` samples, by default of the first length.
 
         After a list of documents read, the epoch in progress ends with samples of the others.
         """
+        epoch = self.epoch
+        if isinstance(epoch, BlockedIndex) and sequence_length is not None:
+            epoch = epoch.at_length(sequence_length)
         if self.past is None or self.unread is None:
-            return self.epoch.extend(self.epoch.epochs_for(max(1, num_samples)))
-        end = (int(self.past.epochs or 0) + 1) * self.epoch.num_samples
-        whole = self.epoch.extend(self.epoch.epochs_for(max(end, num_samples)))
+            return epoch.extend(epoch.epochs_for(max(1, num_samples)))
+        end = (int(self.past.epochs or 0) + 1) * epoch.num_samples
+        whole = epoch.extend(epoch.epochs_for(max(end, num_samples)))
         parts = [(whole, 0, end - self._num_unread), (self.unread, 0, self._num_unread)]
         if whole.num_samples > end:
             parts.append((whole, end, whole.num_samples))
         return ExtendedIndex(
             stages=tuple(Stage(index=index, samples=range(a, b)) for index, a, b in parts)
         )
+
+    def as_in(self, recipe: Recipe) -> OpenSource:
+        """Return the source as another recipe reads it, which has a source of that name."""
+        corpus = recipe.sources[recipe.number(self.corpus.name)]
+        return replace(self, corpus=corpus, epoch=_epoch(corpus, self.dataset, recipe, None))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -254,14 +265,17 @@ class OpenRecipe:
         return found
 
     @cached_property
-    def unskipped(self) -> StagedIndex:
+    def unskipped(self) -> StagedIndex | StageSequence:
         """Index of all samples of the run, without skips."""
-        ends = self.layout.samples_needed()
-        return StagedIndex(
-            sources=tuple(s.index(end) for s, end in zip(self.sources, ends, strict=True)),
-            stages=tuple(stage.mixed for stage in self.layout.stages),
-            first_position=self.layout.recipe.first_sample,
-        )
+        first, reads = self.layout.recipe.first_sample, self.layout.reads
+        each = {(i, s): self.sources[i].index(end, s) for (i, s), end in reads.items()}
+        unread = {source: source.index(0) for source in self.sources}
+        parts = []
+        for length, stages in groupby(self.layout.stages, lambda stage: stage.sequence_length):
+            indices = (each.get((i, length), unread[s]) for i, s in enumerate(self.sources))
+            mixed = tuple(stage.mixed for stage in stages)
+            parts.append(StagedIndex(sources=tuple(indices), stages=mixed, first_position=first))
+        return parts[0] if len(parts) == 1 else StageSequence(parts=tuple(parts))
 
     @cached_property
     def index(self) -> Index:
@@ -293,7 +307,9 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
     cache = ValidationCache(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
     sources = tuple(_open(corpus, recipe, cache) for corpus in recipe.sources)
     evaluation = recipe.evaluation
-    validation = None if evaluation is None else _open(evaluation.source, recipe, cache)
+    validation = None
+    if evaluation is not None:
+        validation = _open(evaluation.source, recipe, cache, evaluation_length(recipe))
     layout = _evaluated(
         resolve_recipe(recipe, [source.size for source in sources]),
         None if validation is None else validation.size,
@@ -325,7 +341,7 @@ def plan_recipe(recipe: Recipe) -> RecipeLayout:
     evaluation = recipe.evaluation
     return _evaluated(
         resolve_recipe(recipe, [_size(corpus, recipe) for corpus in recipe.sources]),
-        None if evaluation is None else _size(evaluation.source, recipe),
+        None if evaluation is None else _size(evaluation.source, recipe, evaluation_length(recipe)),
     )
 
 
@@ -338,16 +354,16 @@ def _evaluated(layout: RecipeLayout, validation: SourceSize | None) -> RecipeLay
         recipe.evaluation,
         validation.samples,
         layout.num_steps,
-        recipe.batch.final,
+        layout.batch.final,
         rows=recipe.rows_per_round,
         first_step=0 if recipe.past is None else recipe.past.steps,
     )
     return replace(layout, evaluation=rounds, validation=validation)
 
 
-def _size(corpus: RecipeSource, recipe: Recipe) -> SourceSize:
+def _size(corpus: RecipeSource, recipe: Recipe, length: int | None = None) -> SourceSize:
     if corpus.tokens is None:
-        return _open(corpus, recipe, ValidationCache([corpus.path], None)).size
+        return _open(corpus, recipe, ValidationCache([corpus.path], None), length).size
     for stage in recipe.stages:
         weighting = stage.weighting
         drawn = any(stream.source == corpus.name for stream in stage.streams)
@@ -356,11 +372,14 @@ def _size(corpus: RecipeSource, recipe: Recipe) -> SourceSize:
                 f"stage {stage.name}: weights by documents need the path of source {corpus.name}, "
                 "which has only a token count; give its path, or weigh by tokens"
             )
-    samples = samples_in(corpus.tokens, recipe.sequence_length, EXTRA)
+    samples = samples_in(corpus.tokens, length or recipe.lengths_of(corpus.name)[0], EXTRA)
     return SourceSize(tokens=corpus.tokens, documents=1, samples=samples)
 
 
-def _open(corpus: RecipeSource, recipe: Recipe, cache: ValidationCache) -> OpenSource:
+def _open(
+    corpus: RecipeSource, recipe: Recipe, cache: ValidationCache, length: int | None = None
+) -> OpenSource:
+    """Open a source of the stages; with ``length`` that of the evaluation, in these samples."""
     if not corpus.path:
         raise InvalidArgument(
             f"source {corpus.name}: path must be given to read it, got only a token count"
@@ -371,7 +390,7 @@ def _open(corpus: RecipeSource, recipe: Recipe, cache: ValidationCache) -> OpenS
     if targets is not None:
         check_same_lengths(dataset, targets, "labels" if corpus.labels else "loss mask")
     past = recipe.past_reads.get(corpus.name) if corpus in recipe.sources else None
-    epoch = _epoch(corpus, dataset, recipe)
+    epoch = _epoch(corpus, dataset, recipe, length)
     opened = OpenSource(corpus=corpus, dataset=dataset, targets=targets, epoch=epoch)
     if past is None or not past.documents:
         return opened
@@ -403,11 +422,20 @@ def _unread(past: PastRead, epoch: Any, dataset: IndexedDataset) -> EpochIndex |
     return unread
 
 
-def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epochs:
-    """Return the index of one epoch of a source."""
+def evaluation_length(recipe: Recipe) -> int:
+    """Return the sequence_length of the evaluation."""
+    own = None if recipe.evaluation is None else recipe.evaluation.sequence_length
+    return own or recipe.stage_lengths[0]
+
+
+def _epoch(
+    corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe, length: int | None
+) -> Epochs:
+    """Return the index of one epoch of a source, for stages in samples of its first length."""
     documents = range(len(dataset))
+    lengths = (length,) if length else recipe.lengths_of(corpus.name)
     common: dict[str, Any] = {
-        "sequence_length": recipe.sequence_length,
+        "sequence_length": lengths[0],
         "seed": recipe.seed,
         "source_name": corpus.name,
         "add_extra_token": EXTRA,
@@ -421,27 +449,34 @@ def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epo
         return packed_index(
             dataset, documents, packed, tokens_per_epoch=dataset.num_tokens, **common
         )
-    if dataset.num_tokens < recipe.sequence_length + EXTRA and corpus.kind == "pretraining":
+    if dataset.num_tokens < max(lengths) + EXTRA and corpus.kind == "pretraining":
         raise InvalidArgument(
             f"source {corpus.name}: {dataset.path_prefix} holds {dataset.num_tokens} tokens, one "
-            f"sample needs {recipe.sequence_length} + {EXTRA}; omit it or lower sequence_length"
+            f"sample needs {max(lengths)} + {EXTRA}; omit it or lower sequence_length"
         )
     if corpus.kind == "finetuning":
         return BinIndex(
-            bins=_bins(corpus, dataset, recipe.sequence_length),
+            bins=_bins(corpus, dataset, lengths[0]),
             tokens_per_epoch=dataset.num_tokens,
             datasets=(dataset,),
             **common,
         )
     if corpus.order == "window":
         return WindowIndex(dataset=dataset, documents=documents, **common)
-    return EpochIndex(
+    epochs = EpochIndex(
         sequence_lengths=dataset.sequence_lengths,
         documents=documents,
         tokens_per_epoch=dataset.num_tokens,
         datasets=(dataset,),
         **common,
     )
+    order = corpus.order if length else recipe.order_of(corpus)
+    if order != "blocks":
+        return epochs
+    size = corpus.block_tokens or default_block_tokens(
+        dataset.num_tokens, max(recipe.stage_lengths)
+    )
+    return BlockedIndex(blocks=PassBlocks(epochs, size), sequence_length=lengths[0])
 
 
 def _check_documents(corpus: RecipeSource, dataset: IndexedDataset) -> None:

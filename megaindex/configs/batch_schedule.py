@@ -69,6 +69,12 @@ class BatchSchedule:
                     f"size = {rows}; change the batch, its schedule or the ranks"
                 )
 
+    def between(self, begin: int, end: int | None) -> BatchSchedule:
+        """Return the sizes of the steps from position ``begin`` to ``end`` alone."""
+        at = max(k for k, (first, _) in enumerate(self.stages) if first <= begin)
+        kept = [each for each in self.stages[at + 1 :] if end is None or each[0] < end]
+        return BatchSchedule(stages=((0, self.stages[at][1]), *kept))
+
     @property
     def is_constant(self) -> bool:
         """True if the batch size does not change."""

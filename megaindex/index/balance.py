@@ -17,7 +17,7 @@ import numpy.typing as npt
 from megaindex._types import F64, I64
 from megaindex.arithmetic import INT64_MAX
 from megaindex.errors import InvalidArgument
-from megaindex.index.spans import Index
+from megaindex.index.spans import Index, sequence_lengths_at
 from megaindex.kernels import active
 from megaindex.validation import (
     CheckpointReader,
@@ -281,10 +281,16 @@ def squares_and_documents(index: Index, sample_ids: npt.ArrayLike) -> tuple[I64,
     """Return `squared_lengths` and the number of documents in each sample, parts included."""
     spans = index.locate(sample_ids)
     out = np.empty(spans.row_splits.size - 1, np.int64)
+    width = np.unique(sequence_lengths_at(index, np.asarray(sample_ids)))
+    if width.size > 1:
+        raise InvalidArgument(
+            f"balance: the rows must have one sequence length, got {width.tolist()}; give those of "
+            "one step"
+        )
     active().squared_lengths(
         np.ascontiguousarray(spans.length),
         np.ascontiguousarray(spans.row_splits),
-        index.sequence_length,
+        int(width[0]) if width.size else index.sequence_length,
         out,
     )
     return out, np.diff(spans.row_splits)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I64, IntArray
-from megaindex.index.spans import Index, Spans, iterate_spans
+from megaindex.index.spans import Index, Spans, iterate_spans, sequence_lengths_at
 from megaindex.io.threads import map_interruptibly
 from megaindex.kernels import num_threads
 
@@ -78,7 +78,7 @@ def served_in(index: Index, samples: I64, documents: I64, source: int = 0) -> Se
 def _of_chunk(
     index: Index, positions: I64, spans: Spans, wanted: npt.NDArray[np.bool_], source: int
 ) -> ServedTokens:
-    length = spans.input_lengths(index.sequence_length)
+    length = spans.input_lengths(sequence_lengths_at(index, positions))
     kept = (length > 0) & (spans.source == source) & contains(wanted, spans.document)
     sample = np.repeat(positions, np.diff(spans.row_splits))[kept]
     return ServedTokens(sample, spans.document[kept], spans.offset[kept], length[kept])

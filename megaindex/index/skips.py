@@ -37,6 +37,7 @@ from megaindex.index.spans import (
     datasets_of,
     iterate_in_order,
     iterate_spans,
+    sequence_lengths_at,
 )
 from megaindex.io.paths import inside
 from megaindex.kernels import num_threads
@@ -691,6 +692,11 @@ class SkippedIndex(ShownIndex):
             )
         return self.marked(positions, self.locate_any(positions))
 
+    def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> int | I64:
+        """Return the number of input tokens of the samples at these positions."""
+        positions = check_sample_ids(sample_ids, self.num_samples)
+        return sequence_lengths_at(self.index, self.skips.samples_at(positions))
+
     def locate_any(self, positions: I64) -> Spans:
         """Return the spans at any positions, those of skipped samples too, without masks."""
         return self.index.locate(self.skips.samples_at(positions))
@@ -819,17 +825,20 @@ def masked_tokens(index: SkippedIndex, num_sources: int, end: int | None = None)
     """
     last = index.skips.run_end if end is None else min(end, index.skips.run_end)
     begin = min(last, *(mask.first for mask in index.skips.masks))
-    width, threads = index.sequence_length, num_threads()
+    threads = num_threads()
 
     def share(part: int) -> I64:
         counts = np.zeros(num_sources, np.int64)
-        for _, spans in iterate_spans(index, begin, last, part, threads):
+        for positions, spans in iterate_spans(index, begin, last, part, threads):
             masked = spans.masked
             if masked is None or not masked.any():
                 continue
             ends = np.cumsum(spans.length)
             before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
             stop = ends - np.repeat(before, np.diff(spans.row_splits))
+            width = sequence_lengths_at(index, positions)
+            if isinstance(width, np.ndarray):
+                width = np.repeat(width, np.diff(spans.row_splits))
             # tokens 1 to width of a row are labels
             first, past = (np.clip(n, 1, width + 1) for n in (stop - spans.length, stop))
             np.add.at(counts, spans.source[masked], (past - first)[masked])

@@ -58,14 +58,17 @@ class Spans:
     def __len__(self) -> int:
         return int(self.document.size)
 
-    def input_lengths(self, sequence_length: int) -> I64:
+    def input_lengths(self, sequence_length: int | I64) -> I64:
         """Return the number of input tokens of each span, int64[n].
 
-        The first ``sequence_length`` tokens of a sample are input; a further token is only a label.
+        The first ``sequence_length`` tokens of a sample are input, a number for all samples or one
+        for each; a further token is only a label.
         With ``sequence_length=8``, spans of 3 and 6 tokens in one sample have 3 and 5 input tokens.
         """
         ends = np.concatenate(([0], np.cumsum(self.length)))
         first = np.repeat(ends[self.row_splits[:-1]], np.diff(self.row_splits))
+        if isinstance(sequence_length, np.ndarray):
+            sequence_length = np.repeat(sequence_length, np.diff(self.row_splits))
         room = sequence_length - (ends[:-1] - first)
         return np.asarray(np.clip(room, 0, self.length), np.int64)
 
@@ -186,6 +189,13 @@ def sources_html(name: str, indices: Sequence[Any], paths: Sequence[str]) -> str
     ]
     heads = ["source", "samples built", "epochs", "tokens an epoch"]
     return html_table(heads, rows, labels=1, caption=name)
+
+
+def sequence_lengths_at(index: Any, sample_ids: I64) -> int | I64:
+    """Return the input tokens of samples: one number, or int64[n] if the index has several."""
+    find = getattr(index, "sequence_lengths_at", None)
+    lengths: int | I64 = index.sequence_length if find is None else find(sample_ids)
+    return lengths
 
 
 _BOOLS = {bool, np.bool_}  # NumPy makes 1 of True beside integers

@@ -1,11 +1,13 @@
 """Index of consecutive stages, each a mixture of sources that continue from stage to stage.
 
 Sample i of a run is computed directly: its stage, its stream and the number of that stream's draw
-(`megaindex.index.mixing`), then the sample of the source.
+(`megaindex.index.mixing`), then the sample of the source. Stages that follow each other at one
+sequence length are a `StagedIndex`, all of them a `StageSequence`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,6 +28,7 @@ from megaindex.index.spans import (
     datasets_of,
     iterate_in_order,
     iterate_spans,
+    join_spans,
     locate_each,
     separates_documents,
     sources_html,
@@ -58,11 +61,12 @@ class StagedIndex(ShownIndex):
     """Index of the samples of all stages.
 
     Raises:
-        InvalidArgument: sources differ in sequence_length or add_extra_token, or have fewer samples
-            than are drawn.
+        InvalidArgument: sources that are drawn differ in sequence_length or add_extra_token, or
+            have fewer samples than are drawn.
     """
 
     sources: tuple[Index, ...]
+    """Those that no stage draws may have another sequence length."""
     stages: tuple[MixedStage, ...]
     first_position: int = 0
     """Position of the first sample; those before were served by another system."""
@@ -79,15 +83,17 @@ class StagedIndex(ShownIndex):
         return tuple(separates_documents(index)[0] for index in self.sources)
 
     def __post_init__(self) -> None:
-        shapes = {(index.sequence_length, index.add_extra_token) for index in self.sources}
+        drawn = {source for stage in self.stages for source in stage.sources}
+        read = [self.sources[source] for source in sorted(drawn)] or self.sources
+        shapes = {(index.sequence_length, index.add_extra_token) for index in read}
         if len(shapes) != 1:
             raise InvalidArgument(
                 "all sources must have the same (sequence_length, add_extra_token), got "
                 f"{sorted(shapes)}"
             )
         for number, stage in enumerate(self.stages):
-            drawn = stage.mixing.counts(stage.num_samples).tolist()
-            for source, begin, count in zip(stage.sources, stage.begins, drawn, strict=True):
+            counts = stage.mixing.counts(stage.num_samples).tolist()
+            for source, begin, count in zip(stage.sources, stage.begins, counts, strict=True):
                 if begin + count > self.sources[source].num_samples:
                     raise InvalidArgument(
                         f"source {source} must have {begin + count} samples for stage {number}, "
@@ -108,7 +114,8 @@ class StagedIndex(ShownIndex):
 
     @property
     def sequence_length(self) -> int:
-        return self.sources[0].sequence_length
+        first = self.stages[0].sources[0] if self.stages else 0
+        return self.sources[first].sequence_length
 
     @property
     def add_extra_token(self) -> int:
@@ -203,3 +210,105 @@ class StagedIndex(ShownIndex):
         """int64[stages + 1]: first sample of each stage, and the number of samples."""
         counts = [stage.num_samples for stage in self.stages]
         return np.cumsum([self.first_position, *counts], dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StageSequence(ShownIndex):
+    """Index of consecutive stages that differ in sequence length.
+
+    ``sequence_length`` is the longest; `sequence_lengths_at` has that of each sample.
+    """
+
+    parts: tuple[StagedIndex, ...]
+    """Stages of one sequence length each, in order; all with the same sources."""
+
+    @property
+    def num_samples(self) -> int:
+        return int(self._bounds[-1])
+
+    @property
+    def num_epochs(self) -> int:
+        return max(part.num_epochs for part in self.parts)
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        return self.parts[0].tokens_per_epoch
+
+    @property
+    def sequence_length(self) -> int:
+        return max(part.sequence_length for part in self.parts)
+
+    @property
+    def add_extra_token(self) -> int:
+        return self.parts[0].add_extra_token
+
+    @property
+    def datasets(self) -> tuple[IndexedDataset, ...]:
+        """Dataset of each source; empty if a source was built from lengths alone."""
+        return self.parts[0].datasets
+
+    @property
+    def separates_documents(self) -> tuple[bool, ...]:
+        """Whether no label lies in another document, for each source."""
+        return self.parts[0].separates_documents
+
+    def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> I64:
+        """Return the number of input tokens of each sample, int64[n].
+
+        Raises:
+            OutOfRange: an id is outside the index.
+        """
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        return np.array([part.sequence_length for part in self.parts])[self._part_of(ids)]
+
+    def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
+        """Return the source and the sample of that source of each sample, int64[n] each.
+
+        Samples of a source are numbered at each sequence length from its start.
+        """
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        source, sample = np.empty_like(ids), np.empty_like(ids)
+        for places, part, local in self._divided(ids):
+            source[places], sample[places] = part.origin(local)
+        return source, sample
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        pieces = [(places, part.locate(local)) for places, part, local in self._divided(ids)]
+        return pieces[0][1] if len(pieces) == 1 else join_spans(pieces, ids.size)
+
+    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+        """Iterate over the samples of each part in its fastest order."""
+        for each, first in zip(self.parts, self._bounds[:-1].tolist(), strict=True):
+            low, high = max(begin - first, 0), min(end - first, each.num_samples)
+            if low < high:
+                for positions, spans in each.iterate_spans(low, high, part, parts):
+                    yield positions + first, spans
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        pieces = []
+        for part, first in zip(self.parts, self._bounds[:-1].tolist(), strict=True):
+            if any(source in stage.sources for stage in part.stages):
+                found = part.served_tokens(documents, source)
+                pieces.append(found._replace(sample=found.sample + first))
+        return join_served(pieces)
+
+    def _repr_html_(self) -> str:
+        return sources_html(repr(self), self.parts, [""] * len(self.parts))
+
+    def _part_of(self, ids: I64) -> I64:
+        return np.searchsorted(self._bounds, ids, side="right") - 1
+
+    def _divided(self, ids: I64) -> Iterator[tuple[I64, StagedIndex, I64]]:
+        """Yield places in ``ids``, their part, and the ids in that part."""
+        numbers = self._part_of(ids)
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            yield places, self.parts[number], ids[places] - self._bounds[number]
+
+    @cached_property
+    def _bounds(self) -> I64:
+        """int64[parts + 1]: first sample of each part, and the number of samples."""
+        counts = [part.num_samples for part in self.parts]
+        return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

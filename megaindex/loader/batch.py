@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,7 @@ from megaindex._types import I64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.index.receipts import fingerprint_keys, sample_receipts
 from megaindex.index.skips import masked_labels
-from megaindex.index.spans import Index, Spans
+from megaindex.index.spans import Index, Spans, sequence_lengths_at
 from megaindex.kernels import active
 from megaindex.loader.checkpoint import check_datasets, check_token_dtype
 from megaindex.loader.targets import Targets, targets_within_documents
@@ -232,7 +233,9 @@ class BatchMaker:
         self._keys = None if fingerprints is None else fingerprint_keys(fingerprints)
         check_datasets(index, reader.datasets)
         check_token_dtype(reader.datasets, self._options.token_dtype)
-        self._tokens_per_sample = index.sequence_length + index.add_extra_token
+        self._sequence_length = index.sequence_length
+        first = np.arange(min(1, index.num_samples))
+        self._has_lengths = isinstance(sequence_lengths_at(index, first), np.ndarray)
         # int32 corpora could hold -1; in uint16 corpora only short samples are padded
         pad_id = self._options.pad_id
         kinds = {d.dtype for d in reader.datasets if d.dtype.kind in "iu"}
@@ -250,6 +253,34 @@ class BatchMaker:
         """Options of the samples."""
         return self._options
 
+    @property
+    def sequence_length(self) -> int:
+        """Number of tokens of a row."""
+        return self._sequence_length
+
+    def for_samples(self, sample_ids: SampleIds) -> BatchMaker:
+        """Return the maker of batches as long as these samples, if the index has several lengths.
+
+        Raises:
+            InvalidArgument: the samples differ in length.
+            OutOfRange: the index does not hold a sample id.
+        """
+        if not self._has_lengths:
+            return self
+        read = [i for i in sample_ids if i is not None and i != PADDING]
+        ids = np.asarray(read or [self._index.num_samples - 1])  # padding completes the last batch
+        lengths = np.unique(sequence_lengths_at(self._index, ids))
+        if lengths.size > 1:
+            raise InvalidArgument(
+                f"the samples of a batch must have one sequence length, got {lengths.tolist()}; "
+                "read the batches of a stage as its sampler yields them"
+            )
+        if int(lengths[0]) == self._sequence_length:
+            return self
+        maker = copy(self)
+        maker._sequence_length = int(lengths[0])
+        return maker
+
     def allocate(self, rows: int, make: Allocate = pageable) -> Buffers:
         """Return buffers of ``rows`` samples, allocated by ``make``, with the constant fields set.
 
@@ -257,7 +288,7 @@ class BatchMaker:
             InvalidArgument: ``rows`` is below 1.
         """
         rows = check_between("rows", rows, 1)
-        options, length = self._options, self._index.sequence_length
+        options, length = self._options, self._sequence_length
         shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         if options.dataset_id:
             shapes["dataset_id"] = (rows,), "int16"
@@ -295,6 +326,11 @@ class BatchMaker:
             OutOfRange: the index does not hold a sample id.
             FormatError, StorageError: the tokens cannot be read.
         """
+        if self._has_lengths and self.for_samples(sample_ids) is not self:
+            raise InvalidArgument(
+                f"the buffers have rows of {self._sequence_length} tokens and the samples another "
+                "sequence length; read a recipe of several lengths by RecipeLoader"
+            )
         ids, spans = self._locate(buffers, sample_ids)
         arrays = buffers.arrays
         tokens, labels = arrays["tokens"], arrays["labels"]
@@ -339,7 +375,7 @@ class BatchMaker:
             positions = np.empty_like(positions)
         fields = positions, arrays.get("cu_seqlens"), arrays.get("max_seqlen")
         if options.boundaries == "documents":
-            width = self._index.sequence_length
+            width = self._sequence_length
             active().documents_by_run(spans.length, spans.row_splits, width, *fields)
         else:
             assert options.eod_id is not None, "SampleOptions requires it"
@@ -350,13 +386,14 @@ class BatchMaker:
     def _mask_loss(self, buffers: Buffers, spans: Spans) -> None:
         arrays, options = buffers.arrays, self._options
         labels, loss_mask = arrays["labels"], arrays["loss_mask"]
-        whole = int(spans.length.sum()) == buffers.rows * self._tokens_per_sample
+        tokens_per_sample = self._sequence_length + self._index.add_extra_token
+        whole = int(spans.length.sum()) == buffers.rows * tokens_per_sample
         if whole and not options.eod_mask_loss and not self._reads_padding:
             if not self._index.add_extra_token:
                 labels[:, -1] = 0
             if not buffers.constant_loss_mask:
                 loss_mask[:] = 1
-                loss_mask[:, self._tokens_per_sample - 1 :] = 0  # without the extra token
+                loss_mask[:, tokens_per_sample - 1 :] = 0  # without the extra token
             buffers.constant_loss_mask = True
             return
         eod_id = options.eod_id if options.eod_mask_loss else None

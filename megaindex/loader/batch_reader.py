@@ -148,11 +148,11 @@ class BatchReader:
         self._maker = maker
         self._make_pool = make_pool
         self._copies = copies
-        self._pools: dict[int, BufferPool] = {}
+        self._pools: dict[tuple[int, int], BufferPool] = {}
 
     def nbytes(self, rows: int) -> int:
-        """Return the bytes of a batch."""
-        return self._pool(rows).nbytes
+        """Return the bytes of a batch; of the longest ones, if the index has several lengths."""
+        return self._pool(self._maker, rows).nbytes
 
     def prepare(self, sample_ids: Sequence[int | None]) -> Prepared:
         """Read a batch and copy it to the device."""
@@ -161,9 +161,10 @@ class BatchReader:
                 "sample ids must be at least 0, or None for a row of padding, got "
                 f"{min(s for s in sample_ids if s is not None)}"
             )
-        pool = self._pool(len(sample_ids))
+        maker = self._maker.for_samples(sample_ids)
+        pool = self._pool(maker, len(sample_ids))
         buffers = pool.take()
-        self._maker.fill(buffers, sample_ids)
+        maker.fill(buffers, sample_ids)
         if self._copies is None:
             return pool, buffers
         tensors = buffers.tensors()
@@ -190,9 +191,10 @@ class BatchReader:
         batch = self._copies.release(batch)
         return batch if receipt is None else {**batch, "receipt": receipt}
 
-    def _pool(self, rows: int) -> BufferPool:
-        pool = self._pools.get(rows)
+    def _pool(self, maker: BatchMaker, rows: int) -> BufferPool:
+        shape = rows, maker.sequence_length
+        pool = self._pools.get(shape)
         if pool is None:
-            new = self._make_pool(self._maker, rows)
-            pool = self._pools.setdefault(rows, new)  # another thread may have made one meanwhile
+            new = self._make_pool(maker, rows)
+            pool = self._pools.setdefault(shape, new)  # another thread may have made one meanwhile
         return pool

@@ -10,7 +10,7 @@ checkpoint["data"] = loader.state_dict()
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -94,10 +94,22 @@ class StoredRecipe:
         """The recipe with the paths that it has, relative ones to the current directory."""
         return _recipe_of(self.text, Path())
 
-    def layout(self) -> RecipeLayout:
-        """Return the layout of the run, or raise FormatError if recipe and sizes do not fit."""
+    def layout(self, sources: Sequence[OpenSource] = ()) -> RecipeLayout:
+        """Return the layout of the run, or raise FormatError if recipe and sizes do not fit.
+
+        Args:
+            sources: opened sources of the same names, whose lengths decide the blocks of order
+                blocks.
+        """
+        opened = {source.corpus.name: source for source in sources}
         try:
-            return resolve_recipe(self.recipe, self.sizes)
+            sizes = [
+                opened[source.name].as_in(self.recipe).size
+                if self.recipe.order_of(source) == "blocks"
+                else size
+                for source, size in zip(self.recipe.sources, self.sizes, strict=True)
+            ]
+            return resolve_recipe(self.recipe, sizes)
         except _ERRORS as error:
             raise FormatError(
                 f"not {_WHAT}: its recipe does not fit the sizes of its sources "
@@ -161,8 +173,11 @@ class RecipeLoader:
     Args:
         opened: a result of `megaindex.recipe.open_recipe`.
         data_parallel_rank: rank of this process, from 0.
-        data_parallel_size: number of ranks. Default: that of the recipe, or 1.
-        micro_batch_size: rows of one micro batch of a rank. Default: that of the recipe, or 1.
+        data_parallel_size: number of ranks. Default: that of the recipe, or 1. Iteration ends with
+            an error at a stage that names another number, unless its batches can be divided by
+            this one: continue from the state with as many ranks as the stage names.
+        micro_batch_size: rows of one micro batch of a rank, in every stage. Default: those of the
+            stages, or 1.
         options: options of the samples. Default: Megatron's fields without resets.
         content: coverage of the tokens by a checkpoint, as for `Loader`; cached in the directory
             given to ``open_recipe``.
@@ -190,7 +205,7 @@ class RecipeLoader:
         **loading: Any,
     ) -> None:
         check_content(content)
-        recipe = opened.layout.recipe
+        layout = opened.layout
         self._opened = opened
         self._contents = _contents_of(opened, content)
         self._facts = {
@@ -203,17 +218,20 @@ class RecipeLoader:
             for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
         }
         self._options, self._loading = options, loading
+        ranks = _ranks_of(layout.recipe, data_parallel_size)
         self._ranks: dict[str, Any] = {
-            "micro_batch_size": _first_of(micro_batch_size, recipe.micro_batch_size, 1),
+            "micro_batch_size": _first_of(micro_batch_size, layout.recipe.micro_batch_size, 1),
             "data_parallel_rank": data_parallel_rank,
-            "data_parallel_size": _first_of(data_parallel_size, recipe.data_parallel_size, 1),
+            "data_parallel_size": ranks,
         }
         sampler = MicroBatchSampler(
             num_samples=opened.index.num_samples,
-            **self._ranks,
-            consumed_samples=recipe.first_sample,
-            global_batch_size=recipe.batch,
-            tail="pad" if opened.layout.samples_masked else "drop",
+            micro_batch_size=_micro_batches(layout, micro_batch_size, ranks),
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=ranks,
+            consumed_samples=layout.recipe.first_sample,
+            global_batch_size=layout.batch,
+            tail="pad" if layout.samples_masked else "drop",
             balance=balance,
             index=opened.index,
         )
@@ -235,6 +253,17 @@ class RecipeLoader:
     def consumed_samples(self) -> int:
         """Number of samples returned on all ranks together."""
         return self._loader.consumed_samples
+
+    @property
+    def samples_consumed(self) -> int:
+        """Number of samples served on all ranks together, without skipped ones."""
+        return sum(row.samples for row in self.ledger.totals(self.consumed_samples))
+
+    @property
+    def tokens_consumed(self) -> int:
+        """Number of input tokens of the samples served on all ranks, padding inside samples
+        included: samples × sequence_length of their stage."""
+        return sum(row.tokens for row in self.ledger.totals(self.consumed_samples))
 
     @property
     def recorder(self) -> Recorder:
@@ -313,7 +342,8 @@ class RecipeLoader:
             theirs = {name: facts["content"] for name, facts in stored.sources.items()}
             check_contents(theirs, self._contents, allow)
         if "past" not in allow:
-            check_past(stored.layout(), self._opened.layout, stored.decided_samples)
+            past = stored.layout(self._opened.sources)
+            check_past(past, self._opened.layout, stored.decided_samples)
         receipt = stored.loader.get("receipt")
         loader = {**stored.loader, "receipt": self._receipt(receipt, stored.sources)}
         others = set(allow) - {"past", "content", "targets"}
@@ -360,6 +390,45 @@ def _contents_of(
         kind = "text" if target is None else target.kind
         found[source.corpus.name] = Contents(tokens=tokens, kind=kind, targets=targets)
     return found
+
+
+def _ranks_of(recipe: Recipe, given: int | None) -> int:
+    """Return the number of ranks: as given, or that of all stages."""
+    named = {recipe.ranks_of(stage) for stage in recipe.stages}
+    if given is None and len(named) > 1:
+        raise InvalidArgument(
+            "data_parallel_size is missing: the stages are for different numbers of ranks; give "
+            "that of this process"
+        )
+    return _first_of(given, *named, 1)
+
+
+def _micro_batches(
+    layout: RecipeLayout, given: int | None, ranks: int
+) -> int | list[tuple[int, int | None]]:
+    """Return the rows of a micro batch from each stage on that differs in shape from the last.
+
+    None stands for a stage that is for another number of ranks and whose batches these do not
+    divide.
+    """
+    recipe = layout.recipe
+    stages = {stage.name: stage for stage in recipe.stages}
+    firsts = {piece.name: piece.first_sample for piece in reversed(layout.stages)}
+    begins = sorted((first, name) for name, first in firsts.items())
+    changes: list[tuple[int, int | None]] = []
+    before: tuple[int, int | None] | None = None
+    for k, (first, name) in enumerate(begins):
+        stage, rows = stages[name], _first_of(given, recipe.micro_batch_of(stages[name]), 1)
+        end = begins[k + 1][0] if k + 1 < len(begins) else None
+        sizes = layout.batch.between(first, end).stages
+        is_other = recipe.ranks_of(stage) not in (None, ranks)
+        divides = all(size % (rows * ranks) == 0 for _, size in sizes)
+        shape = recipe.length_of(stage), None if is_other and not divides else rows
+        if shape != before:
+            changes.append((first, shape[1]))
+            before = shape
+    first_rows = changes[0][1]
+    return changes if len(changes) > 1 or first_rows is None else first_rows
 
 
 def _first_of(*values: int | None) -> int:

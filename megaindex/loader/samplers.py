@@ -22,7 +22,9 @@ counts them when the step after them is served. Moved samples follow the end of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import itertools
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -63,6 +65,7 @@ from megaindex.validation import (
     check_choice,
     check_integer,
     setting_or_none,
+    shown,
 )
 
 TAILS = ("drop", "pad", "wrap")
@@ -96,6 +99,24 @@ def assign_by_work(
         yield [None if number < 0 else step.first + number for number in batch]
 
 
+def _micro_batches(
+    given: int | Sequence[tuple[int, int | None]],
+) -> list[tuple[int, int | None]]:
+    """Return (first sample, rows) of the micro batches, from sample 0 on."""
+    if not isinstance(given, Sequence):
+        return [(0, given)]
+    sizes = [(check_integer("micro_batch_size", first), size) for first, size in given]
+    firsts = [first for first, _ in sizes]
+    if not sizes or firsts[0] != 0 or firsts != sorted({*firsts}):
+        raise InvalidArgument(
+            "micro_batch_size: a list of (first sample, rows) must begin with sample 0 and rise, "
+            f"got {shown(sizes)}"
+        )
+    if all(size is None for _, size in sizes):
+        raise InvalidArgument("micro_batch_size: a list must have rows for some of the steps")
+    return sizes
+
+
 class MicroBatchSampler(Resumable):
     """Micro batches of one rank, as lists of sample ids; a ``batch_sampler`` for DataLoader.
 
@@ -110,7 +131,9 @@ class MicroBatchSampler(Resumable):
 
     Args:
         num_samples: samples of the order, with ids 0 ... num_samples - 1.
-        micro_batch_size: rows of one micro batch of a rank.
+        micro_batch_size: rows of one micro batch of a rank; where it changes during the run, a
+            list of (first sample, rows) in order, from sample 0 on, each the start of a step;
+            rows are None where another number of ranks is to serve the steps.
         data_parallel_rank: rank of this process, from 0.
         data_parallel_size: number of ranks.
         consumed_samples: samples served before the start, over all ranks.
@@ -144,7 +167,7 @@ class MicroBatchSampler(Resumable):
         self,
         *,
         num_samples: int,
-        micro_batch_size: int,
+        micro_batch_size: int | Sequence[tuple[int, int | None]],
         data_parallel_rank: int,
         data_parallel_size: int,
         consumed_samples: int = 0,
@@ -156,15 +179,22 @@ class MicroBatchSampler(Resumable):
         index: Index | None = None,
         skip: Skip | Sequence[Skip] | None = None,
     ) -> None:
-        self._ranks = RankLayout(
-            micro_batch_size=micro_batch_size,
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=data_parallel_size,
-        )
-        rows = self._ranks.rows_per_round
-        size = rows if global_batch_size is None else global_batch_size
+        sizes = _micro_batches(micro_batch_size)
+        self._ranks_from = [
+            None
+            if size is None
+            else RankLayout(
+                micro_batch_size=size,
+                data_parallel_rank=data_parallel_rank,
+                data_parallel_size=data_parallel_size,
+            )
+            for _, size in sizes
+        ]
+        self._changes = [first for first, _ in sizes]
+        self._ranks = next(ranks for ranks in self._ranks_from if ranks is not None)
+        size = self._ranks.rows_per_round if global_batch_size is None else global_batch_size
         self._schedule = size if isinstance(size, BatchSchedule) else BatchSchedule.constant(size)
-        self._schedule.check_multiple_of(rows)
+        self._check_rounds()
         self._largest_step = self._most_rows
         num_samples = check_integer("num_samples", num_samples)
         self._skips = skips_of(index)
@@ -197,6 +227,33 @@ class MicroBatchSampler(Resumable):
         self._view: tuple[Index, Index] | None = None
         if index is not None:
             self.balance_by(self.skipped(index))
+
+    def _check_rounds(self) -> None:
+        """Check that steps are whole rounds, and that micro batches change between steps."""
+        for k, ranks in enumerate(self._ranks_from):
+            begin, end = self._changes[k], [*self._changes[1:], None][k]
+            if self._schedule.samples_after(self._schedule.iterations_within(begin)) != begin:
+                raise InvalidArgument(
+                    f"micro_batch_size: it changes at sample {begin}, inside a step of the global "
+                    "batch; let it change at the start of a step"
+                )
+            if ranks is not None:
+                self._schedule.between(begin, end).check_multiple_of(ranks.rows_per_round)
+
+    def _ranks_at(self, position: int) -> RankLayout:
+        """Return micro batch size and ranks of the step at a position.
+
+        Raises:
+            InvalidArgument: another number of ranks is to serve the step.
+        """
+        ranks = self._ranks_from[bisect_right(self._changes, position) - 1]
+        if ranks is None:
+            raise InvalidArgument(
+                f"data_parallel_size: the step at sample {position} is not for "
+                f"{self._ranks.data_parallel_size} ranks; save the state here and go on with the "
+                "number of ranks of its stage"
+            )
+        return ranks
 
     @staticmethod
     def _checked_samples(given: int, skips: Skips, skip: object) -> int:
@@ -268,8 +325,9 @@ class MicroBatchSampler(Resumable):
 
     def __len__(self) -> int:
         first = self._start.consumed_samples
-        rows = self._start.rows_left
-        if rows:
+        rounds = 0
+        if self._start.rows_left:
+            rounds = self._start.rows_left // self._ranks_at(first).rows_per_round
             step = self._step(self._start)
             if step is None:
                 return 0
@@ -278,17 +336,24 @@ class MicroBatchSampler(Resumable):
             whole = self._schedule.samples_after(
                 self._schedule.iterations_within(end, begin), begin
             )
-            rows += whole - begin
+            rows = whole - begin
             if whole < end and self._tail != "drop":
                 rows += self._size_at(whole)
-        return rows // self._ranks.rows_per_round
+            rounds += rows // self._ranks_at(begin).rows_per_round
+        return rounds
 
     def _segments(self, first: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of positions that are served from ``first`` on."""
+        """Yield the ranges of positions that are served from ``first`` on, of one micro batch."""
         if self._skips is not None:
-            yield from self._skips.segments(first)
-        elif first < self._end:
-            yield first, self._end
+            served: Iterable[tuple[int, int]] = self._skips.segments(first)
+        else:
+            served = [(first, self._end)] if first < self._end else []
+        for begin, end in served:
+            inside = [change for change in self._changes if begin < change < end]
+            for low, high in itertools.pairwise([begin, *inside, end]):
+                if self._ranks_from[bisect_right(self._changes, low) - 1] is None:
+                    return
+                yield low, high
 
     def _check_steps(self, position: LoaderPosition) -> None:
         """Raise InvalidArgument if steps from ``position`` on reach into skipped samples."""
@@ -327,13 +392,14 @@ class MicroBatchSampler(Resumable):
 
     def _assign(self, step: Step) -> Iterator[list[int | None]]:
         if self._balance is None or self._balance.attention == 0:  # rows are equal work
-            return assign_rows(step, self._ranks)
+            return assign_rows(step, self._ranks_at(step.first))
         if self._index is None:
             raise InvalidArgument(
                 "balance needs the lengths of the samples: give the sampler their index, as in "
                 "MicroBatchSampler(…, balance=…, index=index), or use it in a Loader"
             )
-        return assign_by_work(step, self._ranks, self._index, self._num_positions)
+        ranks = self._ranks_at(step.first)
+        return assign_by_work(step, ranks, self._index, self._num_positions)
 
     def _step(self, position: LoaderPosition) -> Step | None:
         """Return the rows that are assigned next at ``position``; None at the end of the run."""
@@ -357,8 +423,9 @@ class MicroBatchSampler(Resumable):
 
     def _position_in(self, step: Step, rounds: int) -> LoaderPosition:
         """Return the position after the first ``rounds`` of a step."""
-        end = step.begin(rounds * self._ranks.data_parallel_size, self._ranks.micro_batch_size)
-        left = step.rows_left - rounds * self._ranks.rows_per_round
+        ranks = self._ranks_at(step.first)
+        end = step.begin(rounds * ranks.data_parallel_size, ranks.micro_batch_size)
+        left = step.rows_left - rounds * ranks.rows_per_round
         if self._balance is None or left == 0:
             return LoaderPosition(end, left)
         begun = replace(step, served=end - step.first, rows_served=step.rows - left)
@@ -368,7 +435,7 @@ class MicroBatchSampler(Resumable):
         position, rounds = self._start, micro_batches
         step = self._step(position)
         if position.rows_left and step is not None:
-            inside = min(rounds, step.rows_left // self._ranks.rows_per_round)
+            inside = min(rounds, step.rows_left // self._ranks_at(step.first).rows_per_round)
             position, rounds = self._position_in(step, inside), rounds - inside
         if rounds == 0:
             return position
@@ -378,20 +445,20 @@ class MicroBatchSampler(Resumable):
         if begin < target:
             step = self._step(LoaderPosition(begin))
             assert step is not None, "inside the iteration, as state_after checked"
-            return self._position_in(step, (target - begin) // self._ranks.rows_per_round)
+            return self._position_in(step, (target - begin) // self._ranks_at(begin).rows_per_round)
         return LoaderPosition(min(begin, self._end) if self._tail == "pad" else begin)
 
     def _rows_after(self, first: int, rounds: int) -> tuple[int, int]:
         """Return the first position of a range without holes, and that after the ``rounds``
         counted from ``first``, which end in the range."""
-        left = rounds * self._ranks.rows_per_round
+        rows = self._ranks.rows_per_round
         for begin, end in self._segments(first):
-            first = begin
-            if left <= end - begin:
+            first, rows = begin, self._ranks_at(begin).rows_per_round
+            if rounds * rows <= end - begin:
                 break
             if end < self._end:
-                left -= end - begin
-        return first, first + left
+                rounds -= (end - begin) // rows
+        return first, first + rounds * rows
 
     def _micro_batch(self, number: int) -> list[int | None]:
         """Return a micro batch by its number from the start, with tails that do not wrap."""
@@ -467,11 +534,32 @@ class MicroBatchSampler(Resumable):
 
     def _check_position(self, position: LoaderPosition) -> None:
         self._check_steps(position)
-        if position.rows_left % self._ranks.rows_per_round:
+        self._check_changes(position)
+        if not position.rows_left:
+            return
+        ranks = self._ranks_at(position.consumed_samples)
+        if position.rows_left % ranks.rows_per_round:
             raise InvalidArgument(
-                f"micro batches of {self._ranks.micro_batch_size} on "
-                f"{self._ranks.data_parallel_size} ranks must divide the {position.rows_left} rows "
+                f"micro batches of {ranks.micro_batch_size} on "
+                f"{ranks.data_parallel_size} ranks must divide the {position.rows_left} rows "
                 "left of the current step; change them, or continue from the end of a step"
+            )
+
+    def _check_changes(self, position: LoaderPosition) -> None:
+        """Raise InvalidArgument unless steps from ``position`` end where micro batches change."""
+        if len(self._changes) == 1:
+            return
+        first = position.consumed_samples
+        if position.rows_left and (step := self._step(position)) is not None:
+            first = step.end
+        change = next((change for change in self._changes if change > first), None)
+        if change is None or change >= self._end:
+            return
+        steps = self._schedule.iterations_within(change, first)
+        if self._schedule.samples_after(steps, first) != change:
+            raise InvalidArgument(
+                f"the steps from sample {first} on do not end at sample {change}, where the shape "
+                "of the batches changes; continue from the end of a step of this batch schedule"
             )
 
     def _refusals(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,9 @@ class ProgressRow:
     source: str
     samples: int
     tokens: int
-    """samples × sequence_length, the padding of instruction data included."""
+    """samples × sequence_length of their stage, the padding of instruction data included."""
     epochs: float
-    """Samples served over samples of one epoch of the source."""
+    """Samples served over samples of one epoch of the source, at the length of each."""
 
 
 class SourceProgress:
@@ -49,7 +50,7 @@ class SourceProgress:
         Raises:
             OutOfRange: the run has fewer samples.
         """
-        return self._rows(self._served(consumed_samples).sum(axis=0))
+        return self._rows(self._served(consumed_samples), range(len(self._plan.stages)))
 
     def stages(self, consumed_samples: int) -> dict[str, list[ProgressRow]]:
         """Return the rows of every stage that has begun, by the name of the stage.
@@ -57,12 +58,12 @@ class SourceProgress:
         Raises:
             OutOfRange: the run has fewer samples.
         """
-        counts: dict[str, I64] = {}
+        begun: dict[str, list[int]] = {}
         served = self._served(consumed_samples)
-        for stage, drawn in zip(self._plan.stages, served, strict=True):
+        for number, stage in enumerate(self._plan.stages):
             if stage.first_sample < consumed_samples:
-                counts[stage.name] = counts.get(stage.name, 0) + drawn
-        return {name: self._rows(drawn) for name, drawn in counts.items()}
+                begun.setdefault(stage.name, []).append(number)
+        return {name: self._rows(served, numbers) for name, numbers in begun.items()}
 
     def _served(self, consumed: int) -> I64:
         """Return int64[stages, sources]: samples served before a position, without skipped ones."""
@@ -93,16 +94,24 @@ class SourceProgress:
                 counts[k] = stage.mixed.drawn(within, counts.shape[1]) if within > 0 else 0
         return counts
 
-    def _rows(self, counts: I64) -> list[ProgressRow]:
-        recipe = self._plan.recipe
+    def _rows(self, served: I64, numbers: Sequence[int]) -> list[ProgressRow]:
+        """Return the sums of the stages of these numbers; ``served`` as from `_served`."""
+        plan = self._plan
+        lengths = [stage.sequence_length for stage in plan.stages]
+        totals = {
+            length: served[[n for n in numbers if lengths[n] == length]].sum(axis=0).tolist()
+            for length in dict.fromkeys(lengths)
+        }
         return [
             ProgressRow(
                 source=source.name,
-                samples=count,
-                tokens=count * recipe.sequence_length,
-                epochs=count / size.samples,
+                samples=sum(counts[i] for counts in totals.values()),
+                tokens=sum(counts[i] * length for length, counts in totals.items()),
+                epochs=sum(
+                    counts[i] / plan.size_at(i, length).samples
+                    for length, counts in totals.items()
+                    if counts[i]
+                ),
             )
-            for source, size, count in zip(
-                recipe.sources, self._plan.sizes, counts.tolist(), strict=True
-            )
+            for i, source in enumerate(plan.recipe.sources)
         ]

@@ -82,9 +82,22 @@ def make_lock(
             raise InvalidArgument(
                 f"a recipe has all settings, also {next(iter(settings))}; change the recipe"
             )
+        _refuse_blocks(run)
         return _lock_of(run, tokens, cache_dir, progress, bar)
     with given_run(run, settings) as given:
         return _lock_of(given, tokens, cache_dir, progress, bar)
+
+
+def _refuse_blocks(recipe: Recipe) -> None:
+    """Refuse order blocks, which the format of locks does not describe."""
+    blocked = [s.name for s in recipe.sources if recipe.order_of(s) == "blocks"]
+    if recipe.has_lengths or blocked:
+        why = "stages of several sequence lengths"
+        raise InvalidArgument(
+            f"a lock cannot describe {why if recipe.has_lengths else 'order blocks'} "
+            f"(source {(blocked or [recipe.sources[0].name])[0]}); keep the recipe and the states "
+            "of its loader, whose receipts `megaindex audit --recipe` and check_receipts verify"
+        )
 
 
 def _lock_of(

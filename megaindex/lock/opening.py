@@ -69,15 +69,21 @@ def open_run(
     train = lock.content["subsets"]["train"]
     opened = _open(lock, search, cache_dir)
     stream = opened.stream
+    if opened.recipe is not None:
+        from megaindex.loader.recipe_loader import RecipeLoader
+
+        return RecipeLoader(
+            opened.recipe,
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+            micro_batch_size=micro_batch_size,
+            **loading,
+        )
     ranks: dict[str, Any] = {
         "data_parallel_rank": data_parallel_rank,
         "data_parallel_size": _given(data_parallel_size, train["data_parallel_size"]),
         "micro_batch_size": _given(micro_batch_size, train["micro_batch_size"]),
     }
-    if opened.recipe is not None:
-        from megaindex.loader.recipe_loader import RecipeLoader
-
-        return RecipeLoader(opened.recipe, **ranks, **loading)
     from megaindex.loader.loader import Loader
     from megaindex.loader.receipts import Recorder
     from megaindex.loader.samplers import MicroBatchSampler

@@ -208,11 +208,12 @@ def _stage_shares(opened: OpenRecipe, stages: Sequence[RecipeStage]) -> dict[str
 
 def _same_run(opened: OpenRecipe, other: RecipeLayout) -> bool:
     """Return True if a layout of the same sources has the same samples and steps."""
-    layout = opened.layout
+    layout, index = opened.layout, opened.unskipped
+    assert isinstance(index, StagedIndex), "locks have one sequence length"
     described = [
         describe_index(
             StagedIndex(
-                sources=opened.unskipped.sources,
+                sources=index.sources,
                 stages=tuple(each.mixed for each in planned.stages),
             )
         )

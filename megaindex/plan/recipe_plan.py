@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -58,6 +59,51 @@ class StageDraw:
     epochs_end: float
     first_repeat: int | None
     """First step that serves a sample for a second time; None without repeats."""
+    deferred: int = 0
+    """Tokens left of the block in which a stage of another sequence length stopped reading the
+    source, which its epoch does not serve; not a key of ``--json`` in other orders than blocks."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return {key: v for key, v in vars(self).items() if key != "deferred" or v}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRange:
+    """Consecutive steps of one stage, batch size and sequence length.
+
+    Before step k of them, ``first_sample + (k - first_step) * batch_size`` samples are consumed,
+    and ``sequence_length`` tokens with each of these steps' samples.
+    """
+
+    stage: str
+    first_step: int
+    """Steps count from 0, skipped ones included."""
+    end_step: int
+    """One past the last step."""
+    batch_size: int
+    sequence_length: int
+    first_sample: int
+    """Samples consumed before ``first_step``."""
+    first_token: int
+    """Tokens consumed here before ``first_step``: samples × sequence_length, padding included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFacts:
+    """Tokens of the first epoch of a source in order blocks."""
+
+    block_tokens: int
+    """Tokens that a block holds at least."""
+    blocks: int
+    served: int
+    """Tokens that the run serves as input."""
+    dropped: int
+    """Tokens at the ends of the blocks read that fill no sample, and labels of the last ones."""
+    deferred: int
+    """Tokens left of blocks that a stage of another sequence length ended."""
+    unread: int
+    """Tokens of blocks that were not begun, and the rest of the last one begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +123,13 @@ class SourceTotal:
     """Tokens of its epoch in no sample: cut off, or left out with long documents."""
     packing: PackingFacts | None = None
     """Samples of an epoch in order packed; not a key of ``--json`` in the other orders."""
+    blocks: BlockFacts | None = None
+    """Tokens of an epoch in order blocks; not a key of ``--json`` in the other orders."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return {key: v for key, v in vars(self).items() if key != "packing" or v is not None}
+        optional = ("packing", "blocks")
+        return {key: v for key, v in vars(self).items() if key not in optional or v is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +183,8 @@ class RecipePlan:
         tokens_consumed: input tokens of the samples, without the padding of order packed; samples
             of finetuning sources count as sequence_length tokens.
         samples_masked: rows of the last batch that are padding without loss.
-        sequence_length: tokens of a sample, without the extra one of the label.
+        sequence_length: tokens of a sample, without the extra one of the label; of the longest, if
+            the stages differ.
         batch_schedule: first sample and batch size of each stage of the `BatchSchedule`.
         samples_per_rank: rows that each data-parallel rank reads; None where the recipe names
             no ranks.
@@ -153,6 +203,7 @@ class RecipePlan:
             sources.
         sources: each source over the whole run.
         warnings: warnings with their remedies.
+        steps: ranges of steps, with the samples and tokens consumed at each step.
         skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
         past: steps of another system; None, and not a key of ``--json``, without.
     """
@@ -177,6 +228,7 @@ class RecipePlan:
     draws: tuple[StageDraw, ...]
     sources: tuple[SourceTotal, ...]
     warnings: tuple[str, ...]
+    steps: tuple[StepRange, ...] = ()
     skip: SkipEffect | None = None
     past: PlannedPast | None = None
 
@@ -196,19 +248,19 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
     """Return the plan of a recipe, from the layout that `megaindex.recipe.plan_recipe` returns."""
     recipe = layout.recipe
     rounds = layout.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
-    samples, parallel = layout.num_samples, recipe.data_parallel_size
+    samples, parallel = layout.num_samples, recipe.common_data_parallel_size
     rows = samples + layout.samples_masked
     draws, means = _draws(layout)
     end = recipe.first_sample + rows
-    last = end - recipe.batch.samples_after(max(0, layout.num_steps - 1))
+    last = end - layout.batch.samples_after(max(0, layout.num_steps - 1))
     skip = _skip_effect(layout)
     plan = RecipePlan(
         train_iters=layout.num_steps,
         samples_consumed=samples,
         tokens_consumed=sum(draw.tokens for draw in draws),
         samples_masked=layout.samples_masked,
-        sequence_length=recipe.sequence_length,
-        batch_schedule=recipe.batch.stages,
+        sequence_length=max(stage.sequence_length for stage in layout.stages),
+        batch_schedule=layout.batch.stages,
         samples_per_rank=None if parallel is None else _rows_read(layout, skip) // parallel,
         exhaustion=recipe.exhaustion,
         stopped_by=layout.stopped_by,
@@ -223,6 +275,7 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         draws=draws,
         sources=_totals(layout),
         warnings=(),
+        steps=tuple(_steps(layout)),
         skip=skip,
         past=_past(layout),
     )
@@ -268,6 +321,33 @@ def _source_past(read: PastRead, size: SourceSize, begin: int, end: int) -> Sour
     )
 
 
+def _steps(layout: RecipeLayout) -> Iterator[StepRange]:
+    """Yield the steps of one stage and batch size after another."""
+    past = layout.recipe.past
+    step, tokens = 0 if past is None else past.steps, 0
+    for name, pieces in groupby(layout.stages, lambda piece: piece.name):
+        several = list(pieces)
+        length, begin = several[0].sequence_length, several[0].first_sample
+        end = several[-1].first_sample + several[-1].num_samples
+        sizes = layout.batch.between(begin, end).stages
+        position = begin
+        for (_, size), (until, _) in zip(sizes, [*sizes[1:], (end, 0)], strict=True):
+            count = ceil_div(max(0, until - position), size)
+            if not count:
+                continue
+            yield StepRange(
+                stage=name,
+                first_step=step,
+                end_step=step + count,
+                batch_size=size,
+                sequence_length=length,
+                first_sample=position,
+                first_token=tokens + (position - begin) * length,
+            )
+            step, position = step + count, position + count * size
+        tokens += (end - begin) * length
+
+
 def _rows_read(layout: RecipeLayout, skip: SkipEffect | None) -> int:
     """Return the rows that all ranks read, padding included."""
     if skip is None:
@@ -279,13 +359,14 @@ def _skip_effect(layout: RecipeLayout) -> SkipEffect | None:
     recipe = layout.recipe
     if not recipe.skip:
         return None
-    bounds, _ = step_bounds(recipe.batch, 0, layout.num_samples)
-    return plan_skips(recipe.skip, recipe.batch, bounds, masked_rows=layout.samples_masked)
+    bounds, _ = step_bounds(layout.batch, 0, layout.num_samples)
+    return plan_skips(recipe.skip, layout.batch, bounds, masked_rows=layout.samples_masked)
 
 
 def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
     """Return the padding of ``rows`` that `megaindex.loader.samplers` assigns to the ranks."""
-    parallel, micro = recipe.data_parallel_size, recipe.micro_batch_size or 1
+    last = recipe.stages[-1]
+    parallel, micro = recipe.ranks_of(last), recipe.micro_batch_of(last) or 1
     if parallel is None:
         return Padding(rows=masked, micro_batches=None, ranks=None)
     micro_batches = ceil_div(rows, micro * parallel) * parallel
@@ -299,29 +380,36 @@ def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
 
 def _draws(layout: RecipeLayout) -> tuple[tuple[StageDraw, ...], list[str]]:
     """Return the draws, and the sources of which tokens are means over seeds."""
-    reached = layout.begins  # one past the last sample that earlier stages read
+    # one past the last sample that earlier stages read, by source and sequence length
+    reached: dict[tuple[int, int], int] = {}
+    for source, begin in enumerate(layout.begins):
+        reached[source, layout.recipe.stage_lengths[0]] = begin
     rows: list[StageDraw] = []
     means: dict[str, None] = {}
     for stage in layout.stages:
         streams = zip(stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True)
         for stream, (source, begin, count) in enumerate(streams):
-            inputs = _inputs(layout, source, begin, count)
-            row = _stage_draw(layout, stage, stream, begin >= reached[source], inputs.tokens)
+            inputs = _inputs(layout, stage, source, begin, count)
+            goes_on = begin >= reached.get((source, stage.sequence_length), 0)
+            row = _stage_draw(layout, stage, stream, goes_on, inputs.tokens)
             rows.append(row)
             if not inputs.exact:
                 means[row.source] = None
         for source, begin, count in zip(
             stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True
         ):
-            reached[source] = max(reached[source], begin + count)
+            read = source, stage.sequence_length
+            reached[read] = max(reached.get(read, 0), begin + count)
     return tuple(rows), list(means)
 
 
-def _inputs(layout: RecipeLayout, source: int, begin: int, count: int) -> InputTokens:
+def _inputs(
+    layout: RecipeLayout, stage: PlannedStage, source: int, begin: int, count: int
+) -> InputTokens:
     """Return the input tokens of ``count`` samples of a source from ``begin`` on."""
     index, end = layout.sizes[source].packed, begin + count
     if index is None:
-        return InputTokens(count * layout.recipe.sequence_length, True)
+        return InputTokens(count * stage.sequence_length, True)
     mean = mean_inputs(index.packing, begin, end)
     if mean.exact or not is_countable(index.packing, len(index.documents), begin, end):
         return mean
@@ -332,22 +420,23 @@ def _stage_draw(
     layout: RecipeLayout, stage: PlannedStage, stream: int, goes_on: bool, tokens: int
 ) -> StageDraw:
     """Return the draw of a stream; ``goes_on`` if no earlier stage read its samples."""
-    recipe, mixed = layout.recipe, stage.mixed
+    recipe, batch, mixed = layout.recipe, layout.batch, stage.mixed
     source, begin, count = mixed.sources[stream], mixed.begins[stream], stage.counts[stream]
     end = stage.first_sample + stage.num_samples
-    per_epoch = layout.sizes[source].samples
-    fresh = max(0, per_epoch - begin) if goes_on else 0
+    size = layout.size_at(source, stage.sequence_length)
+    fresh = max(0, size.samples - begin) if goes_on else 0
     return StageDraw(
         stage=stage.name,
         source=recipe.sources[source].name,
-        first_step=recipe.batch.iterations_within(stage.first_sample),
-        end_step=recipe.batch.iterations_within(end - 1) + 1,
+        first_step=batch.iterations_within(stage.first_sample),
+        end_step=batch.iterations_within(end - 1) + 1,
         samples=count,
         share=count / stage.num_samples,
         tokens=tokens,
-        epochs_begin=begin / per_epoch,
-        epochs_end=(begin + count) / per_epoch,
+        epochs_begin=size.epochs_at(begin),
+        epochs_end=size.epochs_at(begin + count),
         first_repeat=_first_beyond(layout, stage, stream, fresh),
+        deferred=stage.deferred[stream],
     )
 
 
@@ -358,15 +447,21 @@ def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh:
     limits = [stage.num_samples] * len(stage.mixed.sources)
     limits[stream] = fresh
     position = stage.first_sample + stage.mixing.longest(limits, stage.num_samples)
-    return layout.recipe.batch.iterations_within(position)
+    return layout.batch.iterations_within(position)
 
 
 def _totals(layout: RecipeLayout) -> tuple[SourceTotal, ...]:
+    lengths = dict(layout.reads.keys())  # the last one of each
+    sizes = [
+        layout.size_at(i, lengths[i]) if i in lengths else size
+        for i, size in enumerate(layout.sizes)
+    ]
     rows = zip(
         layout.recipe.sources,
-        layout.sizes,
+        sizes,
         layout.drawn(),
         layout.samples_needed(),
+        _epochs_served(layout),
         strict=True,
     )
     return tuple(
@@ -377,7 +472,7 @@ def _totals(layout: RecipeLayout) -> tuple[SourceTotal, ...]:
             tokens_per_epoch=size.tokens,
             samples_per_epoch=size.samples,
             drawn=drawn,
-            epochs=drawn / size.samples,
+            epochs=epochs,
             unseen=max(0, size.samples - reached),
             cut_tokens=size.cut_tokens,
             packing=None
@@ -388,9 +483,74 @@ def _totals(layout: RecipeLayout) -> tuple[SourceTotal, ...]:
                 size.packed.num_long_documents,
                 source.max_documents,
             ),
+            blocks=_block_facts(layout, i),
         )
-        for source, size, drawn, reached in rows
+        for i, (source, size, drawn, reached, epochs) in enumerate(rows)
     )
+
+
+def _epochs_served(layout: RecipeLayout) -> list[float]:
+    """Return the epochs of each source whose samples are served, at the length of each stage."""
+    served: list[dict[int, int]] = [{} for _ in layout.sizes]
+    for stage in layout.stages:
+        for source, count in zip(stage.mixed.sources, stage.counts, strict=True):
+            counts = served[source]
+            counts[stage.sequence_length] = counts.get(stage.sequence_length, 0) + count
+    return [
+        sum(count / layout.size_at(i, length).samples for length, count in counts.items())
+        for i, counts in enumerate(served)
+    ]
+
+
+def _block_facts(layout: RecipeLayout, source: int) -> BlockFacts | None:
+    """Return the tokens of a source's first epoch in order blocks, up to where it is restarted."""
+    blocks = layout.sizes[source].blocks
+    if blocks is None:
+        return None
+    served = dropped = deferred = first = left = 0
+    for length, begin, end in _first_reads(layout, source):
+        index = blocks.at_length(length)
+        if begin >= index.num_samples:  # of a further epoch
+            deferred, left = deferred + left, 0
+            break
+        end = min(end, index.num_samples)
+        block, deferred = index.blocks_begun(end), deferred + left
+        samples = index.samples_before(block)
+        cut = (samples - index.samples_before(first)) * length
+        served += (end - begin) * length
+        dropped += index.tokens_before(block) - index.tokens_before(first) - cut
+        first, left = block, (samples - end) * length
+    return BlockFacts(
+        block_tokens=blocks.blocks.block_tokens,
+        blocks=blocks.num_blocks,
+        served=served,
+        dropped=dropped,
+        deferred=deferred,
+        unread=blocks.tokens_per_epoch - served - dropped - deferred,
+    )
+
+
+def _first_reads(layout: RecipeLayout, source: int) -> list[tuple[int, int, int]]:
+    """Return (sequence length, first sample, end) of a source's reads before any restart."""
+    reads: list[tuple[int, int, int]] = []
+    for stage in layout.stages:
+        for stream, number in enumerate(stage.mixed.sources):
+            length, begin, count = (
+                stage.sequence_length,
+                stage.mixed.begins[stream],
+                stage.counts[stream],
+            )
+            if number != source or count == 0:
+                continue
+            if reads and reads[-1][0] == length:
+                if begin != reads[-1][2]:
+                    return reads
+                reads[-1] = length, reads[-1][1], begin + count
+            elif reads and begin == 0:
+                return reads
+            else:
+                reads.append((length, begin, begin + count))
+    return reads
 
 
 def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
@@ -461,7 +621,7 @@ def _short_stages(layout: RecipeLayout) -> Iterator[str]:
         missing = end.samples_wanted - end.samples
         if missing <= 0 or end.length.startswith("tokens"):
             continue
-        rows = recipe.batch.samples_after(1, position) - position
+        rows = layout.batch.samples_after(1, position) - position
         later = [name for name, others in stages.items() if sources & others]
         outcome = "no later stage draws them"
         if later:
@@ -484,6 +644,8 @@ def _view(plan: RecipePlan) -> RenderableType:
     if plan.past is not None:
         parts.append(_past_table(plan.past))
     parts += [_stages(plan), _sources(plan)]
+    if any(source.blocks is not None for source in plan.sources):
+        parts.append(_blocks(plan))
     packed = packing_texts((source.source, source.packing) for source in plan.sources)
     if (facts := facts_view(packed)) is not None:
         parts.append(facts)
@@ -493,10 +655,12 @@ def _view(plan: RecipePlan) -> RenderableType:
 def _answer(plan: RecipePlan) -> RenderableType:
     sizes = " → ".join(str(size) for _, size in plan.batch_schedule)
     stages = len({draw.stage for draw in plan.draws})
+    several = dict.fromkeys(steps.sequence_length for steps in plan.steps)
+    lengths = " → ".join(map(str, several or [plan.sequence_length]))
     lines = [
         Text(
             f"{stages} stage{'s' * (stages != 1)} of {len(plan.sources)} "
-            f"source{'s' * (len(plan.sources) > 1)}, {plan.sequence_length} tokens a sample, "
+            f"source{'s' * (len(plan.sources) > 1)}, {lengths} tokens a sample, "
             f"{sizes} samples an iteration"
         ),
         Text(),
@@ -598,4 +762,19 @@ def _sources(plan: RecipePlan) -> RenderableType:
             f"{source.unseen:,}",
             *([f"{source.cut_tokens:,}"] * cut),
         )
+    return table
+
+
+def _blocks(plan: RecipePlan) -> RenderableType:
+    """Return the table of the first epoch of the sources in order blocks."""
+    table = FittedTable(
+        TableColumn("first epoch", "name"),
+        *("blocks", "tokens a block", "served", "dropped", "deferred", "not read"),
+    )
+    for source in plan.sources:
+        facts = source.blocks
+        if facts is not None:
+            numbers = (facts.blocks, facts.block_tokens, facts.served, facts.dropped)
+            more = (facts.deferred, facts.unread)
+            table.add_row(source.source, *(f"{number:,}" for number in (*numbers, *more)))
     return table

@@ -39,7 +39,7 @@ def amend(
             empty, or a name is used twice.
     """
     consumed_samples = check_integer("consumed_samples", consumed_samples)
-    recipe, batch = layout.recipe, layout.recipe.batch
+    recipe, batch = layout.recipe, layout.batch
     steps = batch.iterations_within(consumed_samples)
     beyond = not recipe.first_sample <= consumed_samples <= layout.end_sample
     if beyond or batch.samples_after(steps) != consumed_samples:
@@ -57,9 +57,19 @@ def amend(
     first, *rest = stages
     return replace(
         recipe,
-        sources=(*recipe.sources, *sources),
+        sources=(*_with_blocks(layout), *sources),
         stages=(*kept, replace(first, first_step=steps), *rest),
     )
+
+
+def _with_blocks(layout: RecipeLayout) -> list[RecipeSource]:
+    """Return the sources with the blocks that they are read in, whatever the lengths to come."""
+    return [
+        source
+        if size.blocks is None
+        else replace(source, order="blocks", block_tokens=size.blocks.blocks.block_tokens)
+        for source, size in zip(layout.recipe.sources, layout.sizes, strict=True)
+    ]
 
 
 def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> None:
@@ -75,6 +85,8 @@ def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> N
     """
     ours, theirs = (first_samples(plan.stages, consumed_samples) for plan in (old, new))
     for a, b in zip(ours, theirs, strict=False):
+        if a.sequence_length == b.sequence_length:
+            _check_order(a, old, new)
         if _facts(a, old) != _facts(b, new):
             raise InvalidArgument(
                 f"stage {a.name}: the new recipe serves other samples than the run before sample "
@@ -88,6 +100,20 @@ def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> N
         )
 
 
+def _check_order(stage: PlannedStage, old: RecipeLayout, new: RecipeLayout) -> None:
+    """Refuse that a source which a stage has read in order epoch is read in blocks."""
+    names = {source.name: source for source in new.recipe.sources}
+    for source in (old.recipe.sources[i] for i in stage.mixed.sources):
+        order, other = old.recipe.order_of(source), names.get(source.name)
+        if order == "epoch" and other is not None and new.recipe.order_of(other) == "blocks":
+            raise InvalidArgument(
+                f"source {source.name}: stage {stage.name} read it in order epoch, whose unread "
+                "samples lie scattered over the epoch, so stages of another sequence_length cannot "
+                "follow; begin such runs with order: blocks, or give the new stages sources of "
+                "their own"
+            )
+
+
 def _first_sample(layout: RecipeLayout, name: str) -> int:
     """Return the first sample of a stage; the end of the run if the stage was not reached."""
     begins = [stage.first_sample for stage in layout.stages if stage.name == name]
@@ -96,7 +122,7 @@ def _first_sample(layout: RecipeLayout, name: str) -> int:
 
 def _as_far_as(stage: RecipeStage, layout: RecipeLayout, end: int) -> RecipeStage:
     """Return the stage, shortened to its steps before sample ``end``."""
-    batch, first = layout.recipe.batch, _first_sample(layout, stage.name)
+    batch, first = layout.batch, _first_sample(layout, stage.name)
     length = sum(piece.num_samples for piece in layout.stages if piece.name == stage.name)
     steps = batch.iterations_within(min(end, first + length), first)
     kept = replace(stage, length=Target(kind="iterations", value=Fraction(steps)))
@@ -114,16 +140,26 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
     mixing["shares"] = [share // unit for share in mixed.mixing.shares]
     sources = [recipe.sources[i] for i in mixed.sources]
     shuffles = [
-        (s.name, s.kind, s.order, s.packed, s.long_documents, _limit(s, recipe)) for s in sources
+        (
+            s.name,
+            s.kind,
+            recipe.order_of(s),
+            s.packed,
+            s.long_documents,
+            _limit(s, stage.sequence_length),
+        )
+        for s in sources
     ]
-    sizes = [plan.sizes[i].samples for i in mixed.sources]
+    drawn = [plan.size_at(i, stage.sequence_length) for i in mixed.sources]
+    sizes = [size.samples for size in drawn]
+    blocks = [size.blocks and size.blocks.blocks.block_tokens for size in drawn]
     past = [] if recipe.past is None else [recipe.past.steps, recipe.first_sample]
-    facts = (type(mixed.mixing), mixing, shuffles, sizes, mixed.begins, past)
-    return (*facts, recipe.seed, recipe.sequence_length, mixed.num_samples)
+    facts = (type(mixed.mixing), mixing, shuffles, sizes, blocks, mixed.begins, past)
+    return (*facts, recipe.seed, stage.sequence_length, mixed.num_samples)
 
 
-def _limit(source: RecipeSource, recipe: Recipe) -> int | None:
+def _limit(source: RecipeSource, sequence_length: int) -> int | None:
     """Return the most documents of a sample, whether given or the default; None if not packed."""
     if source.order != "packed":
         return None
-    return most_documents(source.max_documents, recipe.sequence_length)
+    return most_documents(source.max_documents, sequence_length)

@@ -5,7 +5,7 @@ It is computed from the sizes of the sources alone; plan, index and audit use th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from megaindex.arithmetic import ceil_div
+from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import Mixing
 from megaindex.index.skips import Skips, resolve_skips
@@ -29,8 +30,12 @@ class PlannedStage:
     name: str
     first_sample: int
     mixed: MixedStage
+    sequence_length: int
     without: tuple[str, ...] = ()
     """Sources of the stage that were exhausted before it began."""
+    deferred: tuple[int, ...] = ()
+    """Tokens of each stream's source that are left of the block of a stage of another sequence
+    length, and that this epoch of the source does not serve."""
 
     @property
     def num_samples(self) -> int:
@@ -72,6 +77,8 @@ class RecipeLayout:
     """One epoch of each source."""
     stages: tuple[PlannedStage, ...]
     num_steps: int
+    batch: BatchSchedule
+    """Global batch sizes over the run: those of the recipe, or of its stages one after another."""
     samples_masked: int = 0
     """Rows of the last batch that are padding without loss, under tail pad."""
     evaluation: Rounds | None = None
@@ -112,7 +119,7 @@ class RecipeLayout:
         recipe = self.recipe
         return resolve_skips(
             recipe.skip,
-            recipe.batch,
+            self.batch,
             num_samples=self.end_sample,
             drops_tail=self.samples_masked == 0,
         )
@@ -126,13 +133,29 @@ class RecipeLayout:
         return total
 
     def samples_needed(self) -> list[int]:
-        """Return one past the last sample of each source that the run reads, 0 if it reads none."""
+        """Return one past the last sample of each source that the run reads, 0 if it reads none.
+
+        Of a source that is read at several sequence lengths, those of the last one.
+        """
         ends = [0] * len(self.sizes)
+        for (source, _), end in self.reads.items():
+            ends[source] = end
+        return ends
+
+    @cached_property
+    def reads(self) -> dict[tuple[int, int], int]:
+        """One past the last sample that is read, by (source, sequence length), in order."""
+        ends: dict[tuple[int, int], int] = {}
         for stage in self.stages:
             mixed = stage.mixed
             for source, begin, count in zip(mixed.sources, mixed.begins, stage.counts, strict=True):
-                ends[source] = max(ends[source], begin + count)
+                read = source, stage.sequence_length
+                ends[read] = max(ends.pop(read, 0), begin + count)  # the last one read is last
         return ends
+
+    def size_at(self, source: int, sequence_length: int) -> SourceSize:
+        """Return one epoch of a source in samples of a stage's length."""
+        return self.sizes[source].at_length(sequence_length)
 
 
 def first_samples(stages: Sequence[PlannedStage], end: int) -> tuple[PlannedStage, ...]:
@@ -194,7 +217,7 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
         if size.samples < 1:
             raise InvalidArgument(
                 f"source {source.name} holds {size.tokens} tokens, not one sample of "
-                f"{recipe.sequence_length}; leave it out, or lower sequence_length"
+                f"{recipe.lengths_of(source.name)[0]}; leave it out, or lower sequence_length"
             )
     builder = _LayoutBuilder(recipe, tuple(sizes))
     for stage in recipe.stages:
@@ -203,9 +226,9 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
             break
     stages = tuple(builder.stages)
     if builder.stopped_by:  # after the last batch that can be filled, on all ranks
-        builder.step = recipe.batch.iterations_within(builder.position)
+        builder.step = builder.batch.iterations_within(builder.position)
         builder.masked = 0
-        stages = first_samples(stages, recipe.batch.samples_after(builder.step))
+        stages = first_samples(stages, builder.batch.samples_after(builder.step))
     if not stages:
         raise InvalidArgument(
             f"source {builder.stopped_by} allows less than one batch, so the run makes no step; "
@@ -216,6 +239,7 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
         sizes=tuple(sizes),
         stages=stages,
         num_steps=builder.step,
+        batch=builder.batch,
         samples_masked=builder.masked,
         ends=tuple(builder.ends),
         stopped_by=builder.stopped_by,
@@ -235,11 +259,17 @@ class _LayoutBuilder:
     stopped_by: str = ""
     ends: list[StageEnd] = field(default_factory=list)
     cursors: list[int] = field(init=False)
-    """Next sample of each source."""
+    """Next sample of each source, in samples of the length at which it was read last."""
+    lengths: list[int] = field(init=False)
+    """Sequence length of each source's cursor."""
+    batch: BatchSchedule = field(init=False)
+    """Global batch sizes up to the current stage."""
     left: list[int | None] = field(init=False)
     """Samples that the limits of each source still allow; None without limits."""
 
     def __post_init__(self) -> None:
+        self.lengths = [self.recipe.lengths_of(s.name)[0] for s in self.recipe.sources]
+        self.batch = self.recipe.batch
         self.cursors = first_unread(self.recipe, self.sizes)
         self.left = [self._left(i) for i in range(len(self.sizes))]
         if self.recipe.past is not None:
@@ -259,7 +289,15 @@ class _LayoutBuilder:
             return None
         source = self.recipe.sources[i]
         share = (source.max_epochs or Fraction(1)) * (source.max_fraction or Fraction(1))
-        return int(self.sizes[i].samples * share)
+        blocks = self.sizes[i].blocks
+        if blocks is None:
+            return int(self.sizes[i].samples * share)
+        # epochs differ in samples: the limit is a place in the source, at any length
+        blocks, whole = blocks.at_length(self.lengths[i]), int(share)
+        samples = blocks.samples_in_epochs(whole)
+        if share > whole:
+            samples += int((share - whole) * (blocks.samples_in_epochs(whole + 1) - samples))
+        return samples
 
     def add_stage(self, stage: RecipeStage, *, is_last: bool) -> None:
         """Append a stage; where a source is exhausted in it, a new piece with new draws begins."""
@@ -269,6 +307,8 @@ class _LayoutBuilder:
                 f"before it end with step {self.step}; stages must follow each other without gap "
                 "or overlap"
             )
+        self._add_batch(stage)
+        deferred = self._move_cursors(stage)
         mixture = self._mixture(stage)
         end = self._end(stage, mixture, is_last)
         if end > _MOST_SAMPLES:
@@ -286,7 +326,10 @@ class _LayoutBuilder:
                 out = int(mixing.lookup(np.array([possible])).stream[0])
                 name = self.recipe.sources[mixture.sources[out]].name
                 self._check_exhausted(mixture, out, possible)
-            self._append(mixture, mixing, possible, without)
+            begun = self.position
+            self._append(mixture, mixing, possible, without, deferred)
+            if self.position > begun:
+                deferred = {}
             if possible < wanted:
                 without.append(name)
                 mixture.remove(out)
@@ -305,16 +348,72 @@ class _LayoutBuilder:
                 "max_epochs"
             )
 
-    def _mixture(self, stage: RecipeStage) -> Mixture:
-        """Return the mixture of a stage, after resetting the sources that it restarts."""
+    def _add_batch(self, stage: RecipeStage) -> None:
+        """Continue the schedule with the batch sizes of a stage that begins at the position.
+
+        Those of the recipe count samples from the start of the run, those of a stage from its own.
+        """
+        recipe, start = self.recipe, self.position
+        if all(each.batch is None for each in recipe.stages):
+            return
+        if stage.batch is None:
+            (_, size), *later = recipe.batch.between(start, None).stages
+            sizes = [(start, size), *later]
+        else:
+            sizes = [(start + first, size) for first, size in stage.batch.stages]
+        earlier = [] if start == 0 else [each for each in self.batch.stages if each[0] < start]
+        if earlier and earlier[-1][1] == sizes[0][1]:
+            del sizes[0]
+        self.batch = BatchSchedule(stages=(*earlier, *sizes))
+
+    def _batch_sizes(self) -> list[int]:
+        """Return the batch sizes from the position on."""
+        return [size for _, size in self.batch.between(self.position, None).stages]
+
+    def _move_cursors(self, stage: RecipeStage) -> dict[int, int]:
+        """Move the cursors of the sources to where a stage begins to read them.
+
+        Restarted ones begin anew. One of another sequence length begins at the next block, and the
+        tokens that are left of the last one are returned, by source.
+        """
+        length, deferred = self.recipe.length_of(stage), {}
         for stream in stage.streams:
+            i = self.recipe.number(stream.source)
+            blocks, cursor = self.sizes[i].blocks, self.cursors[i]
             if stream.restart:
-                self.cursors[self.recipe.number(stream.source)] = 0
-        return mixture_of(self.recipe, stage, self.sizes)
+                self._check_restart(stage, i)
+                self.cursors[i] = 0
+            elif blocks is not None and length != self.lengths[i]:
+                old = blocks.at_length(self.lengths[i]).reaching(cursor)
+                block = old.blocks_begun(cursor)
+                left = (old.samples_before(block) - cursor) * self.lengths[i]
+                deferred.update({i: left} if left else {})
+                new = blocks.at_length(length).extend(old.num_epochs)
+                self.cursors[i] = new.samples_before(block)
+            self.lengths[i] = length
+            if blocks is not None and self.left[i] is not None:
+                self.left[i] = max(0, (self._allowed(i) or 0) - self.cursors[i])
+        return deferred
+
+    def _check_restart(self, stage: RecipeStage, i: int) -> None:
+        """Refuse to restart a source in order blocks under a limit, which is a place in it."""
+        if self.sizes[i].blocks is not None and self.left[i] is not None and self.cursors[i]:
+            raise InvalidArgument(
+                f"stage {stage.name}: restart reads source {self.recipe.sources[i].name} again, "
+                "and in order blocks its limits count from its start; use exhaustion repeat, or "
+                "leave restart out"
+            )
+
+    def _mixture(self, stage: RecipeStage) -> Mixture:
+        length, sizes = self.recipe.length_of(stage), list(self.sizes)
+        for stream in stage.streams:
+            i = self.recipe.number(stream.source)
+            sizes[i] = sizes[i].at_length(length)
+        return mixture_of(self.recipe, stage, sizes, self._batch_sizes())
 
     def _end(self, stage: RecipeStage, mixture: Mixture, is_last: bool) -> int:
         """Return one past the last sample of the stage; add its steps."""
-        batch, start, length = self.recipe.batch, self.position, stage.length
+        batch, start, length = self.batch, self.position, stage.length
         if length is not None and length.kind == "iterations":
             self.step += int(length.value)
             end = batch.samples_after(int(length.value), start)
@@ -350,7 +449,7 @@ class _LayoutBuilder:
         if length is None or length.kind == "epochs":
             return int((Fraction(1) if length is None else length.value) * mixture.epoch)
         value = int(length.value)
-        return value if length.kind == "samples" else value // self.recipe.sequence_length
+        return value if length.kind == "samples" else value // self.recipe.length_of(mixture.stage)
 
     def _possible(self, mixture: Mixture, mixing: Mixing, wanted: int) -> int:
         """Return the samples, at most ``wanted``, before a source is drawn beyond its limits."""
@@ -360,7 +459,7 @@ class _LayoutBuilder:
         most = [wanted if limit is None else min(limit, wanted) for limit in limits]
         possible = mixing.longest(most, wanted)
         if mixture.stage.batching == "per_stream" and possible < wanted:
-            possible -= possible % self.recipe.batch.final
+            possible -= possible % mixture.batch_size
         return possible
 
     def _redistribute(self, mixture: Mixture, total: int) -> None:
@@ -389,7 +488,7 @@ class _LayoutBuilder:
         if self.recipe.exhaustion != "error":
             return
         source = mixture.sources[out]
-        step = self.recipe.batch.iterations_within(self.position + possible)
+        step = self.batch.iterations_within(self.position + possible)
         raise InvalidArgument(
             f"stage {mixture.stage.name}: source {self.recipe.sources[source].name} is exhausted "
             f"in step {step}, after the {self._allowed(source)} samples that its limits allow; "
@@ -397,7 +496,12 @@ class _LayoutBuilder:
         )
 
     def _append(
-        self, mixture: Mixture, mixing: Mixing, samples: int, without: Sequence[str]
+        self,
+        mixture: Mixture,
+        mixing: Mixing,
+        samples: int,
+        without: Sequence[str],
+        deferred: Mapping[int, int],
     ) -> None:
         if samples == 0:
             return
@@ -408,7 +512,9 @@ class _LayoutBuilder:
             mixed=MixedStage(
                 mixing=mixing, sources=tuple(mixture.sources), begins=begins, num_samples=samples
             ),
+            sequence_length=self.recipe.length_of(mixture.stage),
             without=tuple(without),
+            deferred=tuple(deferred.get(i, 0) for i in mixture.sources),
         )
         self.stages.append(stage)
         self.position += samples

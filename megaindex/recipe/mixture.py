@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import divisor_weights
 from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
+from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.recipe.recipe import Recipe, RecipeStage, Rounding
 
@@ -21,6 +22,8 @@ class Mixture:
 
     recipe: Recipe
     stage: RecipeStage
+    batch_size: int
+    """Samples of a batch; of the last one of the stage, if it changes."""
     sources: list[int]
     """Number of the source that each stream reads."""
     shares: list[int]
@@ -43,16 +46,19 @@ class Mixture:
             name = f"{stage.name}/{piece}"
             whole = {} if self.period is None else {"period": self.period}
             return Random(shares=shares, seed=self.recipe.seed, name=name, **whole)
-        return PerStream(shares=shares, batch_size=self.recipe.batch.final)
+        return PerStream(shares=shares, batch_size=self.batch_size)
 
 
-def mixture_of(recipe: Recipe, stage: RecipeStage, sizes: Sequence[SourceSize]) -> Mixture:
+def mixture_of(
+    recipe: Recipe, stage: RecipeStage, sizes: Sequence[SourceSize], batch_sizes: Sequence[int]
+) -> Mixture:
     """Return the mixture at the start of a stage, with all of its streams.
 
     Args:
         recipe: the run.
         stage: one of its stages.
-        sizes: one epoch of each source of the recipe.
+        sizes: one epoch of each source of the recipe, in samples of the stage.
+        batch_sizes: global batch sizes of the stage, in order.
 
     Raises:
         InvalidArgument: under batching per_stream, the batch size changes, or a stream has less
@@ -67,12 +73,13 @@ def mixture_of(recipe: Recipe, stage: RecipeStage, sizes: Sequence[SourceSize]) 
         shares = [int(weight) for weight in divisor_weights(proportions(stage, drawn))]
     unit = 1
     if stage.batching == "per_stream":
-        unit = _one_batch_size(recipe, stage)
+        unit = _one_batch_size(stage, batch_sizes)
         shares = _whole_batches(stage, shares, unit) if exact else shares
     epoch = sum(shares) * unit if exact else sum(counts)
     return Mixture(
         recipe=recipe,
         stage=stage,
+        batch_size=batch_sizes[-1],
         sources=sources,
         shares=shares,
         epoch=epoch,
@@ -80,13 +87,13 @@ def mixture_of(recipe: Recipe, stage: RecipeStage, sizes: Sequence[SourceSize]) 
     )
 
 
-def _one_batch_size(recipe: Recipe, stage: RecipeStage) -> int:
-    if not recipe.batch.is_constant:
+def _one_batch_size(stage: RecipeStage, sizes: Sequence[int]) -> int:
+    if len(sizes) > 1:
         raise InvalidArgument(
             f"stage {stage.name}: batching per_stream needs one batch size, and the batch "
             "schedule has several; use stratified or random"
         )
-    return recipe.batch.final
+    return sizes[0]
 
 
 def _whole_batches(stage: RecipeStage, counts: list[int], size: int) -> list[int]:
@@ -114,6 +121,19 @@ class SourceSize:
     """Index of the epoch in order packed, whose samples hold padding; None in other orders."""
     unread_samples: int | None = None
     """Samples of the documents that were not read before the run joined; None without a list."""
+    blocks: BlockedIndex | None = field(default=None, compare=False, repr=False)
+    """Index of an epoch in order blocks, in samples of the first stage that reads the source."""
+
+    def epochs_at(self, sample: int) -> float:
+        """Return the epochs before a sample of the source; 1.5 in the middle of the second."""
+        return sample / self.samples if self.blocks is None else self.blocks.epochs_read(sample)
+
+    def at_length(self, sequence_length: int) -> SourceSize:
+        """Return the size in samples of another length, which only order blocks has."""
+        if self.blocks is None or self.blocks.sequence_length == sequence_length:
+            return self
+        blocks = self.blocks.at_length(sequence_length)
+        return replace(self, samples=blocks.num_samples, blocks=blocks)
 
 
 def proportions(stage: RecipeStage, sizes: Sequence[SourceSize]) -> list[Fraction]:

@@ -64,7 +64,8 @@ class RecipeSource:
         kind: pretraining: documents are concatenated and cut every sequence_length tokens.
             finetuning: samples are whole documents, with loss on some of their tokens.
         order: ``"epoch"``, ``"window"`` or ``"packed"``, see `EpochOrder`, `WindowOrder` and
-            `PackedOrder`.
+            `PackedOrder`; ``"blocks"``: see docs/orders.md. In a recipe of several sequence
+            lengths, order epoch becomes order blocks.
         labels: finetuning: prefix of a pair with the label of every token, -100 for tokens
             without loss.
         loss_mask: finetuning: prefix of a pair with 1 for every token with loss, such as those
@@ -75,6 +76,8 @@ class RecipeSource:
         long_documents: finetuning and order packed: documents longer than a sample are
             truncated, split or skipped. Default: truncated, and split in order packed.
         max_documents: order packed: most pieces of documents in a sample, see `PackedOrder`.
+        block_tokens: order blocks: tokens that a block holds at least. Default: that of
+            `default_block_tokens`.
         max_epochs: epochs that the run may draw; None: one, where the exhaustion policy sets a
             limit.
         max_fraction: share of the samples that the run may draw, up to 1: max_epochs x
@@ -89,12 +92,13 @@ class RecipeSource:
     name: str
     path: str = ""
     kind: Kind = "pretraining"
-    order: Literal["epoch", "window", "packed"] = "epoch"
+    order: Literal["epoch", "window", "packed", "blocks"] = "epoch"
     labels: str = ""
     loss_mask: str = ""
     packed: bool = True
     long_documents: LongDocuments = _BY_ORDER
     max_documents: int | None = None
+    block_tokens: int | None = None
     max_epochs: Fraction | None = None
     max_fraction: Fraction | None = None
     tokens: int | None = None
@@ -129,11 +133,12 @@ class RecipeSource:
         if self.long_documents == _BY_ORDER:
             object.__setattr__(self, "long_documents", default_long_documents(self.order))
         check_choice(f"{where}: long_documents", self.long_documents, LONG_DOCUMENTS)
-        if self.order not in ("epoch", "window", "packed"):
+        if self.order not in ("epoch", "window", "packed", "blocks"):
             raise InvalidArgument(
-                f"{where}: order must be epoch, window or packed, got {self.order!r}; the orders "
-                "of the frameworks have no stages"
+                f"{where}: order must be epoch, window, packed or blocks, got {self.order!r}; the "
+                "orders of the frameworks have no stages"
             )
+        self._check_blocks(where)
         if self.order == "packed":
             self._check_packed(where)
         elif self.max_documents is not None:
@@ -143,12 +148,26 @@ class RecipeSource:
             )
         if self.kind == "pretraining" and (self.labels or self.loss_mask):
             raise InvalidArgument(f"{where}: labels and loss_mask are for kind finetuning")
-        if self.kind == "finetuning" and self.order == "window":
-            raise InvalidArgument(f"{where}: order window cuts documents; use order epoch")
+        if self.kind == "finetuning" and self.order in ("window", "blocks"):
+            raise InvalidArgument(f"{where}: order {self.order} cuts documents; use order epoch")
         if self.kind == "finetuning" and self.tokens is not None:
             raise InvalidArgument(
                 f"{where}: the samples of kind finetuning depend on document lengths; give a path "
                 "in place of tokens"
+            )
+
+    def _check_blocks(self, where: str) -> None:
+        if self.block_tokens is not None:
+            least = check_between(f"{where}: block_tokens", self.block_tokens, 2, 2**62)
+            object.__setattr__(self, "block_tokens", least)
+            if self.kind == "finetuning" or self.order not in ("epoch", "blocks"):
+                raise InvalidArgument(
+                    f"{where}: block_tokens is a setting of order blocks; leave it out"
+                )
+        if self.order == "blocks" and self.tokens is not None:
+            raise InvalidArgument(
+                f"{where}: the samples of order blocks depend on document lengths; give a path in "
+                "place of tokens"
             )
 
     def _check_packed(self, where: str) -> None:
@@ -177,16 +196,19 @@ class RecipeEvaluation:
         iterations: batches of a round. None: all samples of the source, each once, over all
             ranks.
         batch_size: global batch size; None: that of the last training step.
+        sequence_length: tokens of a sample; None: that of the stages.
     """
 
     source: RecipeSource
     interval: int = 1000
     iterations: int | None = None
     batch_size: int | None = None
+    sequence_length: int | None = None
 
     def __post_init__(self) -> None:
         word = "evaluation: {}".format
-        make_plain(self, "interval", optional=["iterations", "batch_size"], called=word)
+        optional = ["iterations", "batch_size", "sequence_length"]
+        make_plain(self, "interval", optional=optional, called=word)
         if self.iterations is not None:
             check_between(word("iterations"), self.iterations, 1)
 
@@ -248,6 +270,7 @@ def rounds_of(
     )
 
 
+BATCH_FACTORS = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
 Batching = Literal["stratified", "random", "per_stream"]
 Rounding = Literal["largest_remainder", "streaming"]
 Exhaustion = Literal["repeat", "stop", "continue", "redistribute", "error"]
@@ -341,6 +364,13 @@ class RecipeStage:
             blocks of 2048. per_stream: every batch is of one stream.
         rounding: rule by which shares of an epoch_size, and repeats, are rounded to samples;
             "streaming" is that of mosaicml-streaming.
+        sequence_length: tokens a sample; None: that of the recipe.
+        batch: global batch sizes, by samples since the start of the stage; None: those of the
+            recipe.
+        micro_batch_size: samples of a micro batch of one rank; None: those of the recipe.
+        data_parallel_size: number of data-parallel ranks; None: that of the recipe.
+        gradient_accumulation_steps: micro batches of one rank in a step of ``batch``; None:
+            unknown.
 
     Raises:
         InvalidArgument: a setting is out of range, or excludes another.
@@ -355,10 +385,21 @@ class RecipeStage:
     weighting: Weighting | None = None
     batching: Batching = "stratified"
     rounding: Rounding = "largest_remainder"
+    sequence_length: int | None = None
+    batch: BatchSchedule | None = None
+    micro_batch_size: int | None = None
+    data_parallel_size: int | None = None
+    gradient_accumulation_steps: int | None = None
 
     def __post_init__(self) -> None:
         where = f"stage {self.name}"
-        optional = ["first_step", "planned_samples", "epoch_size"]
+        optional = [
+            "first_step",
+            "planned_samples",
+            "epoch_size",
+            "sequence_length",
+            *BATCH_FACTORS,
+        ]
         make_plain(self, optional=optional, called=f"{where}: {{}}".format)
         if not self.streams:
             raise InvalidArgument(f"{where}: has no stream; give at least one")
@@ -410,7 +451,8 @@ class Recipe:
     """A run of several sources and stages: all settings that decide its samples and their order.
 
     Attributes:
-        sequence_length: tokens a sample, without the extra one of the shifted label.
+        sequence_length: tokens a sample, without the extra one of the shifted label. Like the
+            batch and its factors, the default of the stages.
         batch: global batch sizes over the run.
         sources: sources of the stages.
         stages: stages, in order.
@@ -447,13 +489,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip", given_skips(self.skip))
-        factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
-        make_plain(self, "sequence_length", "seed", optional=factors)
+        make_plain(self, "sequence_length", "seed", optional=BATCH_FACTORS)
         check_choice("tail", self.tail, TAILS)
         check_choice("exhaustion", self.exhaustion, EXHAUSTIONS)
         self.batch.check_multiple_of((self.micro_batch_size or 1) * (self.data_parallel_size or 1))
         self._check_names()
         self._check_limits()
+        self._check_shapes()
 
     def __repr__(self) -> str:
         """Return one line; `to_mapping` has all settings."""
@@ -461,7 +503,8 @@ class Recipe:
             ", ".join(each.name for each in several[:8]) + " …" * (len(several) > 8)
             for several in (self.stages, self.sources)
         )
-        return f"Recipe(stages {stages}; sources {sources}; {self.sequence_length} tokens a sample)"
+        length = " → ".join(map(str, self.stage_lengths))
+        return f"Recipe(stages {stages}; sources {sources}; {length} tokens a sample)"
 
     def _check_names(self) -> None:
         if not self.sources or not self.stages:
@@ -493,6 +536,11 @@ class Recipe:
     def _check_past(self, known: set[str]) -> None:
         if self.past is None:
             return
+        if self.has_lengths or any(source.order == "blocks" for source in self.sources):
+            raise InvalidArgument(
+                "past: counts of what was read are those of samples of one sequence_length, and "
+                "the run has several, or order blocks; join with one length, or leave past out"
+            )
         if self.skip:
             raise InvalidArgument(
                 "past and skip exclude each other: steps and documents of the past are in no "
@@ -521,6 +569,100 @@ class Recipe:
                 "exhaustion stop, continue, redistribute or error"
             )
 
+    def _check_shapes(self) -> None:
+        """Check that the stages' own lengths and batches agree with the rest of the recipe."""
+        for stage in self.stages:
+            rows = (self.micro_batch_of(stage) or 1) * (self.ranks_of(stage) or 1)
+            try:
+                (stage.batch or self.batch).check_multiple_of(rows)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"stage {stage.name}: {error}") from None
+        if not self.has_lengths:
+            return
+        scheduled = [s.name for s in self.stages if s.batch is None]
+        if scheduled and not self.batch.is_constant:
+            raise InvalidArgument(
+                f"stage {scheduled[0]}: the batch schedule of the recipe counts samples of one "
+                "sequence_length, and the stages have several; give each stage a batch of its own"
+            )
+        if any(skip.move for skip in self.skip):
+            raise InvalidArgument(
+                "skip: moved samples follow the end of the run, and the stages differ in "
+                "sequence_length; leave move out"
+            )
+        for source in self.sources:
+            self._check_source_lengths(source)
+        if self.evaluation is not None and self.evaluation.sequence_length is None:
+            raise InvalidArgument(
+                f"evaluation: the stages have sequence lengths {_listed(self.stage_lengths)}; give "
+                "evaluation a sequence_length"
+            )
+
+    def _check_source_lengths(self, source: RecipeSource) -> None:
+        lengths = self.lengths_of(source.name)
+        if self.order_of(source) == "blocks":
+            if source.tokens is not None:
+                raise InvalidArgument(
+                    f"source {source.name}: in a recipe of several sequence lengths, samples "
+                    "depend on document lengths; give a path in place of tokens"
+                )
+            if source.block_tokens is not None and source.block_tokens <= max(lengths):
+                raise InvalidArgument(
+                    f"source {source.name}: block_tokens must be more than sequence_length "
+                    f"{max(lengths)}, got {source.block_tokens}; raise it, or, in a run that began "
+                    "with these blocks, read the pair as a new source at this length"
+                )
+        elif len(lengths) > 1:
+            what = f"order {source.order}" if source.kind == "pretraining" else source.kind
+            raise InvalidArgument(
+                f"source {source.name}: samples of {what} are made for one sequence length, and "
+                f"its stages have {_listed(lengths)}; make it a source for each length, with the "
+                "same path and names of their own"
+            )
+
+    @property
+    def has_lengths(self) -> bool:
+        """True if the stages differ in sequence_length."""
+        return len(self.stage_lengths) > 1
+
+    @cached_property
+    def stage_lengths(self) -> tuple[int, ...]:
+        """The distinct sequence lengths of the stages, in order."""
+        return tuple(dict.fromkeys(self.length_of(stage) for stage in self.stages))
+
+    def length_of(self, stage: RecipeStage) -> int:
+        """Return the sequence_length of a stage."""
+        return stage.sequence_length or self.sequence_length
+
+    def lengths_of(self, name: str) -> tuple[int, ...]:
+        """Return the distinct sequence lengths at which a source is read, in order."""
+        stages = [s for s in self.stages if any(each.source == name for each in s.streams)]
+        lengths = dict.fromkeys(self.length_of(stage) for stage in stages)
+        return tuple(lengths) or (self.stage_lengths[0],)
+
+    def order_of(self, source: RecipeSource) -> str:
+        """Return the order in which a source is read: blocks, in a recipe of several lengths."""
+        becomes_blocks = source.kind == "pretraining" and source.order == "epoch"
+        return "blocks" if becomes_blocks and self.has_lengths else source.order
+
+    def micro_batch_of(self, stage: RecipeStage) -> int | None:
+        """Return the micro batch size of a stage; None: unknown."""
+        return stage.micro_batch_size or self.micro_batch_size
+
+    def ranks_of(self, stage: RecipeStage) -> int | None:
+        """Return the number of data-parallel ranks of a stage; None: unknown."""
+        return stage.data_parallel_size or self.data_parallel_size
+
+    @property
+    def common_micro_batch_size(self) -> int | None:
+        """The micro batch size of all stages; None if it is unknown or they differ."""
+        return _only({self.micro_batch_of(stage) for stage in self.stages})
+
+    @property
+    def common_data_parallel_size(self) -> int | None:
+        """The data-parallel size of all stages; None if it is unknown or they differ."""
+        return _only({self.ranks_of(stage) for stage in self.stages})
+
     @property
     def rows_per_round(self) -> int | None:
         """Rows of one micro batch on every rank; None without these settings."""
@@ -547,6 +689,27 @@ class Recipe:
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {source.name: number for number, source in enumerate(self.sources)}
+
+
+def default_block_tokens(tokens: int, longest: int) -> int:
+    """Return the tokens that a block of order blocks holds at least, unless they are given.
+
+    They are 1/128 of the source, but at most 2**23, and at least 16 samples of the longest stage:
+    so later stages of that length or shorter ones do not change them.
+
+    Args:
+        tokens: tokens of an epoch of the source.
+        longest: longest sequence_length of the recipe's stages.
+    """
+    return max(16 * longest, min(tokens // 128, 2**23))
+
+
+def _only(sizes: set[int | None]) -> int | None:
+    return next(iter(sizes)) if len(sizes) == 1 else None
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def shown(value: Fraction | int) -> str:

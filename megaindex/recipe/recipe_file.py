@@ -10,6 +10,11 @@ stages:
   stable:
     steps: 10000                      # or samples, tokens, or epochs of the mixture
     mix: {web: 0.7, code: 0.3}        # proportions
+  long:
+    steps: 1000
+    sequence_length: 32768            # of this stage alone, like its batch
+    batch: {micro_batch_size: 1, global_batch_size: 16}
+    mix: {web: 0.7, code: 0.3}
   decay:
     steps: 500
     batching: random
@@ -43,6 +48,7 @@ from megaindex.index.skips import read_skips
 from megaindex.io.paths import inside
 from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import (
+    BATCH_FACTORS,
     EXHAUSTIONS,
     Recipe,
     RecipeEvaluation,
@@ -68,11 +74,13 @@ _BATCH = (
     "schedule",
     "rampup",
 )
+_SIZES = ("gradient_accumulation_steps", "global_batch_size", "schedule", "rampup")
+"""Settings that determine each other: a stage that gives one of them inherits none."""
 _TOP = ("sequence_length", "batch", "sources", "stages", "seed", "tail", "exhaustion", "evaluation",
         "skip", "past")  # fmt: skip
 _PAST = ("steps", "read", "mix", "global_batch_size", "sequence_length")
 _STAGE = (*_LENGTHS, "first_step", "planned_samples", "mix", "weights", "epoch_size", "batching",
-          "rounding")  # fmt: skip
+          "rounding", "sequence_length", "batch")  # fmt: skip
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -115,7 +123,9 @@ def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
         sequence_length=length,
         batch=schedule,
         sources=tuple(_source(key, sources, folder) for key, _ in sources.items()),
-        stages=tuple(_stage(key, stages.section(key)) for key, _ in stages.items()),
+        stages=tuple(
+            _stage(key, stages.section(key), top, sizes, length) for key, _ in stages.items()
+        ),
         seed=DEFAULT_SEED if seed is None else seed,
         evaluation=_evaluation(top, folder),
         micro_batch_size=sizes.micro_batch,
@@ -189,7 +199,8 @@ def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Re
         return RecipeSource(name=name, path=inside(folder, sources.values[key]))
     section = sources.section(key)
     section.known("path", "kind", "order", "labels", "loss_mask", "packed", "long_documents",
-                  "max_documents", "max_epochs", "max_fraction", "tokens")  # fmt: skip
+                  "max_documents", "block_tokens", "max_epochs", "max_fraction",
+                  "tokens")  # fmt: skip
     paths: dict[str, Any] = {
         key: inside(folder, section.text(key))
         for key in ("path", "labels", "loss_mask")
@@ -204,6 +215,7 @@ def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Re
         name=name,
         packed=section.flag("packed", True),
         max_documents=section.integer("max_documents"),
+        block_tokens=section.integer("block_tokens"),
         max_epochs=section.fraction("max_epochs"),
         max_fraction=section.fraction("max_fraction"),
         tokens=section.integer("tokens"),
@@ -212,7 +224,40 @@ def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Re
     )
 
 
-def _stage(name: str, section: Section) -> RecipeStage:
+def _stage_batch(stage: Section, top: Section, sizes: BatchSizes, length: int) -> dict[str, Any]:
+    """Return the fields of a stage's own batch, with those of the top as defaults.
+
+    Of the sizes that determine each other a stage that gives one inherits none. A stage without any
+    goes on with the global batches of the top, unless those follow from micro batch and ranks.
+    """
+    if "batch" not in stage.values:
+        return {}
+    own = stage.section("batch")
+    own.known(*_BATCH)
+    given = own.values.keys() & {*_SIZES}
+    if not given and top.section("batch").values.keys() & {*_SIZES[1:]}:
+        return {key: own.integer(key) for key in BATCH_FACTORS if key in own.values}
+    common: dict[str, Any] = {
+        "micro_batch_size": sizes.micro_batch,
+        "data_parallel_size": sizes.data_parallel,
+    }
+    if not given:
+        common["gradient_accumulation_steps"] = sizes.accumulation
+    common = {key: value for key, value in common.items() if value is not None}
+    ours, schedule = _batch(Section(own.where, {**common, **own.values}), length)
+    return {
+        "batch": schedule,
+        "micro_batch_size": _unless(ours.micro_batch, sizes.micro_batch),
+        "data_parallel_size": _unless(ours.data_parallel, sizes.data_parallel),
+        "gradient_accumulation_steps": ours.accumulation,
+    }
+
+
+def _unless(value: int | None, default: int | None) -> int | None:
+    return None if value == default else value
+
+
+def _stage(name: str, section: Section, top: Section, sizes: BatchSizes, width: int) -> RecipeStage:
     section.known(*_STAGE)
     given = [key for key in _LENGTHS if key in section.values]
     if len(given) > 1:
@@ -223,6 +268,7 @@ def _stage(name: str, section: Section) -> RecipeStage:
         key: section.text(key) for key in ("batching", "rounding") if key in section.values
     }
     mix = section.section("mix")
+    length = section.integer("sequence_length")
     return RecipeStage(
         name=name,
         streams=tuple(_stream(source, mix) for source, _ in mix.items()),
@@ -231,6 +277,8 @@ def _stage(name: str, section: Section) -> RecipeStage:
         planned_samples=section.integer("planned_samples"),
         epoch_size=section.integer("epoch_size"),
         weighting=_weighting(section.section("weights")) if "weights" in section.values else None,
+        sequence_length=length,
+        **_stage_batch(section, top, sizes, length or width),
         **words,
     )
 
@@ -269,7 +317,7 @@ def _evaluation(top: Section, folder: Path) -> RecipeEvaluation | None:
     if "evaluation" not in top.values:
         return None
     section = top.section("evaluation")
-    section.known("source", "interval", "iterations", "batch_size")
+    section.known("source", "interval", "iterations", "batch_size", "sequence_length")
     if "source" not in section.values:
         raise InvalidArgument(
             f"{section.where}: source is missing: the prefix of the validation data, or a mapping "
@@ -282,6 +330,7 @@ def _evaluation(top: Section, folder: Path) -> RecipeEvaluation | None:
         interval=RecipeEvaluation.interval if interval is None else interval,
         iterations=None if everything else section.integer("iterations"),
         batch_size=section.integer("batch_size"),
+        sequence_length=section.integer("sequence_length"),
     )
 
 
@@ -290,23 +339,13 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
 
     Paths are written as they are.
     """
-    factors = {
-        "micro_batch_size": recipe.micro_batch_size,
-        "data_parallel_size": recipe.data_parallel_size,
-        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
-    }
-    batch: dict[str, Any] = {key: value for key, value in factors.items() if value is not None}
-    if recipe.batch.is_constant:
-        batch["global_batch_size"] = recipe.batch.final
-    else:
-        batch.pop("gradient_accumulation_steps", None)
-        stages = ((first * recipe.sequence_length, size) for first, size in recipe.batch.stages)
-        batch["schedule"] = " ".join(f"{tokens}:{size}" for tokens, size in stages)
     mapping: dict[str, Any] = {
         "sequence_length": recipe.sequence_length,
-        "batch": batch,
+        "batch": _plain_batch(recipe, recipe.sequence_length),
         "sources": {source.name: _plain_source(source) for source in recipe.sources},
-        "stages": {stage.name: _plain_stage(stage) for stage in recipe.stages},
+        "stages": {
+            stage.name: _plain_stage(stage, recipe.length_of(stage)) for stage in recipe.stages
+        },
         "seed": recipe.seed,
         "tail": recipe.tail,
         "exhaustion": recipe.exhaustion,
@@ -327,13 +366,28 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
     return mapping
 
 
+def _plain_batch(shape: Recipe | RecipeStage, length: int) -> dict[str, Any]:
+    """Return the batch of a recipe or of a stage whose samples have ``length`` tokens."""
+    factors = {name: getattr(shape, name) for name in BATCH_FACTORS}
+    batch = {key: value for key, value in factors.items() if value is not None}
+    if shape.batch is None:
+        return batch
+    if shape.batch.is_constant:
+        return {**batch, "global_batch_size": shape.batch.final}
+    batch.pop("gradient_accumulation_steps", None)
+    stages = ((first * length, size) for first, size in shape.batch.stages)
+    return {**batch, "schedule": " ".join(f"{tokens}:{size}" for tokens, size in stages)}
+
+
 def _plain_source(source: RecipeSource) -> dict[str, Any]:
     usual = source.long_documents == default_long_documents(source.order)
     return _plain(source, "name", *(["long_documents"] if usual else []))
 
 
-def _plain_stage(stage: RecipeStage) -> dict[str, Any]:
-    plain = _plain(stage, "name", "streams", "length", "weighting")
+def _plain_stage(stage: RecipeStage, sequence_length: int) -> dict[str, Any]:
+    plain = _plain(stage, "name", "streams", "length", "weighting", "batch", *BATCH_FACTORS)
+    if batch := _plain_batch(stage, sequence_length):
+        plain["batch"] = batch
     if stage.length is not None:
         (key,) = (key for key, kind in _LENGTHS.items() if kind == stage.length.kind)
         value = stage.length.value

@@ -304,8 +304,12 @@ class EpochIndex(DocumentOrder):
         served = join_blocks(lambda block: self._served_of(block, local), self.num_blocks)
         return served._replace(document=self._sequence_ids(served.document))
 
-    def _served_of(self, block: int, local: I64) -> ServedTokens:
-        """Return the samples of the documents in one pass, which may end in the next block."""
+    def document_places(self, block: int, documents: I64) -> tuple[I64, I64, I64]:
+        """Return sequence ids, first tokens and lengths of documents in a pass, int64[n] each."""
+        local, begins, lengths = self._local_places(block, self._places_of(documents))
+        return self._sequence_ids(local), begins, lengths
+
+    def _local_places(self, block: int, local: I64) -> tuple[I64, I64, I64]:
         count = len(self.documents)
         entries = (local + np.arange(self.epochs_mixed)[:, None] * count).reshape(-1)
         key, table = self._document_key(block), self._tables.get(block)
@@ -313,7 +317,11 @@ class EpochIndex(DocumentOrder):
             key, self._lengths, self.epochs_mixed, STRIDE, table, entries, num_threads()
         )
         document = np.tile(local, self.epochs_mixed)
-        lengths = self._lengths[document].astype(np.int64)
+        return document, begins, self._lengths[document].astype(np.int64)
+
+    def _served_of(self, block: int, local: I64) -> ServedTokens:
+        """Return the samples of the documents in one pass, which may end in the next block."""
+        document, begins, lengths = self._local_places(block, local)
         run, number, offset, length = cut_in_samples(
             begins + self.carried(block), lengths, self.sequence_length
         )
@@ -335,8 +343,8 @@ class EpochIndex(DocumentOrder):
         heads, others = np.flatnonzero(before), np.flatnonzero(~before)
         size, width = self.tokens_per_block, self.sequence_length + self.add_extra_token
         begin = begins[heads[:1]]
-        tail = self._passed(block - 1, begin + size, np.array([size]))
-        rest = self._passed(block, np.zeros(1, np.int64), begin + width)
+        tail = self.locate_tokens(block - 1, begin + size, np.array([size]))
+        rest = self.locate_tokens(block, np.zeros(1, np.int64), begin + width)
         _, document, offset, length = (
             np.concatenate(pair) for pair in zip(tail, rest, strict=True)
         )
@@ -344,10 +352,13 @@ class EpochIndex(DocumentOrder):
         pieces = [(heads[k : k + 1], first) for k in range(heads.size)]
         return join_spans([*pieces, (others, self._passed(block, begins[others]))], begins.size)
 
-    def _passed(self, block: int, begins: I64, ends: I64 | None = None) -> Spans:
-        """Locate tokens begins[k] to ends[k] of a pass; by default those of a sample."""
-        if ends is None:
-            ends = begins + (self.sequence_length + self.add_extra_token)
+    def _passed(self, block: int, begins: I64) -> Spans:
+        """Locate the samples of a pass that begin at these tokens."""
+        ends = begins + (self.sequence_length + self.add_extra_token)
+        return self.locate_tokens(block, begins, ends)
+
+    def locate_tokens(self, block: int, begins: I64, ends: I64) -> Spans:
+        """Return the spans of tokens begins[k] to ends[k] of a pass, int64[n] each."""
         local, offset, length, splits = active().epoch_spans(
             self._document_key(block),
             self._lengths,
@@ -372,6 +383,15 @@ class EpochIndex(DocumentOrder):
     @cached_property
     def _tables(self) -> PassTables:
         return PassTables(self._make_table)
+
+    def document_starts(self, block: int, stride: int) -> I64:
+        """Return the tokens of a pass before every ``stride``-th document, and all of them."""
+        if stride == STRIDE:
+            return self._tables.get(block)
+        starts = np.empty(ceil_div(self._positions, stride) + 1, np.int64)
+        key = self._document_key(block)
+        active().epoch_starts(key, self._lengths, self.epochs_mixed, stride, starts, num_threads())
+        return starts
 
     def _make_table(self, block: int, num_threads: int) -> I64:
         def fill(table: I64) -> None:

@@ -1,0 +1,546 @@
+"""Stages with a sequence length and a batch of their own, against a model of the tokens served."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.corpora import write_corpus
+
+from megaindex.audit import audit, stream_of_recipe
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
+from megaindex.errors import InvalidArgument
+from megaindex.index.inverse import scan, served_tokens
+from megaindex.index.orders.blocks import BlockedIndex
+from megaindex.loader import MicroBatchSampler, RecipeLoader, check_receipts, join_states
+from megaindex.lock import make_lock
+from megaindex.plan.recipe_plan import RecipePlan, make_recipe_plan
+from megaindex.recipe import amend, check_past
+from megaindex.recipe.recipe import (
+    Recipe,
+    RecipeEvaluation,
+    RecipeSource,
+    RecipeStage,
+    Stream,
+    default_block_tokens,
+)
+from megaindex.recipe.recipe_file import recipe_of, to_mapping
+
+TOKENS = {"web": 1500, "code": 400}
+BLOCKS = {"web": 70, "code": 40}
+LENGTHS = (4, 8, 16, 32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shapes")
+    rng = np.random.default_rng(7)
+    for name, tokens in TOKENS.items():
+        lengths = rng.multinomial(tokens, rng.dirichlet([0.4] * 80))
+        write_corpus(folder / name, lengths)
+    return folder
+
+
+def sources(folder: Path, **more: Any) -> tuple[RecipeSource, ...]:
+    return tuple(
+        RecipeSource(name=name, path=str(folder / name), block_tokens=BLOCKS[name], **more)
+        for name in TOKENS
+    )
+
+
+def stage(name: str, steps: int, shares: dict[str, int], **shape: Any) -> RecipeStage:
+    return RecipeStage(
+        name=name,
+        streams=tuple(Stream(source=s, proportion=Fraction(w)) for s, w in shares.items()),
+        length=Target(kind="iterations", value=Fraction(steps)),
+        **shape,
+    )
+
+
+def three_stages(folder: Path) -> Recipe:
+    """Samples of 4, 16 and 32 tokens, like 4k, 32k and 128k."""
+    mix = {"web": 3, "code": 1}
+    return Recipe(
+        sequence_length=4,
+        batch=BatchSchedule.constant(12),
+        micro_batch_size=3,
+        data_parallel_size=2,
+        sources=sources(folder),
+        stages=(
+            stage("short", 7, mix),
+            stage("long", 5, mix, sequence_length=16, micro_batch_size=1,
+                  batch=BatchSchedule(stages=((0, 2), (6, 4)))),
+            stage("longest", 3, mix, sequence_length=32, micro_batch_size=1,
+                  batch=BatchSchedule.constant(2)),
+        ),
+    )  # fmt: skip
+
+
+@dataclass
+class ModelSource:
+    """Reads a source block by block, in plain loops."""
+
+    index: BlockedIndex
+    block_tokens: int
+    epoch: int = 0
+    block: int = 0
+    sample: int = 0
+    length: int | None = None
+    deferred: int = 0
+    served: list[tuple[int, int, int]] = field(default_factory=list)
+    """(epoch, document, token) of every input token."""
+
+    def __post_init__(self) -> None:
+        self.bounds, self.tokens, self.order = (
+            lru_cache(find) for find in (self._bounds, self._tokens, self._order)
+        )
+
+    def _bounds(self, epoch: int) -> list[tuple[int, int]]:
+        """First and end token of each block of the epoch, bounded at every ``apart`` documents."""
+        lengths = self.index.datasets[0].sequence_lengths
+        order = self.index.blocks.epochs.permuted_documents(epoch)
+        apart, total, bounds, begin, tokens = self.index.blocks.apart, int(lengths.sum()), [], 0, 0
+        for number, document in enumerate(order.tolist()):
+            is_bound = number % apart == 0
+            if is_bound and tokens - begin >= self.block_tokens <= total - tokens:
+                bounds.append((begin, tokens))
+                begin = tokens
+            tokens += int(lengths[document])
+        return [*bounds, (begin, total)]
+
+    def _tokens(self, epoch: int) -> list[tuple[int, int]]:
+        lengths = self.index.datasets[0].sequence_lengths
+        order = self.index.blocks.epochs.permuted_documents(epoch)
+        return [(d, t) for d in order.tolist() for t in range(int(lengths[d]))]
+
+    def _order(self, epoch: int, block: int, length: int) -> list[int]:
+        """The samples of a block in the order of its bijection, by the number of the block."""
+        index = self.index.at_length(length).extend(epoch + 1)
+        return index.shuffled_samples(int(index._first_blocks[epoch]) + block).tolist()
+
+    def next_samples(self, count: int, length: int) -> list[set[tuple[int, int]]]:
+        """The samples of each block that is read, as sets: their order in it is a bijection's."""
+        if self.length not in (None, length) and self.sample:
+            begin, end = self.bounds(self.epoch)[self.block]
+            whole = (end - begin - 1) // self.length
+            self.deferred += (whole - self.sample) * self.length
+            self.block, self.sample = self.block + 1, 0
+        self.length = length
+        found: list[set[tuple[int, int]]] = []
+        while len(found) < count:
+            if self.block == len(self.bounds(self.epoch)):
+                self.epoch, self.block = self.epoch + 1, 0
+            begin, end = self.bounds(self.epoch)[self.block]
+            whole = (end - begin - 1) // length
+            order = self.order(self.epoch, self.block, length)
+            assert sorted(order) == list(range(whole))
+            tokens = self.tokens(self.epoch)
+            for cut in order[self.sample : self.sample + count - len(found)]:
+                first = begin + cut * length
+                found.append(set(tokens[first : first + length]))
+                assert first + length < end
+                self.served += [(self.epoch, *token) for token in tokens[first : first + length]]
+                self.sample += 1
+            if self.sample == whole:
+                self.block, self.sample = self.block + 1, 0
+        return found
+
+
+def inputs(opened: OpenRecipe, position: int) -> tuple[int, set[tuple[int, int]], int]:
+    """Source, (document, token) of every input token, and length of a sample."""
+    index: Any = opened.index
+    spans = index.locate([position])
+    length = getattr(index, "sequence_lengths_at", lambda _: [index.sequence_length])([position])[0]
+    assert int(spans.length.sum()) == length + 1
+    places = set()
+    columns = (spans.document, spans.offset, spans.input_lengths(int(length)))
+    for document, offset, count in zip(*(column.tolist() for column in columns), strict=True):
+        places |= {(document, token) for token in range(offset, offset + count)}
+    assert len(places) == length
+    return int(spans.source[0]), places, int(length)
+
+
+def check_against_model(opened: OpenRecipe, plan: RecipePlan) -> None:
+    """Every sample is the next one of its source in the model, and the plan's numbers are its."""
+    recipe = opened.layout.recipe
+    models = [
+        ModelSource(source.epoch, source.epoch.blocks.block_tokens)  # type: ignore[attr-defined,arg-type]
+        for source in opened.sources
+    ]
+    position = tokens = step = 0
+    for each, ranges in itertools.zip_longest(
+        recipe.stages, [list(g) for _, g in itertools.groupby(plan.steps, lambda r: r.stage)]
+    ):
+        length = recipe.length_of(each)
+        for row in ranges:
+            assert (row.first_step, row.first_sample, row.first_token) == (step, position, tokens)
+            assert (row.stage, row.sequence_length) == (each.name, length)
+            for _ in range(row.first_step, row.end_step):
+                for _ in range(row.batch_size):
+                    source, places, width = inputs(opened, position)
+                    assert width == length
+                    assert models[source].next_samples(1, length) == [places]
+                    position, tokens = position + 1, tokens + length
+                step += 1
+    assert (plan.train_iters, plan.samples_consumed, plan.tokens_consumed) == (
+        step,
+        position,
+        tokens,
+    )
+    for model, total in zip(models, plan.sources, strict=True):
+        assert max(Counter(model.served).values(), default=1) == 1  # once an epoch
+        facts = total.blocks
+        assert facts is not None
+        assert facts.served == sum(epoch == 0 for epoch, _, _ in model.served)
+        whole = facts.served + facts.dropped + facts.deferred + facts.unread
+        assert whole == total.tokens_per_epoch
+        if model.epoch == 0 and model.length is not None:
+            assert facts.deferred == model.deferred
+
+
+@st.composite
+def recipes(draw: st.DrawFn, folder: Path) -> Recipe:
+    lengths = draw(st.lists(st.sampled_from(LENGTHS), min_size=2, max_size=4))
+    stages = []
+    for number, length in enumerate(lengths):
+        names = draw(st.lists(st.sampled_from(sorted(TOKENS)), min_size=1, unique=True))
+        rounds = draw(st.sampled_from([((0, 4),), ((0, 8),), ((0, 12), (13, 4))]))
+        stages.append(
+            stage(
+                f"s{number}",
+                draw(st.integers(1, 6)),
+                {name: draw(st.integers(1, 4)) for name in names},
+                sequence_length=length,
+                batch=BatchSchedule(stages=rounds),
+                micro_batch_size=draw(st.sampled_from([None, 1, 2])),
+                batching=draw(st.sampled_from(["stratified", "random"])),
+            )
+        )
+    return Recipe(
+        sequence_length=8, batch=BatchSchedule.constant(4), data_parallel_size=2,
+        sources=sources(folder, order="blocks"), stages=tuple(stages),
+    )  # fmt: skip
+
+
+CLUSTERS = ((1, None), (2, None), (2, 2), (4, 1), (1, 4))
+
+
+@settings(max_examples=4)
+@given(data=st.data())
+def test_any_stages_serve_each_token_once(folder: Path, data: st.DataObject) -> None:
+    """Random shapes, killed and resumed on other ranks and micro batches: the tokens of the model,
+    and receipts equal to the plan's."""
+    opened = open_recipe(data.draw(recipes(folder)))
+    check_against_model(opened, make_recipe_plan(opened.layout))
+    states: list[dict[str, Any]] = []
+    read: list[tuple[int, ...]] = []
+    for _ in range(5):
+        ranks, micro = data.draw(st.sampled_from(CLUSTERS))
+        loaders = [
+            RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=ranks,
+                         micro_batch_size=micro, read_ahead=0, content=None)
+            for rank in range(ranks)
+        ]  # fmt: skip
+        if states:
+            joined = join_states(states)
+            if joined["loader"]["sampler"]["rows_left"] % (ranks * (micro or 2)):
+                continue  # within a step, micro batches must divide its rows left
+            for loader in loaders:
+                loader.load_state_dict(joined)
+        rounds = data.draw(st.integers(0, 9))
+        for batches in itertools.islice(zip(*loaders, strict=True), rounds):
+            read += [tuple(row.tolist()) for batch in batches for row in batch["tokens"]]
+        states = [loader.state_dict() for loader in loaders]
+        last = loaders[0]
+        assert last.samples_consumed == last.consumed_samples == len(read)
+        assert last.tokens_consumed == sum(map(len, read))
+        if last.consumed_samples == opened.index.num_samples:
+            break
+    assume(states)
+    assert check_receipts(states, opened.index).equal
+    expected = []
+    for position in range(len(read)):
+        spans = opened.index.locate([position])
+        texts = [opened.datasets[s].get(d, o, n) for s, d, o, n in zip(*spans, strict=True)]
+        expected.append(tuple(np.concatenate(texts).tolist()[:-1]))
+    assert sorted(read) == sorted(expected)
+
+
+def test_three_lengths_end_to_end(folder: Path) -> None:
+    recipe = three_stages(folder)
+    opened = open_recipe(recipe)
+    plan = make_recipe_plan(opened.layout)
+    check_against_model(opened, plan)
+    assert opened.layout.batch.stages == ((0, 12), (84, 2), (90, 4), (98, 2))
+    rows = [(r.stage, r.first_step, r.end_step, r.batch_size) for r in plan.steps]
+    assert rows == [
+        ("short", 0, 7, 12),
+        ("long", 7, 10, 2),
+        ("long", 10, 12, 4),
+        ("longest", 12, 15, 2),
+    ]
+    assert plan.to_json()["steps"][3]["first_token"] == 84 * 4 + 14 * 16
+    assert "4 → 16 → 32 tokens a sample" in repr(plan)
+    loaders = [RecipeLoader(opened, data_parallel_rank=rank) for rank in range(2)]
+    shapes = Counter(tuple(batch["tokens"].shape) for batch in loaders[0])
+    assert shapes == {(3, 4): 14, (1, 16): 7, (1, 32): 3}
+    counted = audit(stream_of_recipe(recipe)).exposure.total.tokens.tolist()
+    for row, total in zip(counted, plan.sources, strict=True):
+        assert total.blocks is not None
+        assert row == [total.tokens_per_epoch - total.blocks.served, total.blocks.served]
+
+
+def test_documents_not_begun_stay_whole(folder: Path) -> None:
+    """A later stage reads whole documents: all but those that a cut of its own divides."""
+    opened = open_recipe(three_stages(folder))
+    by_stage: list[set[tuple[int, int]]] = [set(), set(), set()]
+    for position in range(opened.index.num_samples):
+        source, places, length = inputs(opened, position)
+        by_stage[(4, 16, 32).index(length)] |= {(source, document) for document, _ in places}
+    for earlier, later in itertools.combinations(by_stage, 2):
+        assert not earlier & later
+
+
+def test_batches_of_stages_leave_the_order_as_it_is(folder: Path) -> None:
+    mix = {"web": 3, "code": 1}
+    plain = Recipe(
+        sequence_length=8, batch=BatchSchedule.constant(6),
+        sources=tuple(replace(s, block_tokens=None) for s in sources(folder)),
+        stages=(stage("a", 5, mix), stage("b", 8, mix)),
+    )  # fmt: skip
+    own = BatchSchedule(stages=((0, 4), (10, 8)))
+    changed = replace(plain, stages=(plain.stages[0], stage("b", 6, mix, batch=own)))
+    one, other = open_recipe(plain), open_recipe(changed)
+    assert other.layout.batch.stages == ((0, 6), (30, 4), (40, 8))
+    assert other.index.num_samples == 30 + 3 * 4 + 3 * 8
+    count = min(one.index.num_samples, other.index.num_samples)
+    for a, b in zip(one.index.locate(range(count)), other.index.locate(range(count)), strict=True):
+        assert np.array_equal(a, b)
+    lock = make_lock(changed)
+    assert lock.content["subsets"]["train"]["steps"] == [[0, 6, 5], [30, 4, 3], [42, 8, 3]]
+
+
+def test_amended_with_a_longer_stage(folder: Path) -> None:
+    recipe = replace(three_stages(folder), sources=tuple(
+        replace(source, order="blocks", block_tokens=None) for source in sources(folder)
+    ), stages=three_stages(folder).stages[:1])  # fmt: skip
+    old = open_recipe(recipe)
+    loader = RecipeLoader(old, data_parallel_size=1, micro_batch_size=12)
+    for _ in itertools.islice(loader, 4):
+        pass
+    state = loader.state_dict()
+    longer = stage("longer", 4, {"web": 1}, sequence_length=32, batch=BatchSchedule.constant(2))
+    longer = replace(longer, micro_batch_size=1)
+    new = open_recipe(amend(old.layout, consumed_samples=48, stages=[longer]))
+    check_past(old.layout, new.layout, 48)
+    blocks = [source.block_tokens for source in new.layout.recipe.sources]
+    assert blocks == [size.blocks.blocks.block_tokens for size in old.layout.sizes if size.blocks]
+    going_on = RecipeLoader(new, data_parallel_size=1)
+    going_on.load_state_dict(state)
+    rest = [tuple(batch["tokens"].shape) for batch in going_on]
+    assert rest == [(1, 32)] * 8
+    assert check_receipts([going_on.state_dict()], new.index).equal
+
+
+def test_a_past_in_order_epoch_cannot_change_its_length(folder: Path) -> None:
+    plain = tuple(replace(s, block_tokens=None) for s in sources(folder))
+    recipe = replace(three_stages(folder), sources=plain, stages=three_stages(folder).stages[:1])
+    old = open_recipe(recipe)
+    longer = stage("longer", 1, {"web": 1}, sequence_length=8)
+    new = open_recipe(amend(old.layout, consumed_samples=48, stages=[longer]))
+    with pytest.raises(InvalidArgument, match="begin such runs with order: blocks"):
+        check_past(old.layout, new.layout, 48)
+    loader = RecipeLoader(old, data_parallel_size=1)
+    _ = list(itertools.islice(loader, 16))
+    with pytest.raises(InvalidArgument, match="read it in order epoch"):
+        RecipeLoader(new, data_parallel_size=1).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("length", [4, 16])
+def test_documents_are_found_without_a_scan(folder: Path, length: int) -> None:
+    opened = open_recipe(three_stages(folder))
+    source = opened.sources[0]
+    documents = np.arange(0, 80, 3)
+    for index, number in ((source.index(600, length), 0), (opened.index, 0), (opened.index, 1)):
+        found, expected = served_tokens(index, documents, number), scan(index, documents, number)
+        rows = [sorted(zip(*each, strict=True)) for each in (found, expected)]
+        assert rows[0] == rows[1]
+        assert rows[0]
+
+
+def test_blocks_of_epochs_to_come_do_not_change(folder: Path) -> None:
+    source = open_recipe(three_stages(folder)).sources[0]
+    few, many = source.epoch.extend(1), source.epoch.extend(3)
+    for a, b in zip(few.locate(range(few.num_samples)), many.locate(range(few.num_samples)),
+                    strict=True):  # fmt: skip
+        assert np.array_equal(a, b)
+
+
+def test_default_blocks_do_not_depend_on_shorter_stages() -> None:
+    assert default_block_tokens(10**12, 131_072) == default_block_tokens(10**12, 4096) == 2**23
+    assert default_block_tokens(10**6, 4096) == 16 * 4096
+
+
+def test_stages_of_other_numbers_of_ranks(folder: Path) -> None:
+    """The loader stops, in words, where a stage needs other ranks, which go on from its state."""
+    recipe = three_stages(folder)
+    alone = replace(recipe.stages[2], data_parallel_size=1, batch=BatchSchedule.constant(1))
+    opened = open_recipe(replace(recipe, stages=(*recipe.stages[:2], alone)))
+    with pytest.raises(InvalidArgument, match="data_parallel_size is missing"):
+        RecipeLoader(opened)
+    loaders = [RecipeLoader(opened, data_parallel_rank=r, data_parallel_size=2) for r in range(2)]
+    for loader in loaders:
+        iterator = iter(loader)
+        assert len([next(iterator) for _ in range(len(loader))]) == 14 + 7
+        with pytest.raises(InvalidArgument, match="is not for 2 ranks"):
+            next(iterator)
+    last = RecipeLoader(opened, data_parallel_size=1)
+    last.load_state_dict(join_states([loader.state_dict() for loader in loaders]))
+    assert [tuple(batch["tokens"].shape) for batch in last] == [(1, 32)] * 3
+    assert check_receipts([last.state_dict()], opened.index).equal
+
+
+def test_positions_of_a_sampler_with_changing_micro_batches() -> None:
+    schedule = BatchSchedule(stages=((0, 8), (24, 4)))
+    sampler = MicroBatchSampler(
+        num_samples=50, micro_batch_size=[(0, 2), (16, 4), (24, 1)], data_parallel_rank=1,
+        data_parallel_size=2, global_batch_size=schedule, tail="pad",
+    )  # fmt: skip
+    batches = list(sampler)
+    assert [len(batch) for batch in batches] == [2] * 4 + [4] + [1] * 14
+    assert len(sampler) == len(batches)
+    for number in range(len(batches) + 1):
+        state = sampler.state_after(number)
+        other = MicroBatchSampler(
+            num_samples=50, micro_batch_size=[(0, 2), (16, 4), (24, 1)], data_parallel_rank=1,
+            data_parallel_size=2, global_batch_size=schedule, tail="pad",
+        )  # fmt: skip
+        other.load_state_dict(state)
+        assert list(other) == batches[number:]
+
+
+def test_recipes_are_read_as_they_are_written(folder: Path) -> None:
+    for recipe in (
+        three_stages(folder),
+        replace(three_stages(folder), evaluation=RecipeEvaluation(
+            source=RecipeSource(name="validation", path=str(folder / "code")), sequence_length=16)),
+    ):  # fmt: skip
+        assert open_recipe(recipe_of(to_mapping(recipe), "again", Path("/"))).layout.ends == (
+            open_recipe(recipe).layout.ends
+        )
+        again = to_mapping(recipe_of(to_mapping(recipe), "again", Path("/")))
+        assert to_mapping(recipe_of(again, "again", Path("/"))) == again
+
+
+def shape_of(batch: dict[str, Any], own: dict[str, Any]) -> RecipeStage:
+    """The second stage of a recipe file with these batches."""
+    top = {"sequence_length": 8, "batch": batch, "sources": {"web": {"tokens": 9000}}}
+    one = {"steps": 1, "mix": {"web": 1}}
+    mapping = {**top, "stages": {"a": one, "b": {**one, "batch": own}}}
+    recipe = recipe_of(mapping, "run.yaml", Path("/"))
+    assert recipe_of(to_mapping(recipe), "again", Path("/")).stages == recipe.stages
+    return recipe.stages[1]
+
+
+@pytest.mark.parametrize(
+    ("own", "sizes", "micro", "accumulation"),
+    [
+        ({"micro_batch_size": 1}, ((0, 4),), 1, 2),
+        ({"global_batch_size": 32}, ((0, 32),), None, 4),
+        ({"gradient_accumulation_steps": 3}, ((0, 24),), None, 3),
+        ({"schedule": "0:8 80:16"}, ((0, 8), (10, 16)), None, None),
+    ],
+)
+def test_a_stage_inherits_the_batch_of_the_recipe(
+    own: dict[str, Any], sizes: Any, micro: int | None, accumulation: int | None
+) -> None:
+    top = {"micro_batch_size": 4, "data_parallel_size": 2, "gradient_accumulation_steps": 2}
+    found = shape_of(top, own)
+    assert found.batch is not None
+    assert found.batch.stages == sizes
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (micro, accumulation)
+
+
+def test_a_stage_keeps_the_global_batch_of_the_recipe() -> None:
+    found = shape_of({"global_batch_size": 16}, {"micro_batch_size": 2})
+    assert (found.batch, found.micro_batch_size) == (None, 2)
+
+
+def refused(recipe: Recipe, **changes: Any) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        open_recipe(replace(recipe, **changes))
+    return str(caught.value)
+
+
+def test_shapes_that_do_not_fit_are_refused(folder: Path) -> None:
+    recipe = three_stages(folder)
+    first, second, third = recipe.stages
+    web, code = recipe.sources
+
+    def stages(*each: RecipeStage) -> Sequence[RecipeStage]:
+        return tuple(each)
+
+    odd = replace(second, batch=BatchSchedule.constant(3))
+    assert "stage long: global batch size 3 must be a multiple" in refused(
+        recipe, stages=stages(first, odd)
+    )
+    huge = replace(third, sequence_length=4096)
+    small = replace(web, block_tokens=None), replace(code, block_tokens=None)
+    assert "source web: " in refused(recipe, stages=stages(first, huge), sources=small)
+    assert "one sample needs 4096 + 1" in refused(recipe, stages=stages(first, huge), sources=small)
+    assert "block_tokens must be more than sequence_length 32, got 32" in refused(
+        recipe, sources=(replace(web, block_tokens=32), code)
+    )
+    ramp = BatchSchedule(stages=((0, 6), (12, 12)))
+    assert "give each stage a batch of its own" in refused(recipe, batch=ramp)
+    packed = replace(web, order="packed", block_tokens=None)
+    message = refused(recipe, sources=(packed, code))
+    assert "source web: samples of order packed are made for one sequence length" in message
+    bare = RecipeSource(name="web", tokens=10_000)
+    assert "give a path in place of tokens" in refused(recipe, sources=(bare, code))
+    evaluation = RecipeEvaluation(source=RecipeSource(name="validation", path=code.path))
+    message = refused(recipe, evaluation=evaluation)
+    assert "sequence lengths 4, 16, 32; give evaluation a sequence_length" in message
+    few = replace(third, length=Target(kind="tokens", value=Fraction(33)))
+    assert "stage longest: its 1 samples do not fill one batch of 2" in refused(
+        recipe, stages=stages(first, second, few)
+    )
+    with pytest.raises(InvalidArgument, match="a lock cannot describe stages of several"):
+        make_lock(recipe)
+
+
+def test_limits_are_places_in_the_source(folder: Path) -> None:
+    """Two epochs are two epochs at any length; what a boundary defers counts as passed."""
+    recipe = three_stages(folder)
+    limited = tuple(replace(source, max_epochs=Fraction(1)) for source in recipe.sources)
+    long = tuple(
+        replace(each, length=Target(kind="iterations", value=Fraction(steps)))
+        for each, steps in zip(recipe.stages, (9, 6, 40), strict=True)
+    )
+    recipe = replace(recipe, sources=limited, stages=long, exhaustion="continue")
+    opened = open_recipe(recipe)
+    plan = make_recipe_plan(opened.layout)
+    check_against_model(opened, plan)
+    assert plan.stopped_by
+    assert all(draw.epochs_end <= 1 and draw.first_repeat is None for draw in plan.draws)
+    assert min(source.blocks.unread for source in plan.sources if source.blocks) < 2 * 32
+
+
+def test_evaluation_has_a_length_of_its_own(folder: Path) -> None:
+    source = RecipeSource(name="validation", path=str(folder / "code"))
+    evaluation = RecipeEvaluation(source=source, sequence_length=16, batch_size=4)
+    opened = open_recipe(replace(three_stages(folder), evaluation=evaluation))
+    rows = [row for batch in RecipeLoader(opened).evaluation() for row in batch["tokens"]]
+    assert {row.numel() for row in rows} == {16}
