@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from megaindex.adapters.neox import blend, files, group, skips
+from megaindex.adapters.neox import amend, blend, files, group, skips
 from megaindex.adapters.neox.datasets import BatchRows, check_exists
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.reports import NEOX
@@ -297,6 +297,7 @@ def build_train_valid_test_datasets(*args: Any, **kwargs: Any) -> Any:
     """
     original = framework().original("data_utils", "build_train_valid_test_datasets")
     bound = _signature(original).bind(*args, **kwargs)
+    amend.refuse_split(str(bound.arguments["data_prefix"]))
     _check_pair(bound.arguments["data_prefix"])
     name = "train_valid_test_num_samples"
     bound.arguments[name] = [framework().policy.enlarged(n) for n in bound.arguments[name]]

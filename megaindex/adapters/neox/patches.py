@@ -9,11 +9,13 @@ from types import ModuleType
 from typing import Any, Literal
 
 import megaindex.helpers
+from megaindex.adapters.neox import amend as amended_data
 from megaindex.adapters.neox import blend, datasets, files, group, loaders
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.patching import Patches
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import NEOX
+from megaindex.builders.extend import AmendedBlend
 from megaindex.index.balance import CostModel
 from megaindex.index.skips import Skip
 from megaindex.lock.lock_file import Lock
@@ -37,7 +39,7 @@ METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
         "__getitems__": datasets.read_samples,
     },
     ("blendable_dataset", "BlendableDataset"): {
-        "__init__": blend.init_blend,
+        "__init__": amended_data.init_blend,
         "__getstate__": blend.get_blend_state,
         "__getitem__": blend.read_blend_sample,
         "__getitems__": blend.read_blend_samples,
@@ -83,6 +85,7 @@ def install(
     balance: CostModel | None = None,
     skip: Skip | Sequence[Skip] | None = None,
     lock: str | os.PathLike[str] | Lock | None = None,
+    amend: str | os.PathLike[str] | AmendedBlend | None = None,
 ) -> None:
     """Put megaindex under GPT-NeoX's ``megatron.data``; see `megaindex.adapters.neox`.
 
@@ -109,6 +112,9 @@ def install(
         lock: path of a run.lock of this run, or the lock, that the datasets must agree with: their
             .idx files, and on rank 0 the samples of three blocks of steps. They are compared when
             they are built, and others are refused. Its skips take the place of ``skip``.
+        amend: the training data as the run began and the changes of its blend since, or the path of
+            a YAML file with them; train_data_paths and train_data_weights are the blend of today.
+            See docs/changing-runs.md.
 
     Raises:
         InvalidArgument: a setting is out of range, or GPT-NeoX's modules cannot be imported.
@@ -117,8 +123,9 @@ def install(
     if exact and variance_buffer is None:
         variance_buffer = "exact"
     policy = make_policy(
-        "neox", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip, lock
-    )
+        "neox", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip, lock,
+        amend,
+    )  # fmt: skip
     _restore()
     neox = framework()
     neox.exact, neox.policy = exact, policy
