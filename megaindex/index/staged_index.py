@@ -7,18 +7,21 @@ sequence length are a `StagedIndex`, all of them a `StageSequence`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from megaindex._types import I64
+from megaindex._types import I32, I64, IntArray
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.inverse import ServedTokens, join_served, serve, served_tokens
 from megaindex.index.mixing import Mixing
+from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
     Chunks,
     Index,
@@ -33,9 +36,69 @@ from megaindex.index.spans import (
     separates_documents,
     sources_html,
 )
+from megaindex.io.threads import map_interruptibly
+from megaindex.kernels import num_threads
 
-_WINDOW = 1 << 24  # positions divided by source at a time, about 200 MB
-_WORTH_SORTING = 1 << 16  # positions
+WINDOW = 1 << 25
+"""Positions sorted by source at a time, about 270 MB."""
+WORTH_SORTING = 1 << 12
+"""Positions for each source from which sorting them is faster than serving them in order."""
+_SORTED = 1 << 21  # positions of which a thread sorts the sources
+_WINDOWS_KEPT = 2  # threads may be a window apart
+
+
+class Window(NamedTuple):
+    """Positions of a range by the streams that serve them."""
+
+    begin: int
+    places: I32
+    """int32[n]: positions less ``begin``, those of each stream together and rising."""
+    bounds: I64
+    """int64[streams + 1]: first of the places of each stream, and n."""
+    firsts: I64
+    """int64[streams]: sample of the stream that its first place serves; those that follow serve the
+    next samples. -1 where they do not."""
+
+    def iterate(self, stream: int, index: Index, source: int, part: int, parts: int) -> Chunks:
+        """Iterate over the positions of a stream, which serve samples of ``index``."""
+        low, high = self.bounds[stream : stream + 2].tolist()
+        places, first = self.places[low:high], int(self.firsts[stream])
+        for samples, spans in iterate_spans(index, first, first + places.size, part, parts):
+            if source:
+                spans = replace(spans, source=np.full(len(spans), source, np.int32))
+            samples -= first
+            yield places[samples].astype(np.int64) + self.begin, spans
+
+
+def places_by_stream(
+    streams_between: Callable[[int, int], IntArray], begin: int, end: int, num_streams: int
+) -> tuple[I32, I64]:
+    """Return places and bounds of a `Window`, computed in threads.
+
+    Args:
+        streams_between: function that returns the streams of a range of positions.
+        begin: first position.
+        end: last position + 1.
+        num_streams: number of streams.
+    """
+
+    def sort(first: int) -> tuple[I32, I64]:
+        streams = streams_between(first, min(first + _SORTED, end))
+        order = np.argsort(streams, kind="stable").astype(np.int32)
+        order += first - begin
+        return order, np.bincount(streams, minlength=num_streams)
+
+    pieces = map_interruptibly(sort, range(begin, end, _SORTED), num_threads())
+    counts = np.array([count for _, count in pieces])
+    bounds = np.concatenate(([0], np.cumsum(counts.sum(axis=0))))
+    targets = bounds[:-1] + np.cumsum(counts, axis=0) - counts
+    places = np.empty(end - begin, np.int32)
+    for (order, count), target in zip(pieces, targets, strict=True):
+        ends = np.cumsum(count)
+        for stream in np.flatnonzero(count).tolist():
+            low, size = int(target[stream]), int(count[stream])
+            places[low : low + size] = order[ends[stream] - size : ends[stream]]
+    return places, bounds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,40 +207,33 @@ class StagedIndex(ShownIndex):
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         """Iterate over the samples of each source in its fastest order, window by window."""
         begin = max(begin, min(end, self.first_position))
-        if end - begin < _WORTH_SORTING:
+        if end - begin < WORTH_SORTING * len(self.sources):
             yield from iterate_in_order(self, begin, end, part, parts)
             return
-        for stage, first in zip(self.stages, self._bounds[:-1].tolist(), strict=True):
-            low, high = max(begin - first, 0), min(end - first, stage.num_samples)
-            for start in range(low, high, _WINDOW):
-                stop = min(start + _WINDOW, high)
-                for positions, spans in self._by_source(stage, start, stop, part, parts):
-                    positions += first
-                    yield positions, spans
+        for number, (first, last) in enumerate(pairwise(self._bounds.tolist())):
+            stage = self.stages[number]
+            for start in range(max(begin, first), min(end, last), WINDOW):
+                window = self._windows.get((number, start, min(start + WINDOW, end, last)))
+                for stream in np.flatnonzero(np.diff(window.bounds)).tolist():
+                    source = stage.sources[stream]
+                    yield from window.iterate(stream, self.sources[source], source, part, parts)
 
-    def _by_source(self, stage: MixedStage, begin: int, end: int, part: int, parts: int) -> Chunks:
-        """Iterate over positions ``begin`` to ``end - 1`` of a stage, source by source.
+    @cached_property
+    def _windows(self) -> PassTables[tuple[int, int, int], Window]:
+        """The last windows, which the threads of an iteration share."""
+        return PassTables(self._make_window, _WINDOWS_KEPT)
 
-        The draws of a stream in a range of positions are consecutive samples of its source.
-        """
-        streams, firsts = stage.mixing.streams_between(begin, end)
-        order = np.argsort(streams, kind="stable").astype(np.int32)
-        counts = np.bincount(streams, minlength=len(stage.sources)).tolist()
-        at = 0
-        for stream, count in enumerate(counts):
-            if not count:
-                continue
-            places = order[at : at + count]
-            at += count
-            source = stage.sources[stream]
-            first = stage.begins[stream] + int(firsts[stream])
-            chunks = iterate_spans(self.sources[source], first, first + count, part, parts)
-            for samples, spans in chunks:
-                numbered = np.full(len(spans), source, np.int32)
-                yield (
-                    places[samples - first].astype(np.int64) + begin,
-                    replace(spans, source=numbered),
-                )
+    def _make_window(self, key: tuple[int, int, int], _: int) -> Window:
+        number, begin, end = key
+        stage, first = self.stages[number], int(self._bounds[number])
+        places, bounds = places_by_stream(
+            lambda low, high: stage.mixing.streams_between(low - first, high - first)[0],
+            begin,
+            end,
+            len(stage.sources),
+        )
+        drawn = np.array(stage.begins) + stage.mixing.counts(begin - first)
+        return Window(begin, places, bounds, drawn)
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
@@ -201,6 +257,9 @@ class StagedIndex(ShownIndex):
             stage.drawn(min(max(position - begin, 0), stage.num_samples), len(self.sources))
             for stage, begin in zip(self.stages, self._bounds[:-1].tolist(), strict=True)
         ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_windows"}
 
     def _repr_html_(self) -> str:
         return sources_html(repr(self), self.sources, self._paths)

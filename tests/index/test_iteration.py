@@ -18,9 +18,11 @@ import megaindex
 from megaindex import EpochOrder
 from megaindex.format import IndexedDataset
 from megaindex.index import array_index as arrays
+from megaindex.index import blended_index, staged_index
 from megaindex.index import block_receipts as receipts_module
 from megaindex.index import spans as spans_module
 from megaindex.index.block_receipts import planned_block_receipts, planned_receipt
+from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.extended_index import ExtendedIndex, extend_index
 from megaindex.index.orders import epoch, window
 from megaindex.index.orders import keyed as blocks
@@ -28,7 +30,7 @@ from megaindex.index.receipts import Receipt, fingerprint_keys
 from megaindex.index.spans import IterableIndex, Spans, iterate_spans, locate_range
 from megaindex.kernels import load
 
-KEYS = fingerprint_keys(["0123456789abcdef" * 2])
+KEYS = fingerprint_keys(["0123456789abcdef" * 2, "fedcba9876543210" * 2])
 LENGTH = 16
 
 
@@ -43,6 +45,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (spans_module, blocks, arrays):
         monkeypatch.setattr(module, "CHUNK", 37)
     monkeypatch.setattr(arrays, "_SORTED", 101)
+    monkeypatch.setattr(staged_index, "_SORTED", 13)
+    for name, number in (("WORTH_SORTING", 1), ("WINDOW", 83)):
+        monkeypatch.setattr(blended_index, name, number)
 
 
 CARRIED = EpochOrder(left_over="carry")
@@ -65,6 +70,17 @@ def extended(corpus: IndexedDataset) -> ExtendedIndex:
     )
 
 
+def blended(corpus: IndexedDataset, in_order: bool) -> BlendedIndex:
+    """Two thirds of the draws are of the first source; those of the second are in order or not."""
+    rng = np.random.default_rng(4)
+    indices = (build(corpus, "megatron"), build(corpus, "epoch"))
+    which = (rng.random(400) < 0.3).astype(np.int16)
+    drawn = np.where(which == 0, np.cumsum(which == 0), np.cumsum(which == 1)) - 1
+    if not in_order:
+        drawn[which == 1] = rng.integers(0, indices[1].num_samples, int(which.sum()))
+    return BlendedIndex(indices=indices, dataset_index=which, dataset_sample_index=drawn)
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "megatron": {"order": "megatron"},
     "neox": {"order": "neox", "epochs": None, "num_samples": 400},
@@ -80,12 +96,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "packed": {"order": "packed"},
     "packed, chosen documents": {"order": "packed", "documents": [7, 3, 99, 60, 61, 7, 4]},
     "extended": {},
+    "blended": {},
+    "blended, draws in any order": {},
 }
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def index(request: pytest.FixtureRequest, corpus: IndexedDataset) -> Any:
     settings = SETTINGS[request.param]
+    if request.param.startswith("blended"):
+        return blended(corpus, in_order=request.param == "blended")
     return build(corpus, **settings) if settings else extended(corpus)
 
 
@@ -206,6 +226,18 @@ def test_ranges_outside_the_index_are_refused(index: Any) -> None:
         with pytest.raises(megaindex.OutOfRange, match="the index holds samples 0 to"):
             iterate_spans(index, begin, end)
     assert list(iterate_spans(index, 4, 4)) == []
+
+
+@pytest.mark.parametrize("wrong", [2, -1])
+def test_a_blend_of_a_source_that_does_not_exist_is_not_iterated(
+    corpus: IndexedDataset, wrong: int
+) -> None:
+    index = blended(corpus, in_order=True)
+    which = index.dataset_index.copy()
+    which[7] = wrong
+    damaged = replace(index, dataset_index=which)
+    with pytest.raises((IndexError, megaindex.MegaIndexError)):
+        planned_receipt(damaged, 0, damaged.num_samples, KEYS)
 
 
 def test_a_damaged_array_is_named(corpus: IndexedDataset, tmp_path: Path) -> None:

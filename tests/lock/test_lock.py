@@ -270,8 +270,8 @@ def test_source_by_source_gives_the_same_receipts(
     window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receipts of the lock are computed in order of training, as of any short run."""
-    monkeypatch.setattr("megaindex.index.staged_index._WORTH_SORTING", 1)
-    monkeypatch.setattr("megaindex.index.staged_index._WINDOW", window)
+    monkeypatch.setattr("megaindex.index.staged_index.WORTH_SORTING", 1)
+    monkeypatch.setattr("megaindex.index.staged_index.WINDOW", window)
     assert rules("recipe.lock", whole=True) == []
 
 

@@ -11,11 +11,11 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,28 +46,31 @@ _KEPT = 3  # tables: of the previous pass (for carried tokens), the current and 
 
 
 FetchTable = Callable[[int, int, Callable[[I64], None]], I64]
+Key = TypeVar("Key", bound=Hashable)
+Table = TypeVar("Table")
 
 
-class PassTables:
+class PassTables(Generic[Key, Table]):
     """Tables of the last passes used, built by ``make(block, num_threads)``.
 
     Safe to share between threads. A forked process starts without tables, because the parent's
     threads that build them do not exist in it.
     """
 
-    def __init__(self, make: Callable[[int, int], I64]) -> None:
+    def __init__(self, make: Callable[[Key, int], Table], kept: int = _KEPT) -> None:
         self._make = make
+        self._kept = kept
         self._reset()
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._tables: OrderedDict[int, Future[I64]] = OrderedDict()
+        self._tables: OrderedDict[Key, Future[Table]] = OrderedDict()
         # process, block and table of the last request, which is mostly repeated
-        self._latest: tuple[int, int, I64] | None = None
-        self._prepared: tuple[int, int] | None = None
+        self._latest: tuple[int, Key, Table] | None = None
+        self._prepared: tuple[int, Key] | None = None
         self._process = os.getpid()  # set last: other threads test it without the lock
 
-    def get(self, block: int) -> I64:
+    def get(self, block: Key) -> Table:
         """Return the table of a block; wait if it is being built."""
         process, latest = os.getpid(), self._latest
         if latest is not None and latest[:2] == (process, block):
@@ -79,7 +82,7 @@ class PassTables:
         self._latest = process, block, table
         return table
 
-    def prepare(self, block: int) -> None:
+    def prepare(self, block: Key) -> None:
         """Begin to build the table of a block in the background, unless it exists."""
         if self._prepared == (os.getpid(), block):
             return
@@ -95,7 +98,7 @@ class PassTables:
                 with self._lock:
                     self._tables.pop(block, None)
 
-    def _entry(self, block: int) -> tuple[Future[I64], bool]:
+    def _entry(self, block: Key) -> tuple[Future[Table], bool]:
         if self._process != os.getpid():
             self._reset()
         with self._lock:
@@ -104,11 +107,11 @@ class PassTables:
                 self._tables[block] = Future()
             self._tables.move_to_end(block)
             table = self._tables[block]
-            while len(self._tables) > _KEPT:
+            while len(self._tables) > self._kept:
                 self._tables.popitem(last=False)
         return table, is_new
 
-    def _fill(self, block: int, table: Future[I64], threads: int) -> None:
+    def _fill(self, block: Key, table: Future[Table], threads: int) -> None:
         try:
             table.set_result(self._make(block, threads))
         except BaseException as error:
@@ -381,7 +384,7 @@ class EpochIndex(DocumentOrder):
         return table
 
     @cached_property
-    def _tables(self) -> PassTables:
+    def _tables(self) -> PassTables[int, I64]:
         return PassTables(self._make_table)
 
     def document_starts(self, block: int, stride: int) -> I64:

@@ -194,7 +194,7 @@ class DocumentOrder(BlockOrder):
 
     def _sequence_ids(self, local: I64) -> I64:
         if isinstance(self.documents, range):
-            return local + self.documents.start
+            return local + self.documents.start if self.documents.start else local
         return self.documents[local].astype(np.int64)
 
     def _places_of(self, documents: I64) -> I64:
