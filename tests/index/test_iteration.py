@@ -21,8 +21,8 @@ from megaindex.index import array_index as arrays
 from megaindex.index import blended_index, staged_index
 from megaindex.index import block_receipts as receipts_module
 from megaindex.index import spans as spans_module
-from megaindex.index.block_receipts import planned_block_receipts, planned_receipt
 from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.block_receipts import planned_block_receipts, planned_receipt
 from megaindex.index.extended_index import ExtendedIndex, extend_index
 from megaindex.index.orders import epoch, window
 from megaindex.index.orders import keyed as blocks
