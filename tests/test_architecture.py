@@ -266,6 +266,53 @@ print(sorted({{'numba', 'rich', 'torch', 'yaml'}} & set(sys.modules)))
     assert result.stdout.strip() == "[]"
 
 
+# Calls that can run code of a file or of a text, and where each is needed
+RUNNING_CODE = re.compile(
+    r"eval|exec|compile|__import__|(pickle|cPickle|dill|marshal|shelve|joblib|torch)\.loads?"
+    r"|pickle\.Unpickler|runpy\.run_\w+|subprocess\..*|pty\..*|os\.(system|popen|exec\w*|spawn\w*)"
+    r"|yaml\.(load|load_all|unsafe_\w+|full_\w+)|(np|numpy)\.load"
+)
+NEEDED = {
+    (
+        "adapters/megatron/__main__.py",
+        "runpy.run_path",
+    ): "the training script to start",
+    ("adapters/megatron/core.py", "runpy.run_path"): "megatron-core's own version file",
+    ("engine/tasks.py", "pickle.loads"): "of an exception that this process has just pickled",
+    ("configs/yaml_sections.py", "yaml.load"): "with a subclass of SafeLoader",
+    ("audit/diff_arrays.py", "np.load"): "with allow_pickle=False",
+    ("imports/formats.py", "np.load"): "with allow_pickle=False",
+    ("index/skips.py", "np.load"): "with allow_pickle=False",
+}
+
+
+def test_the_package_runs_no_code_of_its_inputs() -> None:
+    found = set()
+    for path in MODULES.values():
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call):
+                continue
+            name, options = ast.unparse(call.func), {k.arg: k.value for k in call.keywords}
+            assert "shell" not in options, path
+            if RUNNING_CODE.fullmatch(name):
+                found.add((str(path.relative_to(ROOT / "megaindex")), name))
+            if name in ("np.load", "numpy.load"):
+                assert ast.unparse(options["allow_pickle"]) == "False", path
+    assert found == NEEDED.keys()
+
+
+def test_tests_named_in_the_page_on_reliability_are_there() -> None:
+    text = (ROOT / "docs/reliability.md").read_text()
+    named = re.findall(r"(tests/[\w/]+(?:\.py)?|`)(?:::(\w+))?", text)
+    assert sum(bool(name) for _, name in named) >= 20
+    file = ROOT
+    for path, name in named:
+        if path != "`":  # else of the file named before
+            file = ROOT / path
+        assert file.exists(), path
+        assert not name or re.search(rf"^def {name}\(", file.read_text(), re.M), name
+
+
 def test_the_guide_for_developers_names_what_is_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     paths = set(re.findall(r"`((?:megaindex|csrc|tests|docs)/[^`]*)`", text))

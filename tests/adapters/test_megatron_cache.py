@@ -231,15 +231,15 @@ def test_foreign_blends_are_checked(core: Any, corpora: list[str], tmp_path: Pat
 def test_foreign_blends_of_other_sources_are_refused(
     core: Any, corpora: list[str], tmp_path: Path, source: int
 ) -> None:
-    """Without weights the number of draws of each source is compared."""
+    """Without weights and sizes the number of draws of each source is compared."""
     config = {"blend": (corpora[:3], None), **SPLIT}
-    build(core, SIZES, tmp_path, **config)
+    build(core, (None, None, None), tmp_path, **config)
     victim = next(tmp_path.glob("*-BlendedDataset-train-dataset_index.npy"))
     drawn = np.load(victim)
     drawn[-1] = source
     np.save(victim, drawn)
     with installed(), pytest.raises(FormatError, match="remove the files of that name"):
-        build(core, SIZES, tmp_path, **config)
+        build(core, (None, None, None), tmp_path, **config)
 
 
 def test_overdrawn_sources_are_extended(core: Any, tmp_path: Path) -> None:

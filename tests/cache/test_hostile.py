@@ -84,7 +84,6 @@ FORGERIES = {
     "a truth value": in_array(shape=[True]),
     "a negative offset": in_array(offset=-128),
     "an offset inside an element": in_array(offset=129, shape=[0]),
-    "an offset inside a line of the header": in_array(offset=120, shape=[202]),
     "no shape": in_array(shape=None),
     "a field too many": in_array(pickle=True),
     "arrays in a list": lambda body: body.update(arrays=[1]),
@@ -106,6 +105,19 @@ def test_a_forged_manifest_is_refused_and_the_entry_rebuilt(
     index = build(corpus, entry.parent)
     assert "it is rebuilt" in caplog.text
     np.testing.assert_array_equal(index.document_index, expected.document_index)
+
+
+@pytest.mark.parametrize("offset", [120, 121])
+def test_an_array_that_kernels_cannot_read_aligned_is_rebuilt(
+    corpus: Any, entry: Path, offset: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All else is right: the elements, their checksum, and the size of the file."""
+    path = entry / "document_index.npy"
+    path.write_bytes(bytes(offset) + path.read_bytes()[-200 * 4 :])
+    forge(entry, in_array(offset=offset))
+    index = build(corpus, entry.parent)
+    assert f"has offset {offset}, not a multiple of 16" in caplog.text
+    assert index.document_index.flags.aligned
 
 
 @pytest.mark.parametrize(

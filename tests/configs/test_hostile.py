@@ -14,6 +14,7 @@ from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
 from megaindex.configs.shell import Script
 from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
+from megaindex.recipe.nanotron_yaml import read_nanotron
 from megaindex.recipe.recipe_file import read_recipe
 
 
@@ -109,6 +110,30 @@ def test_neox_files_that_are_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(MegaIndexError):
         resolve(read_neox([path]))
+
+
+def test_launch_scripts_run_no_command(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    script = tmp_path / "train.sh"
+    script.write_text(
+        f"A=$(touch {made})\nB=`touch {made}`\ntouch {made}\neval 'touch {made}'\n"
+        f"cat <(touch {made}) | sh -c 'touch {made}' && . {script}\n"
+        f"python pretrain_gpt.py --seq-length $((8 + 8)) --save ${{A:-$(touch {made})}}\n"
+    )
+    assert read_megatron(str(script), environment={}).seq_length == 16
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("read", [lambda path: read_neox([path]), read_recipe, read_nanotron])
+@pytest.mark.parametrize("tag", ["object/apply:os.mkdir", "object/new:os.mkdir", "name:os.mkdir"])
+def test_yaml_makes_no_python_object(
+    tmp_path: Path, read: Callable[[Path], object], tag: str
+) -> None:
+    path = tmp_path / "c.yml"
+    path.write_text(f"seq_length: !!python/{tag} [{tmp_path / 'made'}]\n")
+    with pytest.raises(InvalidArgument, match="is not YAML: could not determine a constructor"):
+        read(path)
+    assert not (tmp_path / "made").exists()
 
 
 FLOW, BLOCK = "v{k}: &v{k} {{<<: [{nine}]}}\n", "v{k}: &v{k}\n  <<: [{nine}]\n"

@@ -189,6 +189,37 @@ def test_a_blend_goes_on_from_its_counts(
     np.testing.assert_array_equal(counts, whole_counts)
 
 
+@pytest.mark.parametrize("ahead", [None, 0, 1])
+@pytest.mark.parametrize(
+    "weights", [[3.0, 0.5], [0.3, 2.5, 0.2], [2.0, 1.5, 0.1], [1e307, 1e308], [1.2, 0.3, 0.2]]
+)
+def test_a_weight_far_above_the_others(
+    backend: Any, weights: list[float], ahead: int | None
+) -> None:
+    """It is drawn alone, unless it is ahead of its share."""
+    counts = np.zeros(len(weights), np.int64)
+    if ahead is not None:
+        counts[ahead] = 20
+    expected = blend(REFERENCE.blend_greedy, np.array(weights), 3, 40, counts.copy())
+    assert_same(blend(backend.blend_greedy, np.array(weights), 3, 40, counts), expected)
+
+
+@pytest.mark.parametrize("turn", ["last", "middle", "falling", "rising", "random"])
+def test_equal_weights_go_on_from_counts_out_of_turn(backend: Any, turn: str) -> None:
+    """Datasets of equal weight are drawn in turn only if they were so before."""
+    counts = np.zeros(80, np.int64)
+    counts[70:] = {
+        "last": [0] * 9 + [1], "middle": [0] * 4 + [3] + [0] * 5, "falling": [1] * 5 + [0] * 5,
+        "rising": [0] * 5 + [1] * 5, "random": [1, 0, 1, 1, 0, 0, 1, 0, 1, 0],
+    }[turn]  # fmt: skip
+    weights = np.arange(1.0, 81)
+    weights[70:] = 100
+    weights /= weights.sum()
+    begin, end = int(counts.sum()), 1400
+    expected = blend(REFERENCE.blend_greedy, weights, begin, end, counts.copy())
+    assert_same(blend(backend.blend_greedy, weights, begin, end, counts), expected)
+
+
 @given(
     family=st.sampled_from(FAMILIES),
     n=st.integers(2, 10) | st.integers(65, 150),

@@ -288,6 +288,19 @@ def test_bad_settings(
     assert names(tmp_path) == before
 
 
+def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer_config.json").write_text(
+        '{"auto_map": {"AutoTokenizer": ["own.Own", null]}, "tokenizer_class": "Own"}'
+    )
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'made')!r}, 'w')\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(InvalidArgument, match="the folder holds neither tokenizer.json nor"):
+        run(tmp_path / "o", [tmp_path / "a.jsonl"], tokenizer=folder)
+    assert not (tmp_path / "made").exists()
+
+
 def test_ids_beyond_the_token_type_are_found_before_anything_is_done(tmp_path: Path) -> None:
     """A small vocabulary with a large id, for which Megatron's rule chooses uint16."""
     from tokenizers import Tokenizer, models, pre_tokenizers
