@@ -26,6 +26,7 @@ from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split
+from megaindex.io.paths import check_local
 from megaindex.recipe.recipe import Recipe
 from megaindex.validation import check_choice
 
@@ -88,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_folder(options: argparse.Namespace, target: ExportFormat) -> None:
     given = options.cache_dir is not None
+    if given:
+        check_local(options.cache_dir, "give a folder on a disk")
     if given and target.folder == "none":
         raise InvalidArgument(
             f"--cache-dir: the arrays of {options.to} lie beside its data; leave the flag out"
@@ -139,7 +142,7 @@ def _sets(
     from megaindex.builders.recipe import open_recipe
     from megaindex.lock.make import streams_of
 
-    _check_run(run)
+    _check_run(run, options)
     opened = open_recipe(run) if isinstance(run, Recipe) else None
     wanted = [each for each in target.subsets if each in (options.subset or SPLITS)]
     streams = streams_of(run, opened, None, wanted if wanted == ["train"] else SPLITS)
@@ -159,7 +162,7 @@ def _sets(
     return found
 
 
-def _check_run(run: Recipe | Run) -> None:
+def _check_run(run: Recipe | Run, options: argparse.Namespace) -> None:
     sources: Sequence[Any] = run.sources if isinstance(run, Recipe) else run.data.train
     if len(sources) != 1:
         raise InvalidArgument(
@@ -175,6 +178,12 @@ def _check_run(run: Recipe | Run) -> None:
         raise InvalidArgument(
             f"--tail {run.tail}: the framework drops the samples that fill no batch; give drop"
         )
+    if sources[0].tokens is not None:
+        raise InvalidArgument(
+            "an order is exported of documents; give --data-path or a recipe's path"
+        )
+    if options.to != "megatron":
+        check_local(sources[0].path, f"{options.to} reads files on a disk")
     labelled = ("labels", "loss_mask", "rejected", "rejected_labels")
     if any(getattr(sources[0], name, "") for name in labelled):
         raise InvalidArgument("labels are read with other arrays; export the text alone")
@@ -301,7 +310,6 @@ def _set(
 
 def _read(path: str) -> str:
     from megaindex.io.os_errors import as_storage_error
-    from megaindex.io.paths import check_local
 
     check_local(path, "copy it to a disk")
     with as_storage_error(path, "cannot read"), open(path, "rb") as file:
@@ -372,15 +380,21 @@ def _state(one: ExportedSet) -> tuple[str, str]:
     """Return "as exported", "missing" if a file is, or "different" and the path of such a file."""
     present = [path for path in one.files.paths if os.path.lexists(path)]
     for name, path in one.files.arrays.items():
-        if path in present:
-            array, _ = map_npy(path)
-            ours = one.arrays[name]
-            if array.dtype != ours.dtype or not np.array_equal(array, ours):
-                return "different", path
+        if path in present and not _holds(path, one.arrays[name]):
+            return "different", path
     marker = one.files.marker
     if marker in present and _read(str(marker)) != one.text:
         return "different", str(marker)
     return ("as exported" if len(present) == len(one.files.paths) else "missing"), ""
+
+
+def _holds(path: str, ours: Any) -> bool:
+    """Return whether a file holds this array."""
+    try:
+        array, _ = map_npy(path)
+    except FormatError:
+        return False
+    return array.dtype == ours.dtype and np.array_equal(array, ours)
 
 
 def _check_replaceable(one: ExportedSet, path: str, overwrite: bool) -> None:

@@ -48,13 +48,14 @@ RAMPS = [
     None,
     [4, 4, 40],
     [12, 12, 20],
+    "0:4 20:12 44:24",
 ]
 
 
 @pytest.mark.parametrize("ramp", RAMPS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (2, 2), (4, 1)])
 def test_steps_are_those_of_the_training_loop(
-    training: Any, tmp_path: Path, ramp: list[int] | None, shape: tuple[int, int]
+    training: Any, tmp_path: Path, ramp: list[int] | str | None, shape: tuple[int, int]
 ) -> None:
     training.args.micro, training.args.size = shape
     dataset = dataset_of(training, tmp_path)
@@ -67,7 +68,7 @@ def test_steps_are_those_of_the_training_loop(
     start(training, 24, ramp)
     balanced = ranks(training, dataset)
     assert training.calculators.get_num_microbatches() * shape[0] * shape[1] == (
-        24 if ramp is None else ramp[0]
+        24 if ramp is None else 4 if isinstance(ramp, str) else ramp[0]
     )  # the loaders read ahead and leave the state of training
     start(training, 24, ramp)
     assert steps(training, balanced, 0) == expected

@@ -236,14 +236,19 @@ def test_a_checkpoint_that_megatron_did_not_read_is_reported(
     assert "Megatron-LM did not read it" in str(status())
 
 
-def test_what_is_refused(training: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="skip must be a megaindex.Skip"):
-        adapter.install(skip="3")
+def test_a_growing_batch_is_refused(training: Any, tmp_path: Path) -> None:
     dataset = dataset_of(training, tmp_path)
     start(training, 24, [4, 4, 40])
     adapter.install(skip=Skip(steps="1"))
     with pytest.raises(InvalidArgument, match="the global batch size grows from 4 to 24"):
         loader_of(training, dataset)
+
+
+def test_what_is_refused(training: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="skip must be a megaindex.Skip"):
+        adapter.install(skip="3")
+    dataset = dataset_of(training, tmp_path)
+    adapter.install(skip=Skip(steps="1"))
     start(training, 8)
     training.args.train_iters = 1000
     with pytest.raises(InvalidArgument, match="the run reads 8000 samples and its data has"):

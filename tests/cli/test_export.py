@@ -215,6 +215,9 @@ def test_files_with_other_content_are_kept(folder: Path) -> None:
     assert documents.read_bytes() == content
     assert export(*words, "--overwrite")[0]["status"] == "written"
     assert documents.read_bytes() != content
+    documents.write_bytes(documents.read_bytes()[:150])  # cut short
+    assert cli("export", *words, "--check")[0] == 1
+    assert export(*words, "--overwrite")[0]["status"] == "written"
     # without the record that megaindex wrote them
     for record in folder.glob("*-megaindex.json"):
         record.unlink()
@@ -268,6 +271,12 @@ def test_a_recipe_and_a_lock(folder: Path) -> None:
     [
         ((*NEOX, "--epochs", 1, "--cache-dir", "x"), "lie beside its data"),
         (("--to", "maxtext", *NEOX[2:], "--epochs", 1), "--cache-dir is missing"),
+        (("--to", "maxtext", *NEOX[2:], "--epochs", 1, "--cache-dir", "s3://b/c"), "on a disk"),
+        ((*NEOX, "--epochs", 1, "--data-path", "s3://b/c"), "neox reads files on a disk"),
+        (
+            (*NEOX[:2], *NEOX[4:], "--epochs", 1, "--tokens-per-epoch", 9000),
+            "an order is exported of documents",
+        ),
         (("--to", "megatron", *NEOX[2:], "--epochs", 1, "--cache-dir", "x"), "--description is"),
         ((*NEOX, "--epochs", 1, "--description", "x"), "names its arrays without one"),
         (("--to", "paddlenlp", *NEOX[2:], "--epochs", 1), "--split is missing: PaddleNLP"),

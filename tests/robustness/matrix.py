@@ -1,8 +1,9 @@
 """The adapter's tests against every release of megatron-core on PyPI: ``make matrix``.
 
 Each release is installed without its dependencies into a folder of its own, which comes before the
-environment's on PYTHONPATH. Prints a table; exits with 1 where a release that is served fails, or
-one that is not is accepted.
+environment's on PYTHONPATH. A path in place of a release is a checkout of Megatron-LM whose helpers
+are compiled. Prints a table; exits with 1 where a release that is served fails, or one that is not
+is accepted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def _try(target: Path, version: str) -> tuple[bool, str]:
         package = f"megatron-core=={version}"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         subprocess.run([*pip, "--target", str(target), package], check=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), str(ROOT)])}
+    path = [str(target), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     if version in REFUSED:
         code = [sys.executable, "-W", "ignore", "-c", INSTALL]
         result = subprocess.run(code, env=environment, capture_output=True, text=True, check=False)

@@ -75,8 +75,14 @@ def training(megatron_datasets: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
     calculators.destroy_num_microbatches_calculator()
 
 
-def start(training: Any, batch: int, ramp: list[int] | None = None, **more: Any) -> None:
-    """Megatron's calculator for the ranks in ``args``."""
+def start(training: Any, batch: int, ramp: list[int] | str | None = None, **more: Any) -> None:
+    """Megatron's calculator for the ranks in ``args``. A ``ramp`` is that of --rampup-batch-size,
+    or the text of --step-batch-size-schedule; the test is skipped if the release lacks it."""
+    kind = "Step" if isinstance(ramp, str) else "Rampup"
+    if ramp and not hasattr(training.calculators, f"{kind}BatchsizeNumMicroBatchesCalculator"):
+        pytest.skip(f"this release has no {kind} schedule")
+    if isinstance(ramp, str):
+        ramp, more = None, {**more, "step_batch_size_schedule": ramp}
     training.calculators.destroy_num_microbatches_calculator()
     training.calculators.init_num_microbatches_calculator(
         1, ramp, batch, training.args.micro, training.args.size, **more
