@@ -74,7 +74,7 @@ def headline(audit: Audit) -> str:
     order = f"order {stream.order}, " if stream.order else ""
     past = f", of which {stream.past_steps:,} are past" if stream.past_steps else ""
     return (
-        f"{order}{stream.samples_served:,} samples of {stream.index.sequence_length:,} tokens in "
+        f"{order}{stream.samples_served:,} samples of {stream.lengths_text} tokens in "
         f"{stream.num_steps:,} steps{past}; corpus of {audit.tokens:,} tokens"
     )
 

@@ -218,7 +218,7 @@ def _run(audit: Audit, names: ShortNames, command: str, date: str) -> str:
     settings = {
         "order": stream.order,
         **stream.settings,
-        "sequence_length": f"{stream.index.sequence_length:,}",
+        "sequence_length": stream.lengths_text,
         "steps": f"{stream.num_steps:,}, of which {stream.past_steps:,} are past",
         "batch": batch + micro + ranks,
         "epochs built": f"{stream.index.num_epochs:,}",

@@ -157,6 +157,13 @@ class AuditStream:
         return _cumulated(np.concatenate([source.lengths for source in self.sources]))
 
     @property
+    def lengths_text(self) -> str:
+        """The sequence length, or those of the stages one after another."""
+        index = self.index
+        lengths = dict.fromkeys(getattr(index, "part_lengths", (index.sequence_length,)))
+        return " → ".join(f"{length:,}" for length in lengths)
+
+    @property
     def samples_served(self) -> int:
         """Samples served by all steps."""
         return int(self.step_bounds[-1] - self.step_bounds[0])

@@ -82,11 +82,12 @@ def _build_recipe(options: argparse.Namespace) -> None:
         print(json.dumps(found, indent=2))
         return
     samples = index.num_samples - opened.layout.recipe.first_sample
+    lengths = " → ".join(map(str, opened.layout.recipe.stage_lengths))
     kept = "nothing is stored"
     if options.cache_dir is not None:
         kept = f"results of the checks are in {options.cache_dir}"
     print(
-        f"{options.recipe}: {samples:,} samples of {index.sequence_length} tokens in "
+        f"{options.recipe}: {samples:,} samples of {lengths} tokens in "
         f"{opened.layout.num_steps:,} steps, from {len(opened.sources)} source(s) of "
         f"{index.tokens_per_epoch:,} tokens, in {seconds:.2f} s; samples are computed on access, "
         f"{kept}"

@@ -295,7 +295,12 @@ class StageSequence(ShownIndex):
 
     @property
     def sequence_length(self) -> int:
-        return max(part.sequence_length for part in self.parts)
+        return max(self.part_lengths)
+
+    @property
+    def part_lengths(self) -> tuple[int, ...]:
+        """Sequence length of each part."""
+        return tuple(part.sequence_length for part in self.parts)
 
     @property
     def add_extra_token(self) -> int:
@@ -318,7 +323,7 @@ class StageSequence(ShownIndex):
             OutOfRange: an id is outside the index.
         """
         ids = check_sample_ids(sample_ids, self.num_samples)
-        return np.array([part.sequence_length for part in self.parts])[self._part_of(ids)]
+        return np.array(self.part_lengths)[self._part_of(ids)]
 
     def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
         """Return the source and the sample of that source of each sample, int64[n] each.

@@ -118,7 +118,8 @@ class SourceTotal:
     drawn: int
     epochs: float
     unseen: int
-    """Samples of its epoch that the run never serves."""
+    """Samples of its epoch that the run never serves; like ``samples_per_epoch`` those of the last
+    sequence length at which it is read."""
     cut_tokens: int
     """Tokens of its epoch in no sample: cut off, or left out with long documents."""
     packing: PackingFacts | None = None

@@ -26,6 +26,7 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     A dataset folder is the prefix of a .bin/.idx pair; ``megaindex import nanotron`` writes the
     .idx of a token file. Nanotron counts steps from 1, a recipe from 0. Each stage reads its
     datasets on from where the stage before ended, while Nanotron starts them again in each stage.
+    Stages may have a sequence_length of their own, for which Nanotron raises NotImplementedError.
 
     Args:
         path: the YAML file; relative folders in it are relative to its directory.
@@ -40,7 +41,8 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     accumulation = tokens.integer("batch_accumulation_per_replica") or 1
     parallel = top.section("parallelism", default={}).integer("dp") or 1
     sections = _sections(top)
-    blends = [_blend(section, tokens) for section in sections]
+    blends = [_blend(section) for section in sections]
+    lengths = [section.integer("sequence_length") for section in sections]
     begins = [_needed(section, "start_training_step") - 1 for section in sections]
     if begins[0] != 0:
         raise InvalidArgument(
@@ -55,7 +57,7 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
         sequence_length=_needed(tokens, "sequence_length"),
         batch=BatchSchedule.constant(global_batch_size(micro, parallel, accumulation)),
         sources=tuple(RecipeSource(name=path, path=inside(folder, path)) for path in paths),
-        stages=tuple(map(_stage, names, blends, begins, [*begins[1:], steps])),
+        stages=tuple(map(_stage, names, blends, begins, [*begins[1:], steps], lengths)),
         seed=_SEED if seed is None else seed,
         micro_batch_size=micro,
         data_parallel_size=parallel,
@@ -63,7 +65,9 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     )
 
 
-def _stage(name: str, blend: dict[str, Fraction], begin: int, end: int) -> RecipeStage:
+def _stage(
+    name: str, blend: dict[str, Fraction], begin: int, end: int, length: int | None
+) -> RecipeStage:
     if end <= begin:
         raise InvalidArgument(
             f"data_stages: {name} begins with step {begin + 1}, and the next stage, or the end of "
@@ -74,6 +78,7 @@ def _stage(name: str, blend: dict[str, Fraction], begin: int, end: int) -> Recip
         streams=tuple(Stream(source=name, proportion=weight) for name, weight in blend.items()),
         length=Target(kind="iterations", value=Fraction(end - begin)),
         first_step=begin,
+        sequence_length=length,
     )
 
 
@@ -88,14 +93,8 @@ def _sections(top: Section) -> list[Section]:
     return sorted(sections, key=lambda section: _needed(section, "start_training_step"))
 
 
-def _blend(stage: Section, tokens: Section) -> dict[str, Fraction]:
+def _blend(stage: Section) -> dict[str, Fraction]:
     """Return the folders of a stage, as written, and their weights, by default equal."""
-    own, length = stage.integer("sequence_length"), tokens.integer("sequence_length")
-    if own not in (None, length):
-        raise InvalidArgument(
-            f"{stage.where}.sequence_length: {own} differs from that of tokens, {length}; a "
-            "run has one, in Nanotron too"
-        )
     dataset = stage.section("data").section("dataset")
     if dataset.values.get("dataset_max_tokens") is not None:
         raise InvalidArgument(

@@ -160,11 +160,21 @@ def test_stages_may_come_in_any_order_and_without_a_seed(tmp_path: Path) -> None
     assert recipe.seed == GOLDEN["seed"]
 
 
+def test_stages_may_have_a_sequence_length_of_their_own(tmp_path: Path) -> None:
+    """Nanotron raises NotImplementedError for them."""
+    path = tmp_path / "config.yaml"
+    late = "start_training_step: 11"
+    path.write_text(BASE.replace(late, f"{late}, sequence_length: 512"))
+    recipe = read_nanotron(path)
+    assert recipe.stage_lengths == (256, 512)
+    assert [recipe.order_of(source) for source in recipe.sources] == ["blocks", "blocks"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("start_training_step: 11", "start_training_step: 11, sequence_length: 512",
-         r"data_stages\[0\].sequence_length: 512 differs from that of tokens, 256"),
+        ("start_training_step: 11", "start_training_step: 11, sequence_length: many",
+         r"data_stages\[0\].sequence_length"),
         ("{dataset_folder: b}", "{dataset_folder: b, dataset_max_tokens: [100]}",
          "dataset_max_tokens: a limit on tokens has no counterpart in recipes"),
     ],
