@@ -441,6 +441,13 @@ class Skips:
                 yield begin, min(stop, begin + count)
             count -= stop - begin
 
+    def served_samples(self, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of samples of the order that are served at positions before ``end``."""
+        for begin, stop in self.segments(0, end):
+            if begin < self.end:
+                yield begin, min(stop, self.end)
+        yield from self.moved_ranges(end - self.end)
+
     def is_hole(self, positions: I64) -> npt.NDArray[np.bool_]:
         """Return bool[n]: True for positions that are not served."""
         which = np.searchsorted(self.holes[:, 0], positions, "right") - 1

@@ -286,13 +286,15 @@ def _trimmed(shares: Sequence[float]) -> tuple[float, ...]:
 def _coverage_of_repeats(
     draw: SourceDraw, served: Sequence[ServedRange], method: str, progress: Progress | None
 ) -> Coverage:
-    """Return the coverage where samples are served more than once.
+    """Return the coverage where samples are served more than once, or skipped.
 
     One epoch has a closed form; more are counted where that is cheap, or expected.
     """
-    most = max(part.times for part in served)
-    if method == "none" or most > _MOST_TIMES or draw.row.order == "window":
+    most = max((part.times for part in served), default=0)
+    if method == "none" or most > _MOST_TIMES:
         return Coverage(method="none")
+    if not served:
+        return Coverage(method="closed-form", tokens=(1.0, 0.0))
     if draw.epochs == 1 and method != "exact" and draw.part.packing is None:
         shares = [0.0] * (most + 1)
         for part in served:
@@ -303,7 +305,8 @@ def _coverage_of_repeats(
     cheap = method == "auto" and work <= BUILD_LIMIT
     if draw.part.source.path and (method == "exact" or cheap):
         return built_coverage(draw, progress, served)
-    if draw.epochs > _MOST_COPIES or draw.part.packing or draw.final_epoch().apart:
+    is_mixed = draw.row.is_framework and not draw.final_epoch().apart  # all epochs at once
+    if draw.epochs > _MOST_COPIES or draw.part.packing or not is_mixed:
         return Coverage(method="none")
     return _expected_of_repeats(draw, served)
 

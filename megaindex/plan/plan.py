@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from megaindex.configs.batch_schedule import step_bounds
+from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.configs.run import Run
 from megaindex.configs.run_builder import ARGUMENTS, given_run
 from megaindex.index.blending import Progress
@@ -16,9 +16,9 @@ from megaindex.plan import advice
 from megaindex.plan.advice import buffer_effect, check_failures
 from megaindex.plan.model import Evaluations, LoaderRestart, Phase, Plan, RankShare, Row
 from megaindex.plan.rows import evaluation_of, evaluation_rows, rows_of
-from megaindex.plan.serving import loader_passes
+from megaindex.plan.serving import ServedRange, loader_passes
 from megaindex.plan.sizing import InputTokens, Sizing, SplitPart
-from megaindex.plan.skip_effect import SkipEffect, plan_skips
+from megaindex.plan.skip_effect import SkipEffect, effect_of
 from megaindex.plan.sources import packed_inputs, parts_of, sizing_of
 from megaindex.plan.target import (
     ResolvedTarget,
@@ -92,7 +92,13 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
     if row.order == "packed":  # samples hold padding
         found = [packed_inputs(run, *each) for each in zip(parts["train"], train, strict=True)]
         inputs = InputTokens(sum(each.tokens for each in found), all(each.exact for each in found))
-    skip = _skip_effect(run, target)
+    steps = _skipped_steps(run, target)
+    skip = None
+    if steps is not None:
+        consumed = run.consumed_samples
+        skip = effect_of(
+            steps.skips, steps.bounds, masked_rows=steps.masked_rows, consumed=consumed
+        )
     plan = Plan(
         order=run.row.order,
         framework=row.framework,
@@ -120,17 +126,25 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         ignored_settings=run.ignored,
         skip=skip,
     )
-    return replace(
+    plan = replace(
         plan,
         caution=advice.caution(run, sizing, plan),
         warnings=(
             *advice.warnings(run, sizing, plan),
             *_mean_tokens(inputs),
             *_late_skips(run, target),
-            *([plan.skip.warning] if plan.skip is not None and plan.skip.warning else []),
         ),
         check_failures=check_failures(run, plan),
     )
+    if skip is None or steps is None or not skip.changes_counts:
+        return plan
+    if phases or _starts_over(run, train, target):
+        return replace(plan, warnings=(*plan.warnings, skip.warning))
+    asked, consumed = target.samples_requested, target.samples_consumed
+    served = rows_of(
+        run, sizing, parts["train"], "train", requested=asked, consumed=consumed, steps=steps
+    )
+    return replace(plan, datasets=(*served, *rows[len(train) :]))
 
 
 def _train_rows(
@@ -163,18 +177,24 @@ def _mean_tokens(inputs: InputTokens | None) -> tuple[str, ...]:
     )
 
 
-def _skip_effect(run: Run, target: ResolvedTarget) -> SkipEffect | None:
+def _skipped_steps(run: Run, target: ResolvedTarget) -> SkippedSteps | None:
+    """Return the steps of a run with skips; None without any."""
     if not run.skip and not run.iterations_to_skip:
         return None
     bounds, _ = step_bounds(run.batch, run.consumed_samples, target.samples_consumed)
-    skips = run.skips(bounds.size - 1)
-    return plan_skips(
-        skips,
+    return skip_steps(
+        run.skips(bounds.size - 1),
         run.batch,
         bounds,
+        num_samples=int(bounds[-1]),
         masked_rows=masked_rows(run, target),
-        consumed=run.consumed_samples,
     )
+
+
+def _starts_over(run: Run, train: Sequence[Row], target: ResolvedTarget) -> bool:
+    """Return True if samples of the training data are served more than once by its loader."""
+    passes = loader_passes(run, [row.built or 0 for row in train], "train", target.samples_consumed)
+    return passes.positions() != (ServedRange(0, target.samples_consumed, 1),)
 
 
 def _late_skips(run: Run, target: ResolvedTarget) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.batch_schedule import step_bounds
+from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.console import (
     FittedTable,
     TableColumn,
@@ -22,10 +22,11 @@ from megaindex.console import (
     text_of,
     warning,
 )
+from megaindex.index.skips import ranges_without
 from megaindex.plan.model import PackingFacts, json_object
 from megaindex.plan.render import facts_view, packing_texts
 from megaindex.plan.sizing import InputTokens, is_countable, mean_inputs, packing_facts
-from megaindex.plan.skip_effect import SkipEffect, plan_skips
+from megaindex.plan.skip_effect import SkipEffect, effect_of
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.past import PastRead
@@ -254,7 +255,10 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
     draws, means = _draws(layout)
     end = recipe.first_sample + rows
     last = end - layout.batch.samples_after(max(0, layout.num_steps - 1))
-    skip = _skip_effect(layout)
+    steps = _skipped_steps(layout)
+    skip = None
+    if steps is not None:
+        skip = effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows)
     plan = RecipePlan(
         train_iters=layout.num_steps,
         samples_consumed=samples,
@@ -274,7 +278,7 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         evaluation_padding=_padding(recipe, rounds.samples + rounds.masked, rounds.masked),
         stages=layout.ends,
         draws=draws,
-        sources=_totals(layout),
+        sources=_totals(layout, steps),
         warnings=(),
         steps=tuple(_steps(layout)),
         skip=skip,
@@ -356,12 +360,14 @@ def _rows_read(layout: RecipeLayout, skip: SkipEffect | None) -> int:
     return skip.samples_to_read + skip.samples_padded
 
 
-def _skip_effect(layout: RecipeLayout) -> SkipEffect | None:
+def _skipped_steps(layout: RecipeLayout) -> SkippedSteps | None:
+    """Return the steps of a run with skips; None without any."""
     recipe = layout.recipe
-    if not recipe.skip:
-        return None
     bounds, _ = step_bounds(layout.batch, 0, layout.num_samples)
-    return plan_skips(recipe.skip, layout.batch, bounds, masked_rows=layout.samples_masked)
+    return skip_steps(
+        recipe.skip, layout.batch, bounds, num_samples=layout.num_samples,
+        masked_rows=layout.samples_masked,
+    )  # fmt: skip
 
 
 def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
@@ -451,20 +457,22 @@ def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh:
     return layout.batch.iterations_within(position)
 
 
-def _totals(layout: RecipeLayout) -> tuple[SourceTotal, ...]:
+def _totals(layout: RecipeLayout, steps: SkippedSteps | None) -> tuple[SourceTotal, ...]:
     lengths = dict(layout.reads.keys())  # the last one of each
     sizes = [
         layout.size_at(i, lengths[i]) if i in lengths else size
         for i, size in enumerate(layout.sizes)
     ]
-    rows = zip(
-        layout.recipe.sources,
-        sizes,
-        layout.drawn(),
-        layout.samples_needed(),
-        _epochs_served(layout),
-        strict=True,
-    )
+    served = _served(layout, steps)
+    unseen = [
+        max(0, size.samples - reached)
+        if steps is None
+        else _unseen(size.samples, sorted(ranges.get(lengths.get(i, 0), [])))
+        for i, (size, reached, ranges) in enumerate(
+            zip(sizes, layout.samples_needed(), served, strict=True)
+        )
+    ]
+    rows = zip(layout.recipe.sources, sizes, served, unseen, strict=True)
     return tuple(
         SourceTotal(
             source=source.name,
@@ -472,9 +480,12 @@ def _totals(layout: RecipeLayout) -> tuple[SourceTotal, ...]:
             path=source.path,
             tokens_per_epoch=size.tokens,
             samples_per_epoch=size.samples,
-            drawn=drawn,
-            epochs=epochs,
-            unseen=max(0, size.samples - reached),
+            drawn=sum(end - begin for each in ranges.values() for begin, end in each),
+            epochs=sum(
+                sum(end - begin for begin, end in each) / layout.size_at(i, length).samples
+                for length, each in ranges.items()
+            ),
+            unseen=missing,
             cut_tokens=size.cut_tokens,
             packing=None
             if size.packed is None
@@ -486,21 +497,22 @@ def _totals(layout: RecipeLayout) -> tuple[SourceTotal, ...]:
             ),
             blocks=_block_facts(layout, i),
         )
-        for i, (source, size, drawn, reached, epochs) in enumerate(rows)
+        for i, (source, size, ranges, missing) in enumerate(rows)
     )
 
 
-def _epochs_served(layout: RecipeLayout) -> list[float]:
-    """Return the epochs of each source whose samples are served, at the length of each stage."""
-    served: list[dict[int, int]] = [{} for _ in layout.sizes]
-    for stage in layout.stages:
-        for source, count in zip(stage.mixed.sources, stage.counts, strict=True):
-            counts = served[source]
-            counts[stage.sequence_length] = counts.get(stage.sequence_length, 0) + count
-    return [
-        sum(count / layout.size_at(i, length).samples for length, count in counts.items())
-        for i, counts in enumerate(served)
-    ]
+def _served(
+    layout: RecipeLayout, steps: SkippedSteps | None
+) -> list[dict[int, list[tuple[int, int]]]]:
+    """Return the ranges of samples of each source that are served, by their sequence length."""
+    ranges: Iterable[tuple[int, int]] = [(layout.recipe.first_sample, layout.end_sample)]
+    if steps is not None:
+        ranges = steps.skips.served_samples(int(steps.bounds[-1]))
+    found: list[dict[int, list[tuple[int, int]]]] = [{} for _ in layout.sizes]
+    for positions in ranges:
+        for source, length, begin, end in layout.ranges_drawn(*positions):
+            found[source].setdefault(length, []).append((begin, end))
+    return found
 
 
 def _block_facts(layout: RecipeLayout, source: int) -> BlockFacts | None:
@@ -554,6 +566,19 @@ def _first_reads(layout: RecipeLayout, source: int) -> list[tuple[int, int, int]
     return reads
 
 
+def _unseen(size: int, served: Sequence[tuple[int, int]]) -> int:
+    """Return the samples of an epoch that are in none of the sorted ranges.
+
+    Later epochs cut other samples of the same tokens: one that is served whole has them all.
+    """
+    end = max((stop for _, stop in served), default=0)
+    missing = list(ranges_without([(0, max(end, size))], served))
+    incomplete = {epoch for a, b in missing for epoch in range(a // size, (b - 1) // size + 1)}
+    if any(epoch not in incomplete for epoch in range(end // size)):
+        return 0
+    return sum(min(b, size) - a for a, b in missing if a < size)
+
+
 def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
     recipe = layout.recipe
     if plan.stopped_by:
@@ -583,14 +608,21 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
                 f"{name} has {_padding_text(padding, recipe.data_parallel_size)}, where a mean "
                 "over unmasked tokens is 0 / 0: normalise by the global count of unmasked tokens"
             )
-    if plan.skip is not None and plan.skip.warning:
-        yield plan.skip.warning
     if plan.past is not None and any(row.assumed for row in plan.past.sources):
         yield (
             "past: which samples were read is assumed, because only their number is given; those "
             "expected to repeat are a mean over orders. A list of the documents read, as read: "
             "{web: {documents: FILE}}, makes it certain"
         )
+    if plan.skip is not None and plan.skip.changes_counts:
+        yield "stages show the samples of the order, with those skipped; sources what is served"
+        needed = zip(plan.sources, layout.samples_needed(), strict=True)
+        unsure = [row.source for row, end in needed if row.unseen and end > row.samples_per_epoch]
+        if unsure:
+            yield (
+                f"never drawn counts the first epoch of {', '.join(unsure)}, of which no later "
+                "epoch is served whole; `megaindex audit` counts the tokens"
+            )
     unused = [source.source for source in plan.sources if source.drawn == 0]
     if unused:
         yield f"never drawn: {', '.join(unused)}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megaindex.arithmetic import ceil_div
+from megaindex.configs.batch_schedule import SkippedSteps
 from megaindex.configs.run import Run
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import Progress
@@ -189,13 +190,20 @@ def rows_of(
     *,
     requested: int,
     consumed: int,
+    steps: SkippedSteps | None = None,
 ) -> tuple[Row, ...]:
-    """Return the rows of one split: ``requested`` samples built of its blend, ``consumed`` read."""
+    """Return the rows of one split: ``requested`` samples built of its blend, ``consumed`` read.
+
+    With ``steps`` those samples count that these steps serve of a loader that does not start over.
+    """
     asked = sizing.requested(requested)
     epochs = None if asked is None else sizing.epochs(asked)
     built = None if asked is None or epochs is None else sizing.built(asked, epochs)
     passes = loader_passes(run, built or [], split, consumed)
     positions = passes.positions() if built else (ServedRange(0, consumed, 1),)
+    if steps is not None:
+        served_ranges = steps.skips.served_samples(int(steps.bounds[-1]))
+        positions = tuple(ServedRange(begin, end, 1) for begin, end in served_ranges)
     drawn, bounds = drawn_from(sizing, positions), drawn_bounds(sizing, positions)
     filled = sizing.blend_size(requested)
     if passes.limit is not None:

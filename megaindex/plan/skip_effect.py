@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from megaindex._types import I64
-from megaindex.configs.batch_schedule import BatchSchedule, skip_steps
-from megaindex.index.skips import Skip, SkippedIndex, Skips, masked_tokens
+from megaindex.index.skips import SkippedIndex, Skips, masked_tokens
 from megaindex.index.spans import Index
 
 
@@ -68,10 +67,13 @@ class SkipEffect:
         return replace(self, masked=tuple(masked))
 
     @property
+    def changes_counts(self) -> bool:
+        """True if samples of the order are not served."""
+        return bool(self.steps_dropped or self.samples_left_over)
+
+    @property
     def warning(self) -> str:
-        """Warning that the other figures of a plan are those of the order; empty if they hold."""
-        if not self.steps_dropped and not self.samples_left_over:
-            return ""
+        """Warning that draws of a plan are those of the order, where skips cannot be counted."""
         return (
             "draws, epochs and coverage are those of the order, skipped samples included; "
             "`megaindex audit` counts what is served"
@@ -102,36 +104,6 @@ class SkipEffect:
 
 def _count(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def plan_skips(
-    settings: Sequence[Skip],
-    schedule: BatchSchedule,
-    bounds: I64,
-    *,
-    masked_rows: int = 0,
-    consumed: int = 0,
-) -> SkipEffect | None:
-    """Return the effect of skips on the steps of a run; None without any.
-
-    Args:
-        settings: the skips.
-        schedule: batch sizes over the run.
-        bounds (int64[steps + 1]): positions of the steps without skips, as of `step_bounds`.
-        masked_rows: rows of the last step that are padding.
-        consumed: position at which a resumed run begins.
-
-    Raises:
-        InvalidArgument: a skip does not fit the run.
-        MissingFile, StorageError: a file of documents cannot be read.
-    """
-    total = int(bounds[-1])
-    steps = skip_steps(settings, schedule, bounds, num_samples=total, masked_rows=masked_rows)
-    return (
-        None
-        if steps is None
-        else effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows, consumed=consumed)
-    )
 
 
 def effect_of(skips: Skips, bounds: I64, *, masked_rows: int = 0, consumed: int = 0) -> SkipEffect:

@@ -5,7 +5,7 @@ It is computed from the sizes of the sources alone; plan, index and audit use th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -131,6 +131,17 @@ class RecipeLayout:
             for source, count in zip(stage.mixed.sources, stage.counts, strict=True):
                 total[source] += count
         return total
+
+    def ranges_drawn(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (source, sequence length, first sample, end) of what positions ``begin`` to ``end -
+        1`` draw."""
+        for stage in self.stages:
+            mixed, first = stage.mixed, stage.first_sample
+            low, high = (min(max(at - first, 0), stage.num_samples) for at in (begin, end))
+            if low < high:
+                counts = (stage.mixing.counts(at).tolist() for at in (low, high))
+                for source, start, a, b in zip(mixed.sources, mixed.begins, *counts, strict=True):
+                    yield source, stage.sequence_length, start + a, start + b
 
     def samples_needed(self) -> list[int]:
         """Return one past the last sample of each source that the run reads, 0 if it reads none.

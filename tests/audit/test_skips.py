@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from megaindex.audit import audit, documents_of, stream_of_run
 from megaindex.audit.streams import skipped_stream, stream_of_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.plan import make_plan
-from megaindex.recipe import read_recipe
+from megaindex.plan.recipe_plan import make_recipe_plan
+from megaindex.recipe import plan_recipe, read_recipe
 
 S = 16
 
@@ -112,10 +114,90 @@ def test_dropped_steps_are_not_seen(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert plan.skip.masked is None  # make_plan reads no index
     assert plan.ranks is not None
     assert plan.ranks.samples_per_rank == 36
-    assert any("skipped samples included" in text for text in plan.warnings)
     assert make_plan(**settings).skip is None
     with pytest.raises(InvalidArgument, match="step 12 lies beyond the end"):
         make_plan(skip=Skip(steps=12), **settings)
+
+
+ORDERS: list[dict[str, Any]] = [
+    {},
+    {"order": "neox", "variance_buffer": "exact"},
+    {"order": "epoch"},
+    {"order": "epoch", "left_over": "carry", "epochs_mixed": 2},
+    {"order": "window"},
+    {"order": "packed"},
+]
+
+
+def check_random(rng: np.random.Generator) -> None:
+    """The rows and the coverage of a plan, and the audit of the same run."""
+    batch, steps = int(rng.choice([4, 8])), int(rng.integers(8, 60))
+    settings: dict[str, Any] = {
+        "data_path": [2, "web", 1, "code"] if rng.integers(2) else "code",
+        "sequence_length": S, "global_batch_size": batch, "train_iters": steps,
+        "split": "100,0,0", "coverage": "exact", **ORDERS[int(rng.integers(len(ORDERS)))],
+    }  # fmt: skip
+    chosen = rng.permutation(steps)[: int(rng.integers(1, 6))].tolist()
+    kinds = [Skip(steps=step, move=bool(rng.integers(2))) for step in chosen]
+    plan = make_plan(**settings, skip=kinds)
+    result = audit(stream_of_run(**settings, skip=kinds))
+    rows = [row for row in plan.datasets if row.split == "train"]
+    assert len(rows) == len(result.exposure.total.tokens)
+    for row, tokens in zip(rows, result.exposure.total.tokens.tolist(), strict=True):
+        assert row.coverage.method in ("built", "closed-form"), (settings, kinds)
+        total = sum(tokens)
+        expected = [count / total for count in tokens] + [0.0] * len(row.coverage.tokens)
+        found = [*row.coverage.tokens] + [0.0] * len(expected)
+        assert found[: len(tokens)] == pytest.approx(expected[: len(tokens)], abs=1e-12)
+        if settings.get("order") != "packed":
+            assert row.drawn * S == sum(times * count for times, count in enumerate(tokens))
+    assert not any("skipped samples included" in text for text in plan.warnings)
+
+
+def test_random_plans_count_what_the_audit_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for seed in range(8):
+        check_random(np.random.default_rng(seed))
+
+
+@pytest.mark.slow
+def test_more_random_plans_count_what_the_audit_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for seed in range(8, 300):
+        check_random(np.random.default_rng(seed))
+
+
+def test_a_recipe_counts_the_samples_served_of_each_source(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "long.yaml").write_text(
+        f"sequence_length: {S}\n"
+        "batch: {micro_batch_size: 4, data_parallel_size: 1, gradient_accumulation_steps: 1}\n"
+        "sources: {web: web, code: code, rest: code}\n"
+        "stages:\n"
+        "  one: {steps: 25, mix: {web: 3, code: 1}}\n"
+        "  two: {steps: 25, batching: random, mix: {web: 1, code: 2, rest: 1}}\n"
+    )
+    recipe = read_recipe("long.yaml")
+    for skip in (
+        [Skip(steps="3-9 20-30")], [Skip(steps="0-4", move=True), Skip(steps="48-49")],
+        [Skip(steps="0-48")],
+    ):  # fmt: skip
+        plan = plan_recipe(replace(recipe, skip=tuple(skip)))
+        found = make_recipe_plan(plan)
+        tokens = audit(stream_of_recipe(replace(recipe, skip=tuple(skip)))).exposure.total.tokens
+        for source, counts in zip(found.sources, tokens.tolist(), strict=True):
+            assert source.drawn * S == sum(times * n for times, n in enumerate(counts))
+            most = source.tokens_per_epoch - S * (source.samples_per_epoch - source.unseen)
+            if any("first epoch of" in t and source.source in t for t in found.warnings):
+                assert counts[0] <= most
+            elif source.unseen or source.drawn <= source.samples_per_epoch:
+                assert counts[0] == most
 
 
 def test_megatrons_iterations_to_skip(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
