@@ -14,6 +14,7 @@ others are refused with the reason.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format.dataset import IndexedDataset
 from megaindex.format.header import (
     HEADER_BYTES,
@@ -39,7 +40,9 @@ from megaindex.format.pair import (
     index_arrays,
     pair_paths,
 )
+from megaindex.format.provenance import Provenance, provenance_path
 from megaindex.format.validate import bound_end_fault, bound_faults
+from megaindex.io.atomic import AtomicFiles
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import check_file, refuse_zero_byte
 from megaindex.progress import Bar, silent
@@ -75,7 +78,8 @@ def repair(
 ) -> Repair:
     """Write a new .idx for a damaged pair, with a link to its .bin.
 
-    Only data that are certain are written; the damaged pair is not changed.
+    Only data that are certain are written; the damaged pair is not changed. Its provenance is
+    written too where it is that of the new documents; else it is among what was lost.
 
     Args:
         path_prefix: prefix of the damaged pair, whose .bin must exist.
@@ -111,7 +115,7 @@ def repair(
     else:
         code_of_dtype(dtype, get_dialect(dialect))
         rebuilt = from_tokens(bin_path, np.dtype(dtype), eod, bar)
-    return _published(rebuilt, bin_path, target, dialect)
+    return _published(rebuilt, source, target, dialect)
 
 
 def _is_file(path: str) -> bool:
@@ -123,13 +127,26 @@ def _is_file(path: str) -> bool:
     return True
 
 
-def _published(rebuilt: Rebuilt, bin_path: str, target: str, dialect: str) -> Repair:
-    multimodal = rebuilt.modes is not None
-    sink = PairSink(*pair_paths(target), rebuilt.dtype, multimodal=multimodal, overwrite=False)
+def _published(rebuilt: Rebuilt, source: str, target: str, dialect: str) -> Repair:
+    origins, damage = _origins(source)
+    documents = len(rebuilt.bounds) - 1
+    # of a .bin that was cut, the .idx is that of the provenance, and its first documents are kept
+    has_prefix = (
+        origins is not None and documents <= origins.num_documents and _is_of_pair(origins, source)
+    )
+    sink = PairSink(
+        *pair_paths(target),
+        rebuilt.dtype,
+        multimodal=rebuilt.modes is not None,
+        overwrite=False,
+        provenance=has_prefix,
+    )
     try:
-        link = sink.open_linked(bin_path)
+        link = sink.open_linked(pair_paths(source)[0])
         with sink:
             _fill(sink.index, rebuilt)
+            if sink.provenance is not None and origins is not None:
+                sink.provenance.add_part(origins, 0, documents)
         sink.publish(code_of_dtype(rebuilt.dtype, get_dialect(dialect)))
         dataset = IndexedDataset(target, dialect=dialect)
         dataset.validate()
@@ -138,14 +155,54 @@ def _published(rebuilt: Rebuilt, bin_path: str, target: str, dialect: str) -> Re
         raise
     finally:
         sink.discard()
+    certain, lost = list(rebuilt.certain), list(rebuilt.lost)
+    kept = f"provenance of {documents} documents"
+    if has_prefix:
+        certain.append(f"{kept}, the first of those of the damaged pair")
+    elif origins is not None and _is_of_pair(origins, target):
+        _copy(origins.path, provenance_path(target))
+        certain.append(f"{kept}: the new .idx is the one that it was written with")
+    elif origins is not None:
+        lost.append(f"{kept}: the new .idx is not the one that {origins.path} was written with")
+    elif damage:
+        lost.append(f"{kept}: {damage}")
     return Repair(
         path_prefix=target,
-        certain=rebuilt.certain,
-        lost=rebuilt.lost,
+        certain=tuple(certain),
+        lost=tuple(lost),
         sequences=len(dataset),
         documents=len(dataset.document_indices) - 1,
         link=link,
     )
+
+
+def _origins(source: str) -> tuple[Provenance | None, str]:
+    """Return the provenance of a damaged pair, or None and its damage, if it has one."""
+    path = provenance_path(source)
+    if not _is_file(path):
+        return None, ""
+    try:
+        found = Provenance(path, None)
+        found.check_columns()
+    except FormatError as error:
+        return None, str(error)
+    return found, ""
+
+
+def _is_of_pair(origins: Provenance, prefix: str) -> bool:
+    """Return True if a provenance was written with this .idx."""
+    idx_path = pair_paths(prefix)[1]
+    return _is_file(idx_path) and origins.pair_fault(idx_path) is None
+
+
+def _copy(path: str, target: str) -> None:
+    files = AtomicFiles([target])
+    try:
+        with open(path, "rb") as stream:
+            shutil.copyfileobj(stream, files.open(target))
+        files.publish()
+    finally:
+        files.discard()
 
 
 def _fill(spool: IndexSpool, rebuilt: Rebuilt) -> None:

@@ -209,8 +209,9 @@ def _rename_without_replacing(source: str, target: str) -> None:
 
 
 def _already_there(path: str) -> StorageError:
+    name = "prefix" if path.endswith((".bin", ".idx", ".provenance")) else "path"
     error = StorageError(
-        f"{path}: already exists; choose another prefix, or pass overwrite=True (--overwrite) to "
+        f"{path}: already exists; choose another {name}, or pass overwrite=True (--overwrite) to "
         "replace it"
     )
     error.errno = errno.EEXIST

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.corpora import write_corpus
+from support.corpora import write_corpus, write_provenance
 
 import megaindex
 from megaindex.cli import main
@@ -24,6 +24,7 @@ from megaindex.errors import (
     StorageError,
 )
 from megaindex.format import IndexedDataset
+from megaindex.format.provenance import open_provenance
 
 EOD = 60_000
 LENGTHS = [5, 4, 7, 9, 3]
@@ -150,6 +151,34 @@ def test_tokens_after_the_last_document_are_reported_lost(prefix: str, tmp_path:
     made = repair(prefix, tmp_path / "out", dtype="uint16", eod=EOD)
     assert made.documents == 5
     assert made.lost[1].startswith("5 bytes after the last token 60000")
+
+
+def test_the_provenance_is_carried_on_or_named_as_lost(
+    prefix: str, original: bytes, tmp_path: Path
+) -> None:
+    write_provenance(Path(prefix))
+    recorded = Path(f"{prefix}.provenance").read_bytes()
+    damage(prefix, original[: POINTERS + 8] + bytes(8) + original[POINTERS + 16 :])
+    made = repair(prefix, tmp_path / "same")
+    assert made.certain[-1].startswith("provenance of 5 documents: the new .idx is the one")
+    assert (tmp_path / "same.provenance").read_bytes() == recorded
+    damage(prefix, original)
+    os.truncate(f"{prefix}.bin", 40)
+    made = repair(prefix, tmp_path / "cut")
+    assert made.certain[-1] == "provenance of 3 documents, the first of those of the damaged pair"
+    origins = open_provenance(str(tmp_path / "cut"))
+    assert origins is not None
+    origins.check_columns()
+    assert origins.locate(np.arange(3)).row.tolist() == [0, 1, 2]
+    os.truncate(f"{prefix}.bin", 42)
+    os.unlink(f"{prefix}.idx")
+    made = repair(prefix, tmp_path / "other", dtype="uint16", eod=EOD)
+    assert "provenance of 3 documents: the new .idx is not the one that" in made.lost[-1]
+    Path(f"{prefix}.provenance").write_bytes(recorded[:-1] + b"x")
+    made = repair(prefix, tmp_path / "again", dtype="uint16", eod=EOD)
+    assert "provenance of 3 documents: " in made.lost[-1]
+    assert "is damaged" in made.lost[-1]
+    assert not list(tmp_path.glob("other.prov*")) + list(tmp_path.glob("again.prov*"))
 
 
 def test_outputs_are_never_replaced(prefix: str, original: bytes, tmp_path: Path) -> None:

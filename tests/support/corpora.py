@@ -7,8 +7,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import xxhash
 
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.format.provenance import ProvenanceSpool, RowFile, provenance_path
 
 
 def write_corpus(
@@ -28,3 +30,15 @@ def write_corpus(
     with patch.object(os, "fsync"), IndexedDatasetWriter(str(prefix), dtype) as writer:
         writer.add_documents(tokens, sizes)
     return IndexedDataset(str(prefix))
+
+
+def write_provenance(prefix: Path) -> None:
+    """Write a provenance beside a pair: document k is line k of rows.jsonl."""
+    count = IndexedDataset(str(prefix)).document_indices.size - 1
+    rows = np.arange(count)
+    spool = ProvenanceSpool(str(Path(prefix).parent))
+    spool.open()
+    spool.add_file(RowFile(path="rows.jsonl", format="jsonl"), rows, 10 * rows, 10 * rows + 9)
+    with open(provenance_path(str(prefix)), "wb") as out:
+        spool.assemble(out, xxhash.xxh3_128_digest(Path(f"{prefix}.idx").read_bytes()))
+    spool.close()

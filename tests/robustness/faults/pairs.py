@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.corpora import write_provenance
 
 from megaindex.corpus.merge import merge
 from megaindex.corpus.split import cut_evenly, split
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.format.provenance import provenance_faults
 
 OLD = [[1, 1], [9]]
 NEW = [[2, 2, 2], [], [5, 6]]
@@ -88,6 +90,30 @@ def by_split(folder: Path, overwrite: bool) -> None:
         lambda pair: cut_evenly(pair, 1, "tokens"),
         overwrite=overwrite,
     )
+
+
+class TracedPair(Pair):
+    """A pair with provenance over another: two or three files that belong together."""
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        for name in ("whole", "first", "rest", *["out"] * self.overwrite):
+            write_provenance(folder / name)
+
+    def state(self, folder: Path) -> str:
+        state = super().state(folder)
+        if state != "none":
+            faults, _ = provenance_faults(str(folder / "out"), len(IndexedDataset(folder / "out")))
+            rules = {fault.rule for fault in faults}  # as `megaindex verify` names them
+            # without a provenance of its own the old one goes last, and is named until then
+            known = {"provenance-pair", "provenance-documents"}
+            assert rules <= (known if self.name == "untraced" else set()), rules
+            has_one = (folder / "out.provenance").exists()
+            assert has_one or self.name == "untraced"
+        return state
+
+    def strays(self, folder: Path) -> list[str]:
+        return unknown_names(folder, r"(whole|first|rest|out)\.(bin|idx|provenance)")
 
 
 class Parts(Pair):

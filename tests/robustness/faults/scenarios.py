@@ -13,6 +13,7 @@ import numpy as np
 from robustness.faults.pairs import (
     Pair,
     Parts,
+    TracedPair,
     by_merge,
     by_split,
     by_split_in_two,
@@ -239,6 +240,11 @@ SCENARIOS: dict[str, Any] = {
         NamedDurable("named-durable"),
     )
 }
+TRACED: dict[str, Any] = {
+    "traced-overwriting": TracedPair("traced-overwriting", by_split, overwrite=True),
+    "traced": TracedPair("traced", by_merge),
+    "untraced": TracedPair("untraced", by_writer, overwrite=True),
+}
 INTERRUPTED: dict[str, Any] = {
     **SCENARIOS,
     "split-overwriting": Pair("split-overwriting", by_split, overwrite=True),
@@ -246,7 +252,7 @@ INTERRUPTED: dict[str, Any] = {
 }
 CACHES = ("cache", "cache-mapped", "cache-damaged", "named", "named-together", "named-stale")
 
-__all__ = ["CACHES", "INTERRUPTED", "SCENARIOS", "MegaIndexError"]
+__all__ = ["CACHES", "INTERRUPTED", "SCENARIOS", "TRACED", "MegaIndexError"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from robustness.faults.checks import check_failures, check_interrupts, check_kills
-from robustness.faults.scenarios import INTERRUPTED, SCENARIOS
+from robustness.faults.scenarios import INTERRUPTED, SCENARIOS, TRACED
 
 # From Python 3.12 on, forking warns once anything has started a thread.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -32,6 +32,18 @@ def test_killed_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_full_disk_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) -> None:
     assert sum(check_failures(SCENARIOS[name], tmp_path, "ENOSPC", **calls).values()) >= 1
+
+
+def test_provenance_goes_with_its_pair(tmp_path: Path) -> None:
+    states = check_kills(TRACED["traced-overwriting"], tmp_path, first=3, step=5)
+    assert set(states) <= {"old", "none", "new"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRACED)
+def test_provenance_goes_with_its_pair_at_every_call(tmp_path: Path, name: str) -> None:
+    assert set(check_kills(TRACED[name], tmp_path)) <= {"old", "none", "new"}
+    assert sum(check_failures(TRACED[name], tmp_path, "ENOSPC").values()) >= 1
 
 
 @pytest.mark.slow
