@@ -24,11 +24,12 @@ from megaindex.index.inverse import ServedTokens, join_blocks
 from megaindex.index.orders.framework import Sink
 from megaindex.index.orders.keyed import Block, DocumentOrder
 from megaindex.index.spans import Spans, check_range
+from megaindex.io.threads import map_interruptibly
 from megaindex.kernels import active, num_threads
 
 MOST_SEQUENCE_LENGTH = 2**24
 _STRIDE = 64  # documents between two entries of sample_starts
-_LOOKED_UP = 1 << 14  # documents whose neighbours are read at once
+_LOOKED_UP = 1 << 14  # documents whose pieces a thread finds at once
 _FEWEST = 16
 
 ARRAYS: Mapping[str, tuple[tuple[int | None, ...], str]] = {
@@ -297,7 +298,13 @@ class PackedIndex(DocumentOrder):
         """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
         del source
         arrays: Any = self.arrays
-        place, offset, length, rank = self._pieces(self._places_of(documents))
+        places = self._places_of(documents)
+        pieces = map_interruptibly(
+            lambda first: self._pieces(places[first : first + _LOOKED_UP]),
+            range(0, max(1, places.size), _LOOKED_UP),
+            num_threads(),
+        )
+        place, offset, length, rank = map(np.concatenate, zip(*pieces, strict=True))
         served = ServedTokens(rank, self._sequence_ids(place), offset, length)
         threads = max(1, num_threads() // self.num_epochs)
 
@@ -343,17 +350,12 @@ class PackedIndex(DocumentOrder):
 
     def _whole_before(self, places: I64) -> I64:
         """Return the number of whole samples of all documents before each of these."""
-        found = np.empty(places.size, np.int64)
-        for first in range(0, places.size, _LOOKED_UP):
-            chunk = places[first : first + _LOOKED_UP]
-            row = chunk // _STRIDE
-            near = row[:, None] * _STRIDE + np.arange(_STRIDE)
-            before = near < chunk[:, None]
-            lengths = self._lengths[np.where(before, near, 0)]
-            whole = np.where(before, self._used(lengths) // self.sequence_length, 0)
-            found[first : first + _LOOKED_UP] = self.arrays["sample_starts"][row] + whole.sum(
-                axis=1
-            )
+        row = places // _STRIDE
+        near = row[:, None] * _STRIDE + np.arange(_STRIDE)
+        before = near < places[:, None]
+        lengths = self._lengths[np.where(before, near, 0)]
+        whole = np.where(before, self._used(lengths) // self.sequence_length, 0)
+        found: I64 = self.arrays["sample_starts"][row] + whole.sum(axis=1)
         return found
 
     def _numbers(self, places: I64, lengths: I64) -> I64:
