@@ -62,11 +62,19 @@ class ValidatedPair:
 class ValidationCache:
     """Results of validating the pairs at ``paths``, kept in a file of ``cache_dir`` if given.
 
+    Args:
+        paths: prefixes of the pairs.
+        cache_dir: folder of the file; None: nothing is kept.
+        kind: ``"known_fingerprints"`` for a file of its own, of pairs that are marked as validated
+            because a lock holds their fingerprints, and whose pointers were not checked.
+
     Raises:
         InvalidArgument: ``cache_dir`` is a URL.
     """
 
-    def __init__(self, paths: Sequence[str], cache_dir: str | None) -> None:
+    def __init__(
+        self, paths: Sequence[str], cache_dir: str | None, kind: str = "known_sources"
+    ) -> None:
         self._known: dict[str, ValidatedPair] = {}
         self._prefixes = sorted({absolute(path) for path in paths})
         self._path: Path | None = None
@@ -75,7 +83,7 @@ class ValidationCache:
         if cache_dir is None:
             return
         check_local(cache_dir, "give a directory as cache_dir")
-        key = entry_key({"known_sources": 1, "prefixes": self._prefixes})
+        key = entry_key({kind: 1, "prefixes": self._prefixes})
         self._path = records_path(cache_dir, "sources", key)
         records = read_records(self._path, self._prefixes, _is_sound)
         for record in records or ():

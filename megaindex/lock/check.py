@@ -207,7 +207,8 @@ class _Check:
 
     def step(self, lock: Lock, paths: Sequence[str], name: str, step: int) -> int:
         """Check the lengths of the sources and the block of a step; return its samples."""
-        cache = ValidationCache(paths, None if self.cache_dir is None else str(self.cache_dir))
+        folder = None if self.cache_dir is None else os.fspath(self.cache_dir)
+        cache = ValidationCache(paths, folder, "known_fingerprints")
         datasets = []
         for source, path in zip(lock.sources, paths, strict=True):
             dataset = IndexedDataset(path, dialect=lock.content["dialect"])
@@ -219,6 +220,7 @@ class _Check:
                 self.add(f"{path}.idx", "fingerprint", "lengths and document bounds",
                          fingerprint, source.fingerprint)  # fmt: skip
                 return 0
+        cache.keep(datasets)
         subset = lock.subset(name)
         steps = step_bounds_of(subset).size - 1
         if not 0 <= step < steps:
