@@ -283,6 +283,7 @@ class OpenRecipe:
             indices = (each.get((i, length), unread[s]) for i, s in enumerate(self.sources))
             mixed = tuple(stage.mixed for stage in stages)
             parts.append(StagedIndex(sources=tuple(indices), stages=mixed, first_position=first))
+            first = 0  # later parts count from their own beginning
         return parts[0] if len(parts) == 1 else StageSequence(parts=tuple(parts))
 
     @cached_property

@@ -282,6 +282,11 @@ class StageSequence(ShownIndex):
     """Stages of one sequence length each, in order; all with the same sources."""
 
     @property
+    def first_position(self) -> int:
+        """Position of the first sample; those before were served by another system."""
+        return self.parts[0].first_position
+
+    @property
     def num_samples(self) -> int:
         return int(self._bounds[-1])
 

@@ -425,7 +425,7 @@ def _micro_batches(
         divides = all(size % (rows * ranks) == 0 for _, size in sizes)
         shape = recipe.length_of(stage), None if is_other and not divides else rows
         if shape != before:
-            changes.append((first, shape[1]))
+            changes.append((first if changes else 0, shape[1]))
             before = shape
     first_rows = changes[0][1]
     return changes if len(changes) > 1 or first_rows is None else first_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -291,9 +292,12 @@ def _past(layout: RecipeLayout) -> PlannedPast | None:
     recipe = layout.recipe
     if recipe.past is None:
         return None
-    reads = recipe.past_reads
-    ends = layout.samples_needed()
-    rows = zip(recipe.sources, layout.sizes, layout.begins, ends, strict=True)
+    reads, begins = recipe.past_reads, layout.begins
+    ends = [  # at the length at which the source is read first
+        layout.reads.get((number, recipe.lengths_of(source.name)[0]), begins[number])
+        for number, source in enumerate(recipe.sources)
+    ]
+    rows = zip(recipe.sources, layout.sizes, begins, ends, strict=True)
     return PlannedPast(
         steps=recipe.past.steps,
         first_sample=recipe.first_sample,
@@ -307,18 +311,20 @@ def _past(layout: RecipeLayout) -> PlannedPast | None:
 
 def _source_past(read: PastRead, size: SourceSize, begin: int, end: int) -> SourcePast:
     """Return the part of a source that was read, of which samples ``begin`` to ``end`` follow."""
-    within = begin % size.samples
-    left = size.samples - within if within else 0
+    epoch = Fraction(int(size.epochs_at(begin)))
+    first, last = size.samples_in(epoch), size.samples_in(epoch + 1)
+    within = begin - first
+    left = last - begin if within else 0
     drawn = min(max(0, end - begin), left)
     assumed, most, expected = "", 0, 0
     if within and not read.documents:
         assumed = "first samples of its order"
-        most, expected = min(within, drawn), round(within * drawn / size.samples)
+        most, expected = min(within, drawn), round(within * drawn / (last - first))
     return SourcePast(
         source=read.source,
         given=read.text(),
         samples=begin,
-        epochs=begin / size.samples,
+        epochs=size.epochs_at(begin),
         assumed=assumed,
         drawn=drawn,
         may_repeat=most,

@@ -12,7 +12,6 @@ from functools import cached_property
 
 import numpy as np
 
-from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import Mixing
@@ -195,7 +194,7 @@ def _first_unread(read: PastRead, size: SourceSize) -> int:
     if read.documents:
         return (int(read.epochs or 0) + 1) * size.samples - (size.unread_samples or 0)
     if read.epochs is not None:
-        return ceil_div(read.epochs.numerator * size.samples, read.epochs.denominator)
+        return size.samples_in(read.epochs)
     count, unit = (read.tokens, "tokens") if read.samples is None else (read.samples, "samples")
     assert count is not None, "one is given"
     most = getattr(size, unit)
@@ -205,7 +204,7 @@ def _first_unread(read: PastRead, size: SourceSize) -> int:
             f"epoch; check the number, or, if it was read repeatedly, give read: {{{read.source}: "
             f"{{epochs: {count / most:.4f}}}}}"
         )
-    return ceil_div(count * size.samples, most)
+    return size.samples_in(Fraction(count, most))
 
 
 _MOST_SAMPLES = 2**60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -127,6 +128,15 @@ class SourceSize:
     def epochs_at(self, sample: int) -> float:
         """Return the epochs before a sample of the source; 1.5 in the middle of the second."""
         return sample / self.samples if self.blocks is None else self.blocks.epochs_read(sample)
+
+    def samples_in(self, epochs: Fraction) -> int:
+        """Return the samples of epochs, rounded up; in order blocks they differ in samples."""
+        whole = int(epochs)
+        before, after = (
+            n * self.samples if self.blocks is None else self.blocks.samples_in_epochs(n)
+            for n in (whole, whole + 1)
+        )
+        return before + math.ceil((epochs - whole) * (after - before))
 
     def at_length(self, sequence_length: int) -> SourceSize:
         """Return the size in samples of another length, which only order blocks has."""

@@ -9,6 +9,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.validation import check_between, check_fraction
 
 _MOST_STEPS = 2**40
+_MOST_EPOCHS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,8 @@ class PastRead:
     Attributes:
         source: name of the `RecipeSource`.
         tokens: tokens read, at most one epoch.
-        samples: samples read, of the recipe's sequence_length, at most one epoch.
+        samples: samples read, of the sequence_length at which the source is read first, at most
+            one epoch.
         epochs: epochs read; with ``documents``, whole epochs read before them.
         documents: path of a file with the ids of the documents read in the current epoch, an
             integer ``.npy`` or text. They are left out of the rest of that epoch.
@@ -44,10 +46,10 @@ class PastRead:
         if self.epochs is not None:
             epochs = check_fraction(f"{where}: epochs", self.epochs)
             object.__setattr__(self, "epochs", epochs)
-            if not 0 <= epochs <= 2**31:
+            if not 0 <= epochs <= _MOST_EPOCHS:
                 raise InvalidArgument(
-                    f"{where}: epochs must be from 0 to 2**31, got {epochs}; leave out a source "
-                    "that was not read"
+                    f"{where}: epochs must be from 0 to {_MOST_EPOCHS}, got {epochs}; leave out a "
+                    "source that was not read"
                 )
             if self.documents and epochs.denominator != 1:
                 raise InvalidArgument(

@@ -536,11 +536,6 @@ class Recipe:
     def _check_past(self, known: set[str]) -> None:
         if self.past is None:
             return
-        if self.has_lengths or any(source.order == "blocks" for source in self.sources):
-            raise InvalidArgument(
-                "past: counts of what was read are those of samples of one sequence_length, and "
-                "the run has several, or order blocks; join with one length, or leave past out"
-            )
         if self.skip:
             raise InvalidArgument(
                 "past and skip exclude each other: steps and documents of the past are in no "
@@ -554,11 +549,12 @@ class Recipe:
         for read in self.past.read:
             source = self.sources[self.number(read.source)]
             if read.documents and (
-                source.order != "epoch" or source.kind != "pretraining" or source.tokens
+                self.order_of(source) != "epoch" or source.kind != "pretraining" or source.tokens
             ):
                 raise InvalidArgument(
                     f"past: source {source.name}: documents need a source with a path, of kind "
-                    "pretraining and order epoch; give tokens, samples or epochs"
+                    "pretraining and order epoch, in a recipe of one sequence length; give "
+                    "tokens, samples or epochs"
                 )
 
     def _check_limits(self) -> None:

@@ -246,6 +246,88 @@ def test_a_joined_run_stops_and_goes_on_with_other_ranks(folder: Path) -> None:
         loaders(other, 2)[0].load_state_dict(before[0].state_dict())
 
 
+@given(
+    epochs=st.fractions(0, 3, max_denominator=7),
+    first=st.integers(1, 12),
+    steps=st.integers(1, 99),
+)
+def test_stages_of_several_lengths_go_on_from_a_past(
+    folder: Path, epochs: Fraction, first: int, steps: int
+) -> None:
+    """The rest of the epoch is read at the first length; nothing of it comes twice."""
+    path = folder / "lengths.yaml"
+    path.write_text(
+        "sequence_length: 8\nbatch: {global_batch_size: 4}\nsources: {a: a}\n"
+        f"past: {{steps: {steps}, read: {{a: {{epochs: {epochs}}}}}}}\n"
+        f"stages:\n  short: {{steps: {first}, mix: {{a: 1}}}}\n"
+        "  long: {steps: 2, sequence_length: 16, batch: {global_batch_size: 2}, mix: {a: 1}}\n"
+    )
+    opened = open_recipe(read_recipe(path))
+    layout, size = opened.layout, opened.sources[0].size
+    begin = layout.stages[0].mixed.begins[0]
+    assert begin == size.samples_in(epochs)
+    assert size.epochs_at(begin) >= float(epochs) - 1e-9
+    assert layout.stages[0].first_sample == 4 * steps
+    assert layout.end_sample == 4 * steps + 4 * first + 4
+    assert layout.num_steps == steps + first + 2
+    whole = opened.sources[0].index(begin + 4 * first)
+    end = layout.recipe.first_sample + 4 * first
+    ours = opened.index.locate(np.arange(layout.recipe.first_sample, end))
+    theirs = whole.locate(np.arange(begin, begin + 4 * first))
+    np.testing.assert_array_equal(ours.document, theirs.document)
+    assert opened.index.num_samples == layout.end_sample
+    spans = opened.index.locate(np.arange(end, layout.end_sample))
+    assert (spans.input_lengths(16).sum(), spans.document.size > 0) == (4 * 16, True)
+    plan = make_recipe_plan(layout)
+    assert plan.past is not None
+    assert plan.past.sources[0].samples == begin
+
+
+def test_a_joined_run_of_several_lengths_is_trained_and_audited(folder: Path) -> None:
+    pytest.importorskip("torch")
+    from megaindex.audit import audit, stream_of_recipe
+    from megaindex.loader import RecipeLoader, join_states
+    from megaindex.loader.receipts import check_receipts
+
+    (folder / "lengths.yaml").write_text(
+        "sequence_length: 8\nbatch: {micro_batch_size: 2, data_parallel_size: 2}\n"
+        "sources: {a: a, b: b}\npast: {steps: 500, read: {a: {epochs: 1.3}}}\n"
+        "stages:\n  short: {steps: 6, mix: {a: 1, b: 1}}\n"
+        "  long: {steps: 4, sequence_length: 16, mix: {a: 1, b: 1}}\n"
+    )
+    made = read_recipe(folder / "lengths.yaml")
+    opened = open_recipe(made)
+    state = None
+    for ranks, steps in ((2, 7), (1, 3)):
+        loaders = [
+            RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=ranks)
+            for rank in range(ranks)
+        ]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = iter(loader)
+            for _ in range(steps * 2 // ranks):
+                next(batches)
+        states = [loader.state_dict() for loader in loaders]
+        state = join_states(states)
+    assert loaders[0].consumed_samples == 2000 + 40
+    check = check_receipts(states, opened.index)
+    assert check.equal
+    assert check.served.total.count == 40
+    tokens = audit(stream_of_recipe(made)).exposure.step_tokens
+    assert tokens.tolist() == [0] * 500 + [32] * 6 + [64] * 4
+
+
+def test_documents_of_a_past_need_one_length(folder: Path) -> None:
+    text = "{steps: 9, read: {a: {documents: read.txt}}}\n"
+    (folder / "run.yaml").write_text(
+        RECIPE + "  end: {steps: 2, sequence_length: 16, mix: {a: 1}}\npast: " + text
+    )
+    with pytest.raises(InvalidArgument, match="in a recipe of one sequence length"):
+        read_recipe(folder / "run.yaml")
+
+
 @pytest.mark.parametrize(
     ("past", "message"),
     [
