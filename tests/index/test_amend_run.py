@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
@@ -20,6 +20,7 @@ from megaindex.index.extended_index import ExtendedIndex
 from megaindex.index.inverse import scan, served_tokens
 from megaindex.index.receipts import fingerprint_keys
 
+FEWER = settings(max_examples=settings().max_examples // 4)
 LENGTH = 16
 KEYS = fingerprint_keys([f"{k}" * 32 for k in range(4)])
 
@@ -41,6 +42,7 @@ def expected_counts(weights: dict[int, int], samples: int) -> dict[int, float]:
     return {source: samples * weight / total for source, weight in weights.items()}
 
 
+@FEWER
 @given(data=st.data())
 def test_changed_runs_against_a_model(corpora: list[IndexedDataset], data: st.DataObject) -> None:
     """The past is the framework's; each change has its shares; no token before its epoch ends."""

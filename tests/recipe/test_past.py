@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
@@ -24,6 +24,7 @@ from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
 
+FEWER = settings(max_examples=settings().max_examples // 4)
 LENGTH = 8
 RECIPE = """
 sequence_length: 8
@@ -72,6 +73,7 @@ def served_tokens(opened: OpenRecipe, source: int, begin: int, end: int) -> np.n
     return served
 
 
+@FEWER
 @given(data=st.data())
 def test_the_rest_of_an_epoch_follows_the_past(folder: Path, data: st.DataObject) -> None:
     """Sources go on from their cursors, in the order that a whole run has."""
@@ -110,6 +112,7 @@ def read_recipe_without_past(folder: Path) -> Recipe:
     return read_recipe(folder / "whole.yaml")
 
 
+@FEWER
 @given(
     epochs=st.integers(0, 2),
     read=st.sets(st.integers(0, 39), min_size=1),
@@ -246,6 +249,7 @@ def test_a_joined_run_stops_and_goes_on_with_other_ranks(folder: Path) -> None:
         loaders(other, 2)[0].load_state_dict(before[0].state_dict())
 
 
+@FEWER
 @given(
     epochs=st.fractions(0, 3, max_denominator=7),
     first=st.integers(1, 12),
