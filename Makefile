@@ -14,7 +14,7 @@
 # make docs   the site of docs/, with search and an API reference, in build/site
 # make docs-sample  docs/audit-sample.html, and the pictures of docs/
 # make examples   the scripts of examples/, with the packages that they need
-# make explore, make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
+# make explore, make sanitize, make slow, make fuzz, make soak, make mutants: see CONTRIBUTING.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -29,7 +29,7 @@ CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo 
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test examples explore lint bench matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak faults clean
+.PHONY: demo quick test examples explore lint bench matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak faults mutants clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -102,6 +102,10 @@ soak: $(VENV)/.test-installed
 # A process that ends, or a call that fails, at every place where files change
 faults: $(VENV)/.test-installed
 	$(BIN)/python tests/robustness/faults
+
+# Small changes of the code, each of which a test should notice: SAMPLE of them, drawn by SEED
+mutants: $(VENV)/.test-installed $(VENV)/.kernels-compiled
+	$(BIN)/python tests/robustness/mutants --sample $(or $(SAMPLE),300) $(if $(SEED),--seed $(SEED))
 
 $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)

@@ -303,7 +303,7 @@ def test_the_package_runs_no_code_of_its_inputs() -> None:
 
 def test_tests_named_in_the_page_on_reliability_are_there() -> None:
     text = (ROOT / "docs/reliability.md").read_text()
-    named = re.findall(r"(tests/[\w/]+(?:\.py)?|`)(?:::(\w+))?", text)
+    named = re.findall(r"(tests/[\w/]+(?:\.\w+)?|`)(?:::(\w+))?", text)
     assert sum(bool(name) for _, name in named) >= 20
     file = ROOT
     for path, name in named:
