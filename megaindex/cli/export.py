@@ -194,6 +194,11 @@ def _check_run(run: Recipe | Run, options: argparse.Namespace) -> None:
     if any(getattr(sources[0], name, "") for name in labelled):
         raise InvalidArgument("labels are read with other arrays; export the text alone")
     if isinstance(run, Recipe):
+        if any(stage.sequence_length or stage.batch for stage in run.stages):
+            raise InvalidArgument(
+                "stages with a sequence_length or a batch of their own: a run of the framework has "
+                "one of each; leave them out"
+            )
         return
     if run.consumed_samples or run.phases:
         raise InvalidArgument(
@@ -226,7 +231,7 @@ def _requests(
     if resolved.samples_consumed != stream.num_samples:
         raise InvalidArgument(
             f"the run serves {stream.num_samples} samples in {stream.num_steps} steps, and the "
-            f"framework {resolved.samples_consumed}; give --train-iters of constant batches"
+            f"framework {resolved.samples_consumed}; give the batch sizes of its run"
         )
     if isinstance(run, Recipe) and parts["train"][0].sequences != stream.sources[0].lengths.size:
         raise InvalidArgument(
@@ -464,10 +469,10 @@ def _print(sets: Sequence[ExportedSet], target: ExportFormat, options: argparse.
             f"epoch{'s' * (epochs != 1)}, the run reads {one.stream.num_samples:,}: {one.status}\n"
             f"         {one.files}*"
         )
-    if any(one.short for one in sets) or first.stream.order == "packed":
+    if any(one.short for one in sets):
         print(
-            "  The loss is that of order packed if documents end in the eod token and it is masked "
-            "(eod_mask_loss)."
+            "  Labels behind the end of a document carry loss, unless documents end in the eod "
+            "token\n  and eod_mask_loss is set."
         )
     if not options.check:
         print(f'  A run that does not find them logs "{target.missed}".')

@@ -139,7 +139,6 @@ def megatron(megatron_datasets: Any, folder: Path) -> Iterator[Any]:
     [
         ("--epochs", 1),
         ("--epochs", 3, "--left-over", "carry"),
-        ("--epochs", 2, "--order", "window"),
         ("--epochs", 1, "--order", "packed", "--long-documents", "skip"),
     ],
     ids=lambda words: " ".join(map(str, words)),
@@ -261,6 +260,9 @@ def test_a_recipe_and_a_lock(folder: Path) -> None:
     assert "--lock has the whole run, also --seed" in refused(
         "--to", "neox", "--lock", "run.lock", "--seed", 1
     )
+    text = Path("run.yaml").read_text()
+    Path("own.yaml").write_text(text.replace("0.5,", "0.5, sequence_length: 32,"))
+    assert "one of each; leave them out" in refused("--to", "neox", "--recipe", "own.yaml")
     assert "a recipe trains on all documents" in refused(
         "--to", "neox", "--recipe", "run.yaml", "--split", "9,1"
     )
