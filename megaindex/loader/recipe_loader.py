@@ -421,12 +421,17 @@ def _micro_batches(
         stage, rows = stages[name], _first_of(given, recipe.micro_batch_of(stages[name]), 1)
         end = begins[k + 1][0] if k + 1 < len(begins) else None
         sizes = layout.batch.between(first, end).stages
-        is_other = recipe.ranks_of(stage) not in (None, ranks)
+        is_other = recipe.common_data_parallel_size is None and recipe.ranks_of(stage) != ranks
         divides = all(size % (rows * ranks) == 0 for _, size in sizes)
         shape = recipe.length_of(stage), None if is_other and not divides else rows
         if shape != before:
             changes.append((first if changes else 0, shape[1]))
             before = shape
+    if all(rows is None for _, rows in changes):
+        raise InvalidArgument(
+            f"data_parallel_size: no stage is for {ranks} ranks, and none has batches that they "
+            "divide; start with the number of ranks of the stage"
+        )
     first_rows = changes[0][1]
     return changes if len(changes) > 1 or first_rows is None else first_rows
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _NOTICEABLE = 0.01
 """Share of a source's tokens in no sample at which the plan warns."""
+_MOST_DEFERRED = 0.05
+"""Share of an epoch that changes of the sequence length defer at which the plan warns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -603,6 +605,15 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
                 f"{size.cut_tokens:,} of {size.tokens:,} tokens "
                 f"({size.cut_tokens / size.tokens:.1%}) in no sample; raise sequence_length, or "
                 "use long_documents split"
+            )
+    for total in plan.sources:
+        facts = total.blocks
+        if facts is not None and facts.deferred >= _MOST_DEFERRED * total.tokens_per_epoch:
+            yield (
+                f"{total.source}: {facts.deferred:,} of {total.tokens_per_epoch:,} tokens "
+                f"({facts.deferred / total.tokens_per_epoch:.1%}) are left of the blocks in which "
+                f"the sequence length changes; lower its block_tokens, {facts.block_tokens:,}, so "
+                "that later stages read them"
             )
     yield from _short_stages(layout)
     for name, padding in (

@@ -412,6 +412,26 @@ def test_stages_of_other_numbers_of_ranks(folder: Path) -> None:
     assert check_receipts([last.state_dict()], opened.index).equal
 
 
+def test_ranks_that_no_stage_is_for_are_refused(folder: Path) -> None:
+    recipe = three_stages(folder)
+    with pytest.raises(InvalidArgument, match="global batch size 12 must be a multiple"):
+        RecipeLoader(open_recipe(recipe), data_parallel_size=16)
+    alone = replace(recipe.stages[2], data_parallel_size=1)
+    opened = open_recipe(replace(recipe, stages=(*recipe.stages[:2], alone)))
+    with pytest.raises(InvalidArgument, match="no stage is for 16 ranks"):
+        RecipeLoader(opened, data_parallel_size=16)
+
+
+def test_large_blocks_are_warned_of(folder: Path) -> None:
+    """A block of the whole epoch defers all that the first stage left of it."""
+    whole = tuple(replace(source, block_tokens=10**6) for source in sources(folder))
+    plan = make_recipe_plan(open_recipe(replace(three_stages(folder), sources=whole)).layout)
+    assert [draw.first_repeat for draw in plan.draws[2:4]] == [7, 8]
+    assert plan.warnings[0].startswith("web: ")
+    assert "lower its block_tokens, 1,000,000" in plan.warnings[0]
+    assert plan.draws[2].to_json()["deferred"] == plan.sources[0].blocks.deferred  # type: ignore[union-attr]
+
+
 def test_positions_of_a_sampler_with_changing_micro_batches() -> None:
     schedule = BatchSchedule(stages=((0, 8), (24, 4)))
     sampler = MicroBatchSampler(
