@@ -169,12 +169,6 @@ def _check_run(run: Recipe | Run, options: argparse.Namespace) -> None:
             f"the run has {len(sources)} sources, and the arrays are those of one corpus; merge "
             "the sources with megaindex merge, or use the framework's adapter"
         )
-    if isinstance(run, Recipe) and run.has_lengths:
-        lengths = ", ".join(map(str, run.stage_lengths))
-        raise InvalidArgument(
-            f"the stages have sequence lengths {lengths}, and the arrays have one; export a recipe "
-            "for each length, or train with RecipeLoader"
-        )
     if run.skip or (isinstance(run, Run) and run.iterations_to_skip):
         raise InvalidArgument(
             "skips are applied by megaindex, not by the arrays; leave them out, or use the "
