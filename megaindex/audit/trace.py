@@ -26,8 +26,6 @@ from megaindex.format.provenance import (
     provenance_path,
 )
 from megaindex.index.inverse import distinct
-from megaindex.index.skips import load_npy
-from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import is_remote
 from megaindex.tokenize.tokenizers import Tokenizer, find_tokenizer, load
 
@@ -223,6 +221,7 @@ def documents_of_rows(stream: AuditStream, rows: str) -> dict[int, I64]:
     chosen = _recorded_path(path, sorted(recorded))
     found: dict[int, I64] = {}
     spans: list[str] = []
+    past: list[int] = []  # the last row with a document, of each source
     for number, (pair, provenance) in enumerate(known):
         if provenance is None:
             continue
@@ -230,13 +229,25 @@ def documents_of_rows(stream: AuditStream, rows: str) -> dict[int, I64]:
             if file.path != chosen:
                 continue
             shift = file.first_row
+            if first is not None and first < shift:
+                raise InvalidArgument(
+                    f"--rows {rows}: {file.row_name}s of {file.path} count from {shift}, got "
+                    f"{first}; give the first as {shift}"
+                )
             low = 0 if first is None else first - shift
             high = _LAST_ROW if last is None else last - shift
             documents = provenance.documents_of(of, low, high)
-            spans.append(_rows_text(provenance, of, shift))
+            text, end = _rows_text(provenance, of, shift)
+            spans.append(text)
+            past.append(end)
             if documents.size:
                 sequences = _inside(stream, number, pair.sequences_of(documents))
                 found[number] = np.union1d(found.get(number, sequences), sequences)
+    if found and last is not None and last > max(past):
+        raise OutOfRange(
+            f"{rows}: the last row of {chosen} with a document is {max(past)}, got {last}; give "
+            f"rows up to {max(past)}"
+        )
     if not any(sequences.size for sequences in found.values()):
         where = f"the pair has {spans[0]}"
         if found:
@@ -251,12 +262,14 @@ def _inside(stream: AuditStream, source: int, sequences: I64) -> I64:
     return sequences[inside]
 
 
-def _rows_text(provenance: Provenance, number: int, shift: int) -> str:
+def _rows_text(provenance: Provenance, number: int, shift: int) -> tuple[str, int]:
+    """Return the rows of a file that have documents, as text, and the last of them."""
     documents = provenance.documents_of(number, 0, _LAST_ROW)
     if not documents.size:
-        return "no document"
+        return "no document", -1
     rows = provenance.locate(documents).row + shift
-    return f"documents of {provenance.files[number].row_name}s {rows.min()} to {rows.max()}"
+    last = int(rows.max())
+    return f"documents of {provenance.files[number].row_name}s {rows.min()} to {last}", last
 
 
 def _parsed(rows: str) -> tuple[str, int | None, int | None]:
@@ -286,34 +299,6 @@ def _recorded_path(path: str, recorded: Sequence[str]) -> str:
         f"{path}: none of the {len(recorded)} input files of the run, such as {some}; give the "
         "path of one of them"
     )
-
-
-def read_documents(path: str) -> I64:
-    """Return the document ids in a file, sorted and distinct: an int64 ``.npy``, or text.
-
-    Raises:
-        FormatError: the file holds anything but integers.
-        StorageError: it cannot be read.
-    """
-    try:
-        with as_storage_error(path, "cannot read"):
-            if path.endswith(".npy"):
-                found = load_npy(path)
-                if found.dtype.kind == "u" and found.max(initial=0) >= 2**63:
-                    raise ValueError("an id is 2**63 or more")
-            else:
-                with open(path, encoding="utf-8") as file:
-                    found = np.array([int(word) for word in file.read().split()], np.int64)
-    except (ValueError, EOFError, OverflowError) as error:
-        raise FormatError(
-            f"{path}: must be an .npy of integers, or text of document ids: {error}; write it again"
-        ) from error
-    if found.dtype.kind not in "iu" or found.ndim != 1 or not found.size:
-        raise FormatError(
-            f"{path}: must hold one or more integers in one dimension, got {found.dtype} of shape "
-            f"{found.shape}; write it again"
-        )
-    return distinct(found.astype(np.int64))
 
 
 def step_ranges(steps: npt.ArrayLike) -> list[tuple[int, int]]:

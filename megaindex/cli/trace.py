@@ -20,13 +20,13 @@ from megaindex.audit.trace import (
     documents_of_rows,
     origins,
     ranges_text,
-    read_documents,
     step_ranges,
 )
 from megaindex.cli.audit import add_index_arguments, stream_of_options
 from megaindex.cli.options import Parser, add_flags
 from megaindex.cli.plan import add_run_arguments
 from megaindex.errors import InvalidArgument
+from megaindex.index.skips import read_ids
 
 _MOST_ROWS = 200  # printed without --json
 _MOST_RANGES = 40
@@ -35,7 +35,7 @@ _MOST_RANGES = 40
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
-    documents = None if options.documents is None else read_documents(options.documents)
+    documents = None if options.documents is None else read_ids(options.documents)
     stream = stream_of_options(options)
     if options.step is not None:
         _trace_step(stream, options)

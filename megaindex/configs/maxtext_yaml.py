@@ -42,6 +42,7 @@ _DEFAULTS = {
     "eval_interval": -1,
     "eval_steps": -1,
     "eval_per_device_batch_size": 0.0,
+    "expansion_factor_real_data": -1,
 }
 _REMEDIES = {
     "hf": TOKENIZE,
@@ -208,6 +209,11 @@ def read_maxtext_config(words: Sequence[str], devices: int | None) -> MaxTextCon
         raise InvalidArgument(
             f"{values.called('enable_rampup_batch_size')}: write a recipe with batch: {{schedule: "
             "…}} for a batch size that grows"
+        )
+    if values.fraction("expansion_factor_real_data") not in (-1, 1):
+        raise values.error(
+            "expansion_factor_real_data",
+            "-1: with others, hosts read other rows than they train on",
         )
     if not values.flag("enable_data_shuffling", True):
         raise values.error("enable_data_shuffling", "true: the order here is always shuffled")

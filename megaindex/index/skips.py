@@ -282,10 +282,10 @@ def read_ids(path: str) -> I64:
             words = file.read().split()
     except FileNotFoundError:
         raise MissingFile(
-            f"{path}: the file of skipped documents is not there; check the path in skip"
+            f"{path}: the file of document ids is not there; check its path"
         ) from None
     except OSError as error:
-        raise StorageError(f"{path}: the skipped documents cannot be read: {error}") from None
+        raise StorageError(f"{path}: the document ids cannot be read: {error}") from None
     except (ValueError, EOFError) as error:
         raise InvalidArgument(f"{path}: not an array of ids in .npy format ({error})") from None
     try:

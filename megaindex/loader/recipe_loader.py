@@ -36,7 +36,7 @@ from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
-from megaindex.validation import CheckpointReader, differ, shown
+from megaindex.validation import CheckpointReader, check_between, differ, shown
 
 VERSION = 1
 _WHAT = "the state of a recipe's loader"
@@ -400,7 +400,7 @@ def _ranks_of(recipe: Recipe, given: int | None) -> int:
             "data_parallel_size is missing: the stages are for different numbers of ranks; give "
             "that of this process"
         )
-    return _first_of(given, *named, 1)
+    return check_between("data_parallel_size", _first_of(given, *named, 1), 1)
 
 
 def _micro_batches(
@@ -418,7 +418,10 @@ def _micro_batches(
     changes: list[tuple[int, int | None]] = []
     before: tuple[int, int | None] | None = None
     for k, (first, name) in enumerate(begins):
-        stage, rows = stages[name], _first_of(given, recipe.micro_batch_of(stages[name]), 1)
+        stage = stages[name]
+        rows = check_between(
+            "micro_batch_size", _first_of(given, recipe.micro_batch_of(stage), 1), 1
+        )
         end = begins[k + 1][0] if k + 1 < len(begins) else None
         sizes = layout.batch.between(first, end).stages
         is_other = recipe.common_data_parallel_size is None and recipe.ranks_of(stage) != ranks

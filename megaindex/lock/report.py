@@ -36,6 +36,7 @@ class SourceReport:
             of ``unseen``.
         served_again: tokens served after they were served once: served - tokens + unseen.
         masked: labels of the samples served that are tokens of skipped documents, without loss.
+        same_as: other sources with this fingerprint, such as copies under another name.
     """
 
     source: str
@@ -49,6 +50,7 @@ class SourceReport:
     cut: int
     served_again: int
     masked: int
+    same_as: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +125,22 @@ class RunReport:
                 _table(
                     ("source", "unseen", "cut", "served again", "masked", "fingerprint"), rest
                 ),
+                *self._duplicates(),
             ]
         ) + "\n"  # fmt: skip
+
+    def _duplicates(self) -> list[str]:
+        """Return a sentence for each group of sources of the same lengths."""
+        groups: dict[str, list[str]] = {}
+        for each in self.sources:
+            groups.setdefault(each.fingerprint, []).append(each.source)
+        return [
+            f"{', '.join(names)} have the same fingerprint, so they hold documents of the same "
+            "lengths, as copies do: tokens that one serves after another count as served for the "
+            "first time."
+            for names in groups.values()
+            if len(names) > 1
+        ]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -164,10 +180,18 @@ def report_run(
     masked = {} if skip is None else {row.source: row.tokens for row in skip.masked or ()}
     skipped = 0 if skip is None else skip.steps_dropped + skip.steps_moved
     tokens, made = result.exposure.total.tokens, result.exposure.step_tokens > 0
+    names = [source.name for source in stream.sources]
+    if lock.content["settings"]["kind"] == "run":  # named by their paths, here as in the lock
+        names = [lock.content["sources"]["rows"][row][0] for row in train["sources"]]
     sources = [
         SourceReport(
-            source=counts.name,
+            source=names[number],
             fingerprint=fingerprint,
+            same_as=tuple(
+                name
+                for other, (name, theirs) in enumerate(zip(names, fingerprints, strict=True))
+                if theirs == fingerprint and other != number
+            ),
             documents=int((source.lengths > 0).sum()),
             tokens=counts.tokens,
             served=counts.served,

@@ -523,7 +523,7 @@ def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidArgument, match=reason):
             open_recipe(recipe(tmp_path, skip))
-    with pytest.raises(MissingFile, match="gone: the file of skipped documents"):
+    with pytest.raises(MissingFile, match="gone: the file of document ids"):
         open_recipe(recipe(tmp_path, Skip(documents=tmp_path / "gone", source="web")))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from fractions import Fraction
 from pathlib import Path
 
@@ -66,6 +67,20 @@ def test_the_report_of_the_command(lock: Path, capsys: pytest.CaptureFixture[str
     assert "no.lock: does not exist" in capsys.readouterr().err
 
 
+def test_copies_of_a_source_are_named(lock: Path) -> None:
+    """By the names of the lock; their documents count as different ones."""
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"web{suffix}", f"copy{suffix}")
+    words = [1, "web", 1, "code", 1, "copy"]
+    run = {"sequence_length": 16, "train_iters": 30, "global_batch_size": 4, "eval_iters": 0}
+    report = report_run(make_lock(data_path=words, split="1,0,0", **run).write("copies.lock"))
+    assert [(each.source, each.same_as) for each in report.sources] == [
+        ("web", ("copy",)), ("code", ()), ("copy", ("web",)),
+    ]  # fmt: skip
+    assert "web, copy have the same fingerprint" in report.to_markdown()
+    assert "same fingerprint" not in report_run(lock).to_markdown()
+
+
 def test_audit_and_trace_take_a_lock(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in (["audit", "--json"], ["trace", "--step", "7", "--json"]):
         assert main([*verb, "--lock", "run.lock"]) == 0
@@ -120,6 +135,8 @@ def make_plan_run() -> Run:
 def test_wrong_sizes_and_names_are_refused(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MegaIndexError, match="data_parallel_size must be"):
         open_run(lock, data_parallel_size=0)
+    with pytest.raises(MegaIndexError, match="micro_batch_size must be"):
+        open_run(lock, micro_batch_size=0)
     assert main(["verify", "run.lock", "--subset", "test", "--step", "0"]) == 2
     assert "has no subset test, only train" in capsys.readouterr().err
     assert main(["lock", "--recipe", "run.yaml", "--out", "run.json"]) == 2

@@ -113,6 +113,7 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
         (("grain_file_type=parquet",), "grain_file_type: parquet is shuffled by files"),
         (("enable_rampup_batch_size=true",), "enable_rampup_batch_size: write a recipe"),
         (("enable_data_shuffling=false",), "enable_data_shuffling must be true"),
+        (("expansion_factor_real_data=4",), "expansion_factor_real_data must be -1"),
         (("steps=-1",), "learning_rate_schedule_steps must be at least 1"),
         (("steps=many",), "steps must be an integer, got 'many'"),
         (("per_device_batch_size=0.1",), "4 devices train on no whole row"),
