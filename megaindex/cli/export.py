@@ -188,6 +188,11 @@ def _check_run(run: Recipe | Run, options: argparse.Namespace) -> None:
     if any(getattr(sources[0], name, "") for name in labelled):
         raise InvalidArgument("labels are read with other arrays; export the text alone")
     if isinstance(run, Recipe):
+        if run.past is not None:
+            raise InvalidArgument(
+                "past: the arrays hold an order from its first sample on, and that of the past is "
+                "not known; train with RecipeLoader"
+            )
         if any(stage.sequence_length or stage.batch for stage in run.stages):
             raise InvalidArgument(
                 "stages with a sequence_length or a batch of their own: a run of the framework has "

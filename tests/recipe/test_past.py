@@ -361,6 +361,18 @@ def test_a_wrong_past_is_refused(folder: Path, past: str, message: str) -> None:
         open_recipe(recipe(folder, past))
 
 
+def test_an_export_refuses_a_past(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from megaindex.cli import main
+
+    (folder / "one.yaml").write_text(
+        "sequence_length: 8\nbatch: {global_batch_size: 4}\nsources: {a: a}\n"
+        "past: {steps: 9, read: {a: {epochs: 0.5}}}\nstages: {all: {steps: 3, mix: {a: 1}}}\n"
+    )
+    out = ["--cache-dir", str(folder)]
+    assert main(["export", "--recipe", str(folder / "one.yaml"), "--to", "maxtext", *out]) == 2
+    assert "past: the arrays hold an order from its first sample on" in capsys.readouterr().err
+
+
 def test_a_past_beyond_the_limits_is_refused(folder: Path) -> None:
     made = Recipe(
         sequence_length=LENGTH,
