@@ -42,7 +42,8 @@ LEAST_SCORE = 95  # percent
 _FEWEST = 2  # mutants of each package
 _NO_TESTS = 5  # exit status of pytest
 _SECONDS = 60  # added to three times what the tests take without a mutation
-_MOST_BYTES = 1 << 33  # of memory, and of a file
+_MOST_BYTES = 1 << 33  # of memory
+_SHOWN = 4000  # last characters of the output of tests that fail without a mutation
 
 # Tests of a package in other folders than its own
 WIDER = {
@@ -147,6 +148,7 @@ class Tree:
         self._jit = Path("megaindex/kernels/jit/__pycache__")
         self._kept = folder / "kept"
         self._built = folder
+        self.output = ""
         self._process: subprocess.Popen[bytes] | None = None
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout.decode()
@@ -205,6 +207,8 @@ class Tree:
             finally:
                 self.kill()
                 process.wait()
+                output.seek(0)
+                self.output = output.read().decode(errors="replace")[-_SHOWN:]
 
     def kill(self) -> None:
         """End the command that runs, and what it started."""
@@ -290,7 +294,7 @@ class Run:
             if key not in self._unchanged:
                 began = time.monotonic()
                 if tree.test(tests, 1800) != 0:
-                    raise RuntimeError(f"these tests fail without a mutation: {key}")
+                    raise RuntimeError(f"{tree.output}\nfails without a mutation: {key}")
                 self._unchanged[key] = time.monotonic() - began
             return self._unchanged[key]
 
@@ -300,7 +304,8 @@ class Run:
             self.found[mutant.identity] = result
             with self._results.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            print(f"{len(self.found):4} {result:16} {mutant.identity}", flush=True)
+            shown = " ".join(mutant.identity.split())
+            print(f"{len(self.found):4} {result:16} {shown}", flush=True)
 
 
 def is_equivalent(mutant: Mutant, known: list[dict[str, str]]) -> bool:

@@ -1,0 +1,64 @@
+"""The mutations of a few lines, and the list of those that change no result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from robustness.mutants.operators import cpp_edits, python_edits
+
+ROOT = Path(__file__).parents[3]
+
+PYTHON = '''"""Text of 3 words."""
+def f(a: int = 1) -> bool:
+    assert a < 7
+    if not a <= min(a, 2):
+        raise ValueError(f"must be {a + 1}, got {3}")
+    logger.info("%d", 5)
+    a += 4
+    return a in (6,)
+'''
+CPP = """// at most 3 < 4
+for (int64_t k = 0; k < n; ++k) {
+  if (k == 1 && "5 < 6") return;
+  total += values[k];
+}
+"""
+
+
+def test_each_python_mutation_changes_what_a_line_does() -> None:
+    source = PYTHON.encode()
+    changed = [edit.applied_to(source).decode() for edit in python_edits(source)]
+    lines = [
+        (old.strip(), new.strip())
+        for text in changed
+        for old, new in zip(PYTHON.splitlines(), text.splitlines(), strict=False)
+        if old != new
+    ]
+    assert {new for _, new in lines} >= {
+        "def f(a: int = 2) -> bool:", "if a <= min(a, 2):", "if not a < min(a, 2):",
+        "if not a <= max(a, 2):", "if not a <= min(a, 3):", "pass", "return a not in (6,)",
+        "return a in (7,)",
+    }  # fmt: skip
+    kept = ('"""', "assert", "logger")  # texts, assertions and messages
+    assert not [old for old, _ in lines if old.startswith(kept)]
+    assert PYTHON not in changed
+
+
+def test_each_cpp_mutation_changes_code_alone() -> None:
+    changed = [edit.applied_to(CPP.encode()).decode() for edit in cpp_edits(CPP.encode())]
+    for old, new in [
+        ("k = 0;", "k = 1;"), ("k < n", "k <= n"), ("k == 1", "k != 1"), ("k == 1", "k == 2"),
+        ("1 && ", "1 || "), ("total += values[k];", ";"),
+        ('if (k == 1 && "5 < 6") return;', ";"),
+    ]:  # fmt: skip
+        changed.remove(CPP.replace(old, new, 1) if old != "k < n" else CPP.replace("k < n", new))
+    assert changed == []
+
+
+def test_lines_of_equivalent_mutants_are_in_the_code() -> None:
+    rows = json.loads((ROOT / "tests/robustness/mutants/equivalent.json").read_text())
+    for row in rows:
+        assert row["old"] in (ROOT / row["file"]).read_text(), row["file"]
+        assert row["new"] != row["old"]
+        assert row["reason"]
