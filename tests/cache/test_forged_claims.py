@@ -40,6 +40,7 @@ FORGED = {
     "no text": b"\xff\xfe",
     "long": b'{"pid": ' + b"9" * 5000,
     "pid beyond": forged(pid=10**30).encode(),
+    "pid just beyond": forged(pid=2**31).encode(),
     "pid 0": forged(pid=0).encode(),
     "pid negative": forged(pid=-1).encode(),
     "pid a list": forged(pid=[1]).encode(),
