@@ -160,6 +160,29 @@ def test_a_run_under_way_counts_from_what_it_consumed() -> None:
     assert over["train_iters"] == 0
 
 
+@pytest.mark.parametrize(
+    ("tail", "before", "counts"),
+    [
+        ("drop", 0, (12, 96, 100)),
+        ("pad", 0, (13, 100, 100)),
+        ("wrap", 0, (13, 104, 104)),
+        ("drop", 160, (0, 160, 100)),
+        ("pad", 160, (0, 160, 160)),
+        ("wrap", 160, (0, 160, 160)),
+    ],
+)
+def test_a_target_of_samples_that_fills_no_batch(
+    tail: str, before: int, counts: tuple[int, int, int]
+) -> None:
+    """The same where more was consumed before: a target is no reason to give samples back."""
+    plan = plan_json(
+        "--tokens-per-epoch", 10**5, "--seq-length", 64, "--order", "megatron", "--tail", tail,
+        "--global-batch-size", 8, "--train-samples", 100, "--consumed-samples", before,
+    )  # fmt: skip
+    requested = plan["datasets"][0]["requested"]
+    assert (plan["train_iters"], plan["samples_consumed"], requested) == counts
+
+
 def test_phases_build_their_datasets_anew() -> None:
     plan = plan_json(
         *SIZED, "--train-iters", 300, "--phase-transition-iterations", 100, 250
