@@ -237,7 +237,7 @@ def recipes(draw: st.DrawFn, folder: Path) -> Recipe:
 CLUSTERS = ((1, None), (2, None), (2, 2), (4, 1), (1, 4))
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_any_stages_serve_each_token_once(folder: Path, data: st.DataObject) -> None:
     """Random shapes, killed and resumed on other ranks and micro batches: the tokens of the model,
