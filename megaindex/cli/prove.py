@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     from megaindex.loader.record_proof import compare_records
 
-    proof = compare_records(_record(options.first), _record(options.second))
+    proof = compare_records(_record(options.first), _record(options.second), search=options.search)
     print(json.dumps(proof.to_json(), indent=2) if options.json else proof)
     return int(not proof.holds)
 
@@ -32,12 +32,17 @@ def _parser() -> argparse.ArgumentParser:
         "first", metavar="FIRST", help="record without the skip: a lock, or states as JSON"
     )
     parser.add_argument("second", metavar="SECOND", help="record with the skip")
+    parser.add_argument(
+        "--search", metavar="DIR", help="folder in which files of a lock are sought that were moved"
+    )
     add_flags(parser, "--json")
     return parser
 
 
 def _record(path: str) -> Lock | list[Mapping[str, Any]]:
     """Return the lock, or the states of all ranks, in a file."""
+    if path.endswith(".lock"):
+        return read_lock(path)
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)

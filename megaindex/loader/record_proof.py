@@ -9,6 +9,7 @@ of the skips.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -182,7 +183,11 @@ def _text(skip: Skip) -> str:
 
 
 def compare_records(
-    first: States | Lock, second: States | Lock, *, indices: tuple[Index, Index] | None = None
+    first: States | Lock,
+    second: States | Lock,
+    *,
+    indices: tuple[Index, Index] | None = None,
+    search: str | os.PathLike[str] | None = None,
 ) -> RecordProof:
     """Compare two records of a run, such as the checkpoints or the locks before and after a skip.
 
@@ -192,6 +197,7 @@ def compare_records(
         indices: index of each run, with its skips (`MicroBatchSampler.skipped`), for states. By
             default those of the recipes in the states, whose relative paths are relative to the
             current directory; for states of a `Loader`, that of the other record, if it is a lock.
+        search: folder in which files of a lock are sought that are not at their paths.
 
     Raises:
         InvalidArgument: a rank is missing, or the states hold no recipe, and neither ``indices``
@@ -200,7 +206,7 @@ def compare_records(
     """
     given = [each if isinstance(each, Lock) else join_states(each) for each in (first, second)]
     chosen: Sequence[Index | None] = (None, None) if indices is None else indices
-    found: dict[int, _Plan] = {k: _plan_of_lock(each) for k, each in enumerate(given)
+    found: dict[int, _Plan] = {k: _plan_of_lock(each, search) for k, each in enumerate(given)
                                if isinstance(each, Lock)}  # fmt: skip
     locked = next(iter(found.values()), None)
     for k, (each, index) in enumerate(zip(given, chosen, strict=True)):
@@ -250,9 +256,9 @@ class _Plan:
         return consumed if skips is None else min(consumed, skips.end)
 
 
-def _plan_of_lock(lock: Lock) -> _Plan:
+def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
     """Return the plan of a lock, whose receipts are compared with its samples."""
-    index, train = locked_index(lock), lock.subset("train")
+    index, train = locked_index(lock, search), lock.subset("train")
     bounds, receipts = step_bounds_of(train), train["receipts"]
     fingerprints = lock.fingerprints("train")
     blocks = block_bounds(bounds, receipts["block_steps"])

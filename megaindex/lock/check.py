@@ -117,9 +117,10 @@ def verify_lock(
                 counted["samples"] = check.step(lock, there, subset, step)
             if tokens:
                 counted["bytes"] = check.tokens(lock, there)
-    except (StorageError, OutOfRange):
-        raise
     except _ERRORS as error:  # of values that were edited
+        is_of_step = isinstance(error, OutOfRange) and step is not None and not faults
+        if isinstance(error, StorageError) or is_of_step:
+            raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if cache_dir is not None and isinstance(error, InvalidArgument):
             remedy = "remove the entry of the cache, or verify without --cache-dir"

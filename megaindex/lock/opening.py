@@ -196,17 +196,21 @@ def _check_samples(lock: Lock, stream: AuditStream, cache_dir: Folder | None) ->
         )
 
 
-def locked_index(lock: Lock) -> Index:
+def locked_index(lock: Lock, search: Folder | None = None) -> Index:
     """Return the training samples of a lock, built from its description of the index.
+
+    Args:
+        lock: the lock.
+        search: folder in which files are sought that are not at their paths.
 
     Raises:
         MissingFile, StorageError: a source cannot be read.
         FormatError: a source is not what it was.
     """
     train = lock.subset("train")
-    rows, paths = train["sources"], _sound_paths(lock, None)
+    rows, paths = train["sources"], _sound_paths(lock, search)
     datasets = [IndexedDataset(paths[row], dialect=lock.content["dialect"]) for row in rows]
-    return build_described(train["index"], datasets, files=sound_files(lock, None))
+    return build_described(train["index"], datasets, files=sound_files(lock, search))
 
 
 def locked_skips(lock: Lock) -> tuple[Skip, ...]:

@@ -316,6 +316,15 @@ def test_files_of_skipped_documents_are_checked(tmp_path: Path) -> None:
         Path("bad.ids").write_text(text)
 
 
+def test_an_edited_end_of_a_run_is_a_finding() -> None:
+    content = copy.deepcopy(read_lock("skips.lock").content)
+    content["subsets"]["train"]["index"]["end"] += 400
+    Path("edited.lock").write_bytes(lock_text(content))
+    assert "content" in " ".join(rules("edited.lock", whole=True))
+    Path("edited.lock").write_bytes(Path("skips.lock").read_bytes()[:900])
+    assert "edited.lock: is not a lock" in cli("prove", "skips.lock", "edited.lock")[2]
+
+
 def test_diff_order_compares_two_locks() -> None:
     shown = json.loads(cli("diff-order", "neox.lock", "neox.lock", "--json")[1])
     assert (shown["relation"], shown["num_samples"]) == ("equal", [160, 160])

@@ -150,6 +150,15 @@ def test_tokens_of_two_locks_are_compared(tmp_path: Path) -> None:
     assert (shown[0], "difference: tokens: hashes[0]: " in shown[1]) == (1, True)
 
 
+def test_moved_files_are_searched(tmp_path: Path) -> None:
+    Path("here.ids").write_text("1 5")
+    locked("first.lock")
+    locked("second.lock", [Skip(documents="here.ids", source="data/web", from_step=2)])
+    Path("here.ids").rename(tmp_path / "there.ids")
+    assert "--search" in cli("prove", "first.lock", "second.lock")[2]
+    assert cli("prove", "first.lock", "second.lock", "--search", tmp_path)[0] == 0
+
+
 def test_a_lock_with_other_receipts_is_no_record() -> None:
     lock = locked("first.lock", [Skip(steps="2")])
     content = json.loads(json.dumps(lock.content))
