@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import provenance as module
+from megaindex.format.pair import PairSink
 from megaindex.format.provenance import (
     Provenance,
     ProvenanceSpool,
     RecordedTokenizer,
     RowFile,
     Rows,
+    open_provenance,
     provenance_faults,
 )
 
@@ -42,6 +44,35 @@ def written(path: Path, chunks: list[Rows], checksum: bytes = bytes(16)) -> Path
 
 def rows_of(documents: list[tuple[int, int, int, int]]) -> Rows:
     return Rows(*np.array(documents, np.int64).reshape(-1, 4).T)
+
+
+def test_a_pair_is_published_with_its_provenance(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "a")
+    sink = PairSink(
+        f"{prefix}.bin", f"{prefix}.idx", np.dtype(np.uint8), multimodal=False, overwrite=False,
+        provenance=True,
+    )  # fmt: skip
+    try:
+        sink.open()
+        sink.write_tokens(np.arange(3, dtype=np.uint8))
+        assert sink.provenance is not None
+        for length in (1, 2):
+            sink.index.add_one(length)
+        sink.provenance.add_file(FILES[0], np.array([4, 7]), np.array([10, 30]), np.array([20, 40]))
+        sink.publish(1)
+    finally:
+        sink.discard()
+    faults, found = provenance_faults(prefix, 2)
+    assert faults == []
+    assert found is not None
+    assert [file.path for file in found.files] == [FILES[0].path]
+    assert [column.tolist() for column in found.locate(np.arange(2))] == [
+        [0, 0], [4, 7], [10, 30], [20, 40]
+    ]  # fmt: skip
+
+
+def test_a_name_too_long_for_a_provenance_has_none(tmp_path: Path) -> None:
+    assert open_provenance(str(tmp_path / ("x" * 250))) is None
 
 
 # file, steps of row and byte to the next document, and its size

@@ -50,7 +50,7 @@ WIDER = {
     "io": ("format", "cache"), "builders": ("index", "cache"), "verify": ("corpus",),
     "engine": ("builders",), "": ("index", "plan", "loader"), "csrc": ("index",),
     "kernels": ("index",), "loader": ("recipe",), "index": ("builders",), "cli": ("plan",),
-    "configs": ("plan",), "recipe": ("plan",),
+    "configs": ("plan",), "recipe": ("plan",), "cache": ("verify",), "format": ("verify", "corpus"),
 }  # fmt: skip
 
 
@@ -237,7 +237,8 @@ class Run:
         if results.exists():
             for line in results.read_text().splitlines():
                 row = json.loads(line)
-                self.found[row["mutant"]] = row["result"]
+                if row["result"] != "survived":  # these are tried again: tests may have come
+                    self.found[row["mutant"]] = row["result"]
         self._left: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
         for mutant in mutants:
             if mutant.identity not in self.found:
