@@ -50,7 +50,8 @@ WIDER = {
     "io": ("format", "cache"), "builders": ("index", "cache"), "verify": ("corpus",),
     "engine": ("builders",), "": ("index", "plan", "loader"), "csrc": ("index",),
     "kernels": ("index",), "loader": ("recipe",), "index": ("builders",), "cli": ("plan",),
-    "configs": ("plan",), "recipe": ("plan",), "cache": ("verify",), "format": ("verify", "corpus"),
+    "configs": ("plan",), "recipe": ("plan",), "format": ("verify", "corpus"),
+    "cache": ("verify", "robustness/faults/test_leftovers.py"),
 }  # fmt: skip
 
 
