@@ -268,7 +268,8 @@ print(sorted({{'numba', 'rich', 'torch', 'yaml'}} & set(sys.modules)))
 
 # Calls that can run code of a file or of a text, and where each is needed
 RUNNING_CODE = re.compile(
-    r"eval|exec|compile|__import__|(pickle|cPickle|dill|marshal|shelve|joblib|torch)\.loads?"
+    r"eval|exec|compile|__import__|loads|system|popen|Popen|run_path|Unpickler"
+    r"|(pickle|cPickle|dill|marshal|shelve|joblib|torch)\.loads?"
     r"|pickle\.Unpickler|runpy\.run_\w+|subprocess\..*|pty\..*|os\.(system|popen|exec\w*|spawn\w*)"
     r"|yaml\.(load|load_all|unsafe_\w+|full_\w+)|(np|numpy)\.load"
 )
