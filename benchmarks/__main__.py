@@ -154,6 +154,10 @@ def _building(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
         for name in ("100k-long", "40B"):
             yield "orders", partial(orders.locate, name, order, directory, rounds)
             yield "orders", partial(orders.receipts, name, order, directory, rounds)
+    for order in ("packed", "blend"):
+        yield "orders", partial(orders.receipts, "40B", order, directory, rounds)
+    for order in ("megatron", "epoch", "packed"):
+        yield "orders", partial(orders.served, order, directory, rounds)
     for engine, workers in scaling.SIDES:
         yield "scaling", partial(scaling.compare, engine, workers, directory, rounds)
 

@@ -11,6 +11,7 @@ from benchmarks.corpora import SHAPES, write_sparse
 from benchmarks.kernels import check_equal
 from benchmarks.timing import Comparison, alternate
 from megaindex import Index, Spans
+from megaindex.index.inverse import ServedTokens, scan, served_tokens
 from megaindex.index.spans import join_spans
 from megaindex.kernels import load
 from megaindex.loader import Receipt, fingerprint_keys, planned_receipt
@@ -91,8 +92,8 @@ def bijection(rounds: int, size: int = 40_000_000) -> Comparison:
 
 def receipts(name: str, order: str, directory: Path, rounds: int) -> Comparison:
     """Time the receipt of an epoch by all threads against one thread in the training order."""
-    index = _one_epoch(name, order, directory)
-    keys = fingerprint_keys(["0123456789abcdef" * 2])
+    index = _blend(name, directory) if order == "blend" else _one_epoch(name, order, directory)
+    keys = fingerprint_keys(["0123456789abcdef" * 2, "fedcba9876543210" * 2])
     end = index.num_samples
 
     def ours() -> Receipt:
@@ -142,6 +143,40 @@ def locate(name: str, order: str, directory: Path, rounds: int) -> Comparison:
         unit="sample",
         output_bytes=BATCH * 16,
     )
+
+
+def served(order: str, directory: Path, rounds: int) -> Comparison:
+    """Time finding the samples of a thousandth of the documents, against reading all samples."""
+    index = _one_epoch("40B", order, directory)
+    documents = np.arange(0, SHAPES["40B"].documents, 1000)
+
+    def find() -> ServedTokens:
+        return served_tokens(index, documents)
+
+    def read_all() -> ServedTokens:
+        return scan(index, documents)
+
+    ours, theirs = (found.select(np.lexsort(found[::-1])) for found in (find(), read_all()))
+    for one, other in zip(ours, theirs, strict=True):
+        check_equal(f"samples of documents, order {order}", one, other)
+    seconds = alternate(find, read_all, rounds)
+    return Comparison(
+        what=f"samples of {documents.size:,} documents, order {order}, against a scan",
+        ours=seconds[0],
+        peer=seconds[1],
+        items=documents.size,
+        unit="document",
+        output_bytes=sum(column.nbytes for column in ours),
+    )
+
+
+def _blend(name: str, directory: Path) -> Index:
+    prefix = str(write_sparse(directory, SHAPES[name]))
+    samples = int(megaindex.IndexedDataset(prefix).num_tokens) // 2048
+    blend: Index = megaindex.build_blend(
+        [prefix, prefix], weights=[0.7, 0.3], sequence_length=2048, seed=1, num_samples=samples
+    )
+    return blend
 
 
 def _one_epoch(name: str, order: str, directory: Path) -> Index:
