@@ -7,6 +7,7 @@
 
 #include "megaindex/blending.hpp"
 #include "megaindex/divisor.hpp"
+#include "megaindex/mix.hpp"
 
 namespace megaindex::python {
 namespace {
@@ -139,6 +140,67 @@ py::array_t<int64_t> divisor_counts_at(const py::array& weights, int64_t positio
   return counts;
 }
 
+// Tables of mixes, int64[rows, streams].
+struct MixTable {
+  const uint32_t* shares;
+  int64_t num_segments;
+  int64_t num_streams;
+
+  explicit MixTable(const py::array& shares_) : shares(input<uint32_t>(shares_, "shares", 2)) {
+    num_segments = shares_.shape(0);
+    num_streams = shares_.shape(1);
+    require(1 <= num_streams && num_streams <= 32767, "shares: must have 1 to 32767 streams");
+  }
+
+  void check(const py::array& table, int64_t rows, const char* name) const {
+    require(table.ndim() == 2 && table.shape(0) == rows && table.shape(1) == num_streams, name,
+            ": its rows must be those of the segments, and its columns the streams");
+  }
+};
+
+void fill_mix_table(const py::array& shares, const py::array& lengths, py::array& deficits,
+                    py::array& counts) {
+  const MixTable table(shares);
+  const int64_t* sizes = input_of_size<int64_t>(lengths, "lengths", table.num_segments);
+  auto* owed = output<int64_t>(deficits, "deficits", 2);
+  auto* drawn = output<int64_t>(counts, "counts", 2);
+  table.check(deficits, table.num_segments + 1, "deficits");
+  table.check(counts, table.num_segments + 1, "counts");
+  require_no_overlap(deficits, "deficits", {shares, lengths});
+  require_no_overlap(counts, "counts", {shares, lengths, deficits});
+  for (int64_t k = 0; k < table.num_segments; ++k) {
+    require(0 <= sizes[k] && sizes[k] <= kMixMostPosition, "lengths: must be from 0 to 2**60");
+  }
+  py::gil_scoped_release unlocked;
+  mix_table(table.shares, sizes, table.num_segments, table.num_streams, owed, drawn, Signals{});
+}
+
+void fill_mix(const py::array& shares, const py::array& starts, const py::array& deficits,
+              const py::array& counts, int64_t begin, py::array& streams, py::array& ordinals,
+              int64_t num_threads) {
+  const MixTable table(shares);
+  const int64_t* firsts = input_of_size<int64_t>(starts, "starts", table.num_segments);
+  const auto* owed = input<int64_t>(deficits, "deficits", 2);
+  const auto* drawn = input<int64_t>(counts, "counts", 2);
+  table.check(deficits, table.num_segments, "deficits");
+  table.check(counts, table.num_segments, "counts");
+  auto* stream = output<int16_t>(streams, "streams");
+  auto* ordinal = output<int64_t>(ordinals, "ordinals");
+  require(streams.size() == ordinals.size(), "streams, ordinals: must be of one size");
+  require_no_overlap(streams, "streams", {shares, starts, deficits, counts});
+  require_no_overlap(ordinals, "ordinals", {shares, starts, deficits, counts, streams});
+  require(table.num_segments >= 1, "shares: must have at least one row");
+  for (int64_t k = 1; k < table.num_segments; ++k) {
+    require(firsts[k - 1] < firsts[k], "starts: must increase");
+  }
+  const int64_t size = streams.size();
+  require(0 <= firsts[0] && firsts[0] <= begin && begin <= kMixMostPosition - size,
+          "begin: must be from the first start to 2**60");
+  py::gil_scoped_release unlocked;
+  mix_fill(table.shares, firsts, owed, drawn, table.num_segments, table.num_streams, begin,
+           begin + size, stream, ordinal, num_threads, Signals{});
+}
+
 }  // namespace
 
 void register_blending(py::module_& m) {
@@ -151,6 +213,9 @@ void register_blending(py::module_& m) {
   m.def("divisor_fill", &divisor, "weights"_a, "begin"_a, "end"_a, "counts"_a, "dataset_index"_a,
         "dataset_sample_index"_a);
   m.def("divisor_counts", &divisor_counts_at, "weights"_a, "position"_a);
+  m.def("mix_table", &fill_mix_table, "shares"_a, "lengths"_a, "deficits"_a, "counts"_a);
+  m.def("mix_fill", &fill_mix, "shares"_a, "starts"_a, "deficits"_a, "counts"_a, "begin"_a,
+        "streams"_a, "ordinals"_a, "num_threads"_a = 1);
 }
 
 }  // namespace megaindex::python

@@ -20,7 +20,7 @@ from megaindex.index.bins import BinIndex, make_bins
 from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
 from megaindex.index.blending import Rule, fill_blend
 from megaindex.index.extended_index import ExtendedIndex, Stage
-from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
+from megaindex.index.mixing import FixedMixing, Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.epoch import STRIDE, EpochIndex
 from megaindex.index.orders.framework import Sink
@@ -28,6 +28,7 @@ from megaindex.index.orders.window import WindowIndex
 from megaindex.index.skips import LossMask, SkippedIndex, Skips, read_ids
 from megaindex.index.spans import Index, datasets_of
 from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.recipe.mix_changes import MixChanges
 
 Folder = str | os.PathLike[str]
 Node = Mapping[str, Any]
@@ -48,14 +49,14 @@ def build_described(
         node: its result.
         datasets: dataset of each source, by its number in the index.
         cache_dir: cache of built arrays, as for `megaindex.build_index`.
-        files: files of skipped documents, by their row in the lock.
+        files: files of skipped documents and mix changes, by their row in the lock.
 
     Raises:
         InvalidArgument: the description does not fit the datasets.
         KeyError, TypeError, ValueError: it is not a description.
     """
     if node["order"] == "skipped":
-        index = build_described(node["index"], datasets, cache_dir=cache_dir)
+        index = build_described(node["index"], datasets, cache_dir=cache_dir, files=files)
         return skipped_index(node, index, [len(dataset) for dataset in datasets], files)
     if node["order"] == "sequence":
         parts = []
@@ -71,7 +72,8 @@ def build_described(
     )
     if node["order"] == "blend":
         return _blend(node, indices)
-    return StagedIndex(sources=indices, stages=tuple(_stages(node["stages"], len(indices))))
+    stages = _stages(node["stages"], len(indices), files)
+    return StagedIndex(sources=indices, stages=tuple(stages))
 
 
 def skipped_index(
@@ -318,13 +320,25 @@ def fill_uncounted(index: Index, uncounted: int) -> Index:
     return replace(index, dataset_sample_index=samples)
 
 
-def _stages(nodes: Sequence[Node], num_sources: int) -> list[MixedStage]:
+def _stages(nodes: Sequence[Node], num_sources: int, files: Sequence[str]) -> list[MixedStage]:
     cursors = [0] * num_sources
-    stages = []
+    stages: list[MixedStage] = []
+    records: dict[int, MixChanges] = {}
     for node in nodes:
+        changed = node["rule"] == "changed"
+        if changed and node["file"] not in records:
+            records[node["file"]] = MixChanges.read(files[node["file"]])
         sources = tuple(node.get("sources", range(num_sources)))
         begins = tuple(node.get("begins", [cursors[source] for source in sources]))
-        mixing = _mixing(node)
+        mixing: Mixing
+        if changed:
+            first = _mixing(node["first"]) if "first" in node else None
+            columns, unit = np.array(node["columns"], np.int64), node.get("batch", 1)
+            record = records[node["file"]]
+            low, high = node["changes"]
+            mixing = record.draws(low, high, node["position"], columns, first, unit)
+        else:
+            mixing = _mixing(node)
         stages.append(
             MixedStage(mixing=mixing, sources=sources, begins=begins, num_samples=node["samples"])
         )
@@ -334,7 +348,7 @@ def _stages(nodes: Sequence[Node], num_sources: int) -> list[MixedStage]:
     return stages
 
 
-def _mixing(node: Node) -> Mixing:
+def _mixing(node: Node) -> FixedMixing:
     shares = tuple(node["shares"])
     if node["rule"] == "per_stream":
         return PerStream(shares=shares, batch_size=node["batch"])

@@ -272,6 +272,15 @@ class OpenRecipe:
         self.validation_cache.save()
         return found
 
+    def changed(self, recipe: Recipe) -> OpenRecipe:
+        """Return the run of another recipe of the same sources, opened already.
+
+        Raises:
+            InvalidArgument: the recipe has no layout.
+        """
+        layout = _evaluated(resolve_recipe(recipe, self.layout.sizes), self.layout.validation)
+        return replace(self, layout=layout)
+
     @cached_property
     def unskipped(self) -> StagedIndex | StageSequence:
         """Index of all samples of the run, without skips."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from megaindex.cli.options import Parser, add_flags
+from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.configs.settings import settings_by_name
 from megaindex.errors import InvalidArgument
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from megaindex.configs.run import Run
     from megaindex.index.balance import CostModel
     from megaindex.index.skips import Skip
+    from megaindex.loader.recipe_loader import StoredRecipe
     from megaindex.plan.model import Plan
     from megaindex.plan.recipe_plan import RecipePlan
     from megaindex.recipe.recipe import Recipe
@@ -44,6 +46,10 @@ def main(arguments: Sequence[str]) -> int:
     recipe = recipe_of(options, besides=("skip",))
     if recipe is not None:
         return _run_recipe(recipe, options, cost)
+    if options.mix_bounds:
+        raise InvalidArgument(
+            "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
+        )
     run = resolve(read_settings(vars(options)))
     with counting_samples() as progress:
         plan = make_plan(run, progress=progress)
@@ -100,7 +106,11 @@ def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | N
     from megaindex.builders.recipe import plan_recipe
     from megaindex.plan.recipe_plan import make_recipe_plan, print_recipe_plan
 
-    plan = make_recipe_plan(plan_recipe(recipe))
+    consumed = None
+    if options.state:
+        consumed = parse_count(options.consumed_samples, "--state")
+    layout = plan_recipe(recipe)
+    plan = make_recipe_plan(layout, consumed_samples=consumed, mix_bounds=options.mix_bounds)
     balance = None
     with_files = all(source.path for source in recipe.sources)
     if cost is not None or (_counts_masked(plan) and with_files):
@@ -208,6 +218,7 @@ def described_by(options: argparse.Namespace) -> list[str]:
 # files that describe a whole run, and the settings that may be given with each
 _RECIPE_FILES: dict[str, tuple[str, ...]] = {
     "recipe": (),
+    "state": (),
     "nanotron_config": (),
     "llm_foundry_config": ("world_size",),
     "maxtext_config": ("world_size",),
@@ -220,6 +231,10 @@ def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
         from megaindex.recipe.recipe_file import read_recipe
 
         return read_recipe(file)
+    if name == "state":
+        stored = _stored_run(file)
+        options.consumed_samples = options.consumed_samples or str(stored.consumed_samples)
+        return stored.recipe_here
     if name == "nanotron_config":
         from megaindex.recipe.nanotron_yaml import read_nanotron
 
@@ -233,6 +248,19 @@ def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
     return read_maxtext(file, devices)
 
 
+def _stored_run(file: str) -> StoredRecipe:
+    """Return the run in a checkpoint: the state of one rank, or a list of those of all ranks."""
+    from megaindex.cli.prove import read_record
+    from megaindex.loader.receipts import join_states
+    from megaindex.loader.recipe_loader import StoredRecipe
+    from megaindex.lock.lock_file import Lock
+
+    record = read_record(file)
+    if isinstance(record, Lock):
+        raise InvalidArgument(f"--state {file}: is a lock, not a checkpoint; use --lock")
+    return StoredRecipe.read(record[0] if len(record) == 1 else join_states(record))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex plan", description=__doc__, allow_abbrev=False)
     add_run_arguments(parser)
@@ -242,6 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--coverage", metavar="HOW", help="auto (default), exact, expected or none")
     add("--blend-counts", metavar="HOW", help="auto (default), exact or bounds")
     add_flags(group, "--json")
+    add("--mix-bounds", action="store_true", help="first step at which any mix can repeat a source")
     add("--print-config", metavar="F", help="print settings of neox or megatron")
     add("--check", action="store_true", help="exit 1 on repeated or unseen data")
     return parser
@@ -271,6 +300,7 @@ def add_balance_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_data(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add_flags(group, "--recipe")
+    add("--state", metavar="FILE", help="checkpoint of a recipe's loader, in JSON")
     add("--nanotron-config", metavar="FILE", help="Nanotron config with data_stages, in YAML")
     add("--llm-foundry-config", metavar="FILE", help="LLM-Foundry config, in YAML")
     words = "MaxText configs, merged in order, and words key=value"

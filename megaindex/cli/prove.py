@@ -21,7 +21,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     from megaindex.loader.record_proof import compare_records
 
-    proof = compare_records(_record(options.first), _record(options.second), search=options.search)
+    proof = compare_records(
+        read_record(options.first), read_record(options.second), search=options.search
+    )
     print(json.dumps(proof.to_json(), indent=2) if options.json else proof)
     return int(not proof.holds)
 
@@ -39,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _record(path: str) -> Lock | list[Mapping[str, Any]]:
+def read_record(path: str) -> Lock | list[Mapping[str, Any]]:
     """Return the lock, or the states of all ranks, in a file."""
     if path.endswith(".lock"):
         return read_lock(path)

@@ -1,6 +1,7 @@
 """Description of an index as JSON values, from which its samples can be computed again.
 
-docs/lock-format.md specifies how. Files appear by the number of their source only.
+docs/lock-format.md specifies how. Pairs appear by the number of their source only, files of mix
+changes by their path.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from megaindex.index.bins import BinIndex
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
 from megaindex.index.blending import exact_values
 from megaindex.index.extended_index import ExtendedIndex, Stage
-from megaindex.index.mixing import Mixing, PerStream, Random
+from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream, Random
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.keyed import BlockOrder
 from megaindex.index.orders.packed import PackedIndex
@@ -144,7 +145,15 @@ def _stage(stage: MixedStage, cursors: list[int]) -> Node:
 
 
 def _mixing(mixing: Mixing) -> Node:
-    node: Node = {"rule": "stratified", "shares": list(mixing.shares)}
+    node: Node
+    if isinstance(mixing, ChangedMixing):
+        node = {"rule": "changed", "file": mixing.path, "changes": list(mixing.rows)}
+        node |= {"position": mixing.piece, "columns": list(mixing.columns)}
+        if mixing.table.unit > 1:
+            node["batch"] = mixing.table.unit
+        return node if mixing.first is None else {**node, "first": _mixing(mixing.first)}
+    assert isinstance(mixing, FixedMixing), "of one of two kinds"
+    node = {"rule": "stratified", "shares": list(mixing.shares)}
     if isinstance(mixing, PerStream):
         return {**node, "rule": "per_stream", "batch": mixing.batch_size}
     if isinstance(mixing, Random):

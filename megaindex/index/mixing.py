@@ -8,6 +8,9 @@ draws, with shares 2 and 1 of streams a and b:
     per stream   aaaa bbbb aaaa   evenly distributed batches (here of 4 samples)
     random       b a a  a a b     stratified draws, shuffled within blocks
 
+A stage whose weights change in mid-run (`ChangedMixing`) draws evenly, or in batches, from the
+first change on, and owes each stream what rounding left of its weights before a change.
+
 All are computed by blocks at any position; memory does not depend on the length of a stage.
 """
 
@@ -16,15 +19,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from megaindex._types import I16, I64, U64
+from megaindex._types import I16, I64, U32, U64
 from megaindex.errors import InvalidArgument
 from megaindex.index.orders.keyed import key_of
-from megaindex.kernels import active
+from megaindex.kernels import active, num_threads
+from megaindex.kernels.reference.mix import UNIT
 from megaindex.validation import check_between
 
 BLOCK = 1 << 16  # positions computed at once
@@ -43,23 +48,15 @@ class MixedPositions(NamedTuple):
     """int64[n]: number of earlier draws of that stream in the stage."""
 
 
+def check_streams(count: int) -> None:
+    """Raise InvalidArgument for a stage of too many streams, or of none."""
+    if not 1 <= count <= MOST_STREAMS:
+        raise InvalidArgument(f"a stage must have 1 to {MOST_STREAMS} streams, got {count}")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mixing(ABC):
     """Base class of the draws of one stage."""
-
-    shares: tuple[int, ...]
-    """Share of each stream, 1 to 2**53 - 1."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.shares) <= MOST_STREAMS:
-            raise InvalidArgument(
-                f"a stage must have 1 to {MOST_STREAMS} streams, got {len(self.shares)}"
-            )
-        if min(self.shares) < 1 or max(self.shares) >= 2**53:
-            raise InvalidArgument(
-                f"shares of streams must be from 1 to 2**53 - 1, got {list(self.shares)[:8]}; "
-                "omit a stream that is not drawn"
-            )
 
     @abstractmethod
     def counts(self, position: int) -> I64:
@@ -143,12 +140,31 @@ class Mixing(ABC):
         return low
 
     @cached_property
-    def _weights(self) -> U64:
-        return np.array(self.shares, np.uint64)
-
-    @cached_property
     def _blocks(self) -> Callable[[int], MixedPositions]:
         return lru_cache(_BLOCKS_KEPT)(self._block)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in ("_weights", "_blocks")}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FixedMixing(Mixing):
+    """Base class of draws in proportion to integer shares."""
+
+    shares: tuple[int, ...]
+    """Share of each stream, 1 to 2**53 - 1."""
+
+    def __post_init__(self) -> None:
+        check_streams(len(self.shares))
+        if min(self.shares) < 1 or max(self.shares) >= 2**53:
+            raise InvalidArgument(
+                f"shares of streams must be from 1 to 2**53 - 1, got {list(self.shares)[:8]}; "
+                "omit a stream that is not drawn"
+            )
+
+    @cached_property
+    def _weights(self) -> U64:
+        return np.array(self.shares, np.uint64)
 
     def _spread(self, begin: int, end: int) -> MixedPositions:
         """Return draws [begin, end) of the divisor rule."""
@@ -159,12 +175,9 @@ class Mixing(ABC):
         active().divisor_fill(self._weights, begin, end, counts, drawn.stream, drawn.ordinal)
         return drawn
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("_weights", "_blocks")}
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Stratified(Mixing):
+class Stratified(FixedMixing):
     """Evenly distributed draws; ties go to the first stream."""
 
     def counts(self, position: int) -> I64:
@@ -175,7 +188,7 @@ class Stratified(Mixing):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PerStream(Mixing):
+class PerStream(FixedMixing):
     """Evenly distributed batches, each of one stream."""
 
     batch_size: int
@@ -201,7 +214,7 @@ class PerStream(Mixing):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Random(Mixing):
+class Random(FixedMixing):
     """Stratified draws, shuffled within blocks of 2048 positions that end at each period."""
 
     seed: int
@@ -265,3 +278,178 @@ class Random(Mixing):
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k != "_shuffled"}
+
+
+class MixTable:
+    """Weights of a stage after each change, and the draws of each stream before it.
+
+    It grows with the changes of a run: what it holds of earlier changes stays as it is.
+
+    Args:
+        first: draws of the stage before its first change; None if the first change is at its start.
+        start: position of the first change.
+        streams: number of streams, at least those of ``first``.
+        unit: samples of a draw: those of a batch if every batch is of one stream, else 1.
+    """
+
+    def __init__(self, first: FixedMixing | None, start: int, streams: int, unit: int) -> None:
+        check_streams(streams)
+        self.first, self.streams, self.unit = first, streams, unit
+        self.size = 0
+        self._starts = np.empty(0, np.int64)
+        self._shares = np.empty((0, streams), np.uint32)
+        self._deficits = np.zeros((1, streams), np.int64)
+        self._counts = np.zeros((1, streams), np.int64)
+        if first is not None:
+            drawn = first.counts(start)
+            self._counts[0, : drawn.size] = drawn // unit
+
+    def add(self, starts: I64, shares: U32) -> None:
+        """Append changes: their positions in draws, int64[n], and rows of weights that sum to
+        UNIT."""
+        size, new = self.size, self.size + starts.size
+        if new == size:
+            return
+        if new > len(self._starts):
+            room = max(new, 2 * len(self._starts), 16)
+            self._starts, self._shares, self._deficits, self._counts = (
+                np.concatenate((old, np.zeros((room - len(old), *old.shape[1:]), old.dtype)))
+                for old in (self._starts, self._shares, self._deficits, self._counts)
+            )
+        self._starts[size:new], self._shares[size:new] = starts, shares
+        begin = max(size - 1, 0)
+        active().mix_table(
+            self._shares[begin : new - 1],
+            np.diff(self._starts[begin:new]),
+            self._deficits[begin:new],
+            self._counts[begin:new],
+        )
+        self.size = new
+
+    def rows(self, size: int) -> tuple[U32, I64, I64, I64]:
+        """Return shares, starts, deficits and counts of the first ``size`` changes."""
+        return (
+            self._shares[:size],
+            self._starts[:size],
+            self._deficits[:size],
+            self._counts[:size],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChangedMixing(Mixing):
+    """Draws of a stage whose weights change; see `megaindex.kernels.reference.mix`.
+
+    A stream may have weight 0 for a time. Its draws go on where they stopped.
+    """
+
+    table: MixTable
+    size: int
+    """Number of changes, of those that the table holds."""
+    rows: tuple[int, int]
+    """Range of these changes in the record of the run."""
+    columns: tuple[int, ...]
+    """Column of each stream in the record of the run; -1 for a weight of 0 throughout."""
+    piece: int = 0
+    """First position of the draws, as the record counts."""
+    path: str = ""
+    """File of the record; empty if none holds it."""
+
+    @property
+    def first(self) -> FixedMixing | None:
+        """Draws before the first change."""
+        return self.table.first
+
+    @property
+    def start(self) -> int:
+        """Position of the first change."""
+        return int(self.table.rows(1)[1][0]) * self.table.unit
+
+    def weights_at(self, position: int) -> U32 | None:
+        """Return the weights in force at a position, uint32[streams] that sum to 2**31; None
+        before the first change."""
+        shares, starts, _, _ = self.table.rows(self.size)
+        row = int(np.searchsorted(starts, position // self.table.unit, "right")) - 1
+        return None if row < 0 else shares[row]
+
+    def streams_before(self, position: int) -> list[int]:
+        """Return the streams that have a weight at some position before ``position``."""
+        shares, starts, _, _ = self.table.rows(self.size)
+        size = int(np.searchsorted(starts * self.table.unit, position))
+        drawn = set(np.flatnonzero(shares[:size].any(axis=0)).tolist())
+        if self.first is not None:
+            drawn |= set(range(len(self.first.shares)))
+        return sorted(drawn)
+
+    def counts(self, position: int) -> I64:
+        shares, starts, deficits, counts = self.table.rows(self.size)
+        draw, rest = divmod(position, self.table.unit)
+        if position <= self.start and self.first is not None:
+            return self._padded(self.first.counts(position))
+        row = max(int(np.searchsorted(starts, draw, "right")) - 1, 0)
+        owed, drawn = np.zeros((2, 2, self.table.streams), np.int64)
+        owed[0], drawn[0] = deficits[row], counts[row]
+        length = np.array([draw - starts[row]], np.int64)
+        active().mix_table(shares[row : row + 1], length, owed, drawn)
+        found: I64 = drawn[1] * self.table.unit
+        if rest:
+            found[self._range(position, position + 1).stream[0]] += rest
+        return found
+
+    def _padded(self, counts: I64) -> I64:
+        return np.concatenate((counts, np.zeros(self.table.streams - counts.size, np.int64)))
+
+    def _block(self, number: int) -> MixedPositions:
+        return self._range(number * BLOCK, (number + 1) * BLOCK)
+
+    def lookup(self, positions: I64) -> MixedPositions:
+        """Return the streams and samples of positions; at once where they follow each other."""
+        begin, end = (int(positions[0]), int(positions[-1]) + 1) if positions.size else (0, 0)
+        if end - begin == positions.size > 1 and (np.diff(positions) == 1).all():
+            return self._range(begin, end)
+        return super().lookup(positions)
+
+    def streams_between(self, begin: int, end: int) -> tuple[I16, I64]:
+        return self._range(begin, end).stream, self.counts(begin)
+
+    def _range(self, begin: int, end: int) -> MixedPositions:
+        """Return positions begin to end - 1."""
+        if end > _MOST_POSITIONS:
+            raise InvalidArgument(f"a stage must have at most 2**60 positions, got {end}")
+        cut = min(max(self.start, begin), end)
+        if begin < cut and self.first is not None:
+            before = self.first.lookup(np.arange(begin, cut))
+            if cut == end:
+                return before
+            after = self._range(cut, end)
+            return MixedPositions(
+                np.concatenate((before.stream, after.stream)),
+                np.concatenate((before.ordinal, after.ordinal)),
+            )
+        unit = self.table.unit
+        low, high = begin // unit, -(-end // unit)
+        drawn = MixedPositions(np.empty(high - low, np.int16), np.empty(high - low, np.int64))
+        rows = self.table.rows(self.size)
+        active().mix_fill(*rows, low, drawn.stream, drawn.ordinal, num_threads())
+        if unit == 1:
+            return drawn
+        draw, within = np.divmod(np.arange(begin, end), unit)
+        return MixedPositions(drawn.stream[draw - low], drawn.ordinal[draw - low] * unit + within)
+
+
+def row_of_weights(weights: Sequence[Fraction]) -> U32:
+    """Return weights in units of 2**-31 of their sum, uint32[n] that sums to 2**31.
+
+    Rounded down, with at least one unit for each weight above 0; the units left go to those cut
+    most, the first of equals.
+    """
+    total = sum(weights)
+    exact = [weight * UNIT / total for weight in weights]
+    units = [max(int(value), int(value > 0)) for value in exact]
+    by_cut = sorted(range(len(units)), key=lambda i: (units[i] - exact[i], i))
+    missing = UNIT - sum(units)
+    for i in by_cut[: max(missing, 0)]:
+        units[i] += 1
+    if missing < 0:  # more weights below a unit than units were cut
+        units[max(range(len(units)), key=units.__getitem__)] += missing
+    return np.array(units, np.uint32)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from megaindex._types import (
     F32,
     F64,
+    I16,
     I32,
     I64,
     U32,
@@ -18,7 +19,7 @@ from megaindex._types import (
     TokenSource,
 )
 
-NATIVE_INTERFACE = 3
+NATIVE_INTERFACE = 4
 """Version of the native core's functions, as in csrc/python/module.cpp: both are raised when the
 arguments of a function change, so that a core of an earlier build is refused."""
 
@@ -294,6 +295,20 @@ class Backend(Protocol):
         counts: I64,
         dataset_index: DatasetIndex | None,
         dataset_sample_index: I64 | None,
+    ) -> None: ...
+
+    def mix_table(self, shares: U32, lengths: I64, deficits: I64, counts: I64) -> None: ...
+
+    def mix_fill(
+        self,
+        shares: U32,
+        starts: I64,
+        deficits: I64,
+        counts: I64,
+        begin: int,
+        streams: I16,
+        ordinals: I64,
+        num_threads: int = 1,
     ) -> None: ...
 
     def map_sentences(

@@ -150,6 +150,10 @@ class BatchReader:
         self._copies = copies
         self._pools: dict[tuple[int, int], BufferPool] = {}
 
+    def exchange(self, maker: BatchMaker) -> None:
+        """Read the batches that are prepared from now on with another maker of the same fields."""
+        self._maker = maker
+
     def nbytes(self, rows: int) -> int:
         """Return the bytes of a batch; of the longest ones, if the index has several lengths."""
         return self._pool(self._maker, rows).nbytes

@@ -9,7 +9,7 @@ checkpoint["data"] = loader.state_dict()
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
@@ -136,10 +136,16 @@ class Loader:
             recorder.ranks = getattr(sampler, "ranks", None)
         self._reader = make_reader(sources, reader) if isinstance(reader, str) else reader
         fingerprints = None if recorder is None else recorder.state_dict()["fingerprints"]
-        maker = BatchMaker(index, self._reader, options, fingerprints=fingerprints, targets=targets)
+        self._make = partial(
+            BatchMaker,
+            reader=self._reader,
+            options=options,
+            fingerprints=fingerprints,
+            targets=targets,
+        )
         copies = None if device is None else _copies(device)
         self._source = BatchReader(
-            maker,
+            self._make(index),
             make_pool=partial(
                 BufferPool,
                 keep=read_ahead + num_threads + 2,
@@ -156,6 +162,9 @@ class Loader:
             _ = self._contents
         self._iteration = 0
         self._returned = 0  # batches since the sampler's start
+        self._earlier = 0  # batches of this iteration before the sampler's start
+        self._begun = _Begun()
+        self._exchanged = False  # the next batches must be prepared again
         self._is_over = False  # an iteration came to the end of the run
         self._ahead: ReadAhead[Any, Any] | None = None
 
@@ -173,13 +182,20 @@ class Loader:
         """
         return int(self._sampler_state()["consumed_samples"])
 
+    @property
+    def decided_samples(self) -> int:
+        """Position after the samples returned, and after those of a balanced step begun."""
+        return decided_samples(self._sampler_state())
+
     def __len__(self) -> int:
         """Return the number of batches from the position where the last iteration began."""
-        return len(self._sampler)
+        return self._earlier + len(self._sampler)
 
     def __repr__(self) -> str:
         kind = type(self._sampler).__name__
-        return f"Loader({self._index!r}, {kind}, {self._returned:,} batches returned)"
+        return (
+            f"Loader({self._index!r}, {kind}, {self._earlier + self._returned:,} batches returned)"
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         if self._is_over:
@@ -195,31 +211,71 @@ class Loader:
 
     def _restart(self) -> None:
         self._iteration += 1
-        self._returned = 0
+        self._returned = self._earlier = 0
+        self._begun = _Begun()
+        self._exchanged = False
         self._is_over = False
         if self._ahead is not None:
             self._ahead.close(0)
             self._ahead = None
 
     def _batches(self, iteration: int) -> Iterator[Batch]:
-        rounds = rounds_of(self._sampler)
-        for prepared in self._prepared():
-            if self._iteration != iteration:
-                raise InvalidArgument(
-                    "this iteration has ended: another one was started, or a state was loaded; "
-                    "start a new iteration over the loader"
-                )
-            batch = self._source.release(prepared)
-            self._returned += 1
-            if self._recorder is not None:
-                self._recorder.add_rows(batch.pop("receipt").numpy(), next(rounds))
-            yield batch
-            del prepared, batch  # free the memory before waiting for the next
+        self._exchanged = True
+        while self._exchanged:
+            self._exchanged = False
+            rounds, ahead = rounds_of(self._sampler), self._prepared()
+            for prepared in ahead:
+                if self._iteration != iteration:
+                    raise InvalidArgument(
+                        "this iteration has ended: another one was started, or a state was loaded; "
+                        "start a new iteration over the loader"
+                    )
+                batch = self._source.release(prepared)
+                self._returned += 1
+                if self._recorder is not None:
+                    self._recorder.add_rows(batch.pop("receipt").numpy(), next(rounds))
+                yield batch
+                del prepared, batch  # free the memory before waiting for the next
+                if self._exchanged and self._iteration == iteration:
+                    ahead.close()
+                    break
+            else:
+                break
         if self._iteration == iteration:
             self._is_over = self._has_state
 
-    def _prepared(self) -> Iterator[Prepared]:
-        tasks = iter(self._sampler)
+    def exchange(self, index: Index, first: int, sampler: Any = None) -> None:
+        """Serve the samples of another index from position ``first`` on, in the same iteration.
+
+        Prefetched batches before it stay, others are read again.
+
+        Args:
+            index: index of the same sources, with the same samples before ``first``, which is not
+                before the samples returned, or in a balanced step begun.
+            first: first position that may hold another sample.
+            sampler: sampler to go on with; None: the same, with as many samples.
+        """
+        self._index = index
+        self._source.exchange(self._make(index))
+        # a batch that the old maker reads was begun before
+        if sampler is None and self._begun_before(first):
+            return
+        state = self._sampler_state()
+        if sampler is not None:
+            self._sampler = sampler
+        self._sampler.load_state_dict(state)
+        self._earlier += self._returned
+        self._returned = 0
+        self._exchanged = True
+
+    def _begun_before(self, first: int) -> bool:
+        """Return True if all batches that were begun end before a position."""
+        begun = max(self._begun.count, self._returned)
+        return decided_samples(self._sampler.state_after(begun)) <= first
+
+    def _prepared(self) -> Generator[Prepared, None, None]:
+        self._begun = _Begun()
+        tasks = self._begun.counted(iter(self._sampler))
         first = next(tasks, None)
         if first is None:
             return
@@ -355,6 +411,18 @@ class Loader:
             "a Loader has threads and cannot be pickled or passed to DataLoader workers; make one "
             "in each process, or use GPTDataset with a DataLoader"
         )
+
+
+class _Begun:
+    """Number of batches that were begun since the sampler's start."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def counted(self, tasks: Iterator[Sequence[int | None]]) -> Iterator[Sequence[int | None]]:
+        for task in tasks:
+            self.count += 1
+            yield task
 
 
 class _Iteration(Iterator[Batch]):

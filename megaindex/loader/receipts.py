@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -28,6 +29,8 @@ from megaindex.index.skips import skips_of
 from megaindex.index.spans import Index, Spans
 from megaindex.loader.sampler_state import RankLayout
 from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.recipe.mix_changes import MixChanges
+from megaindex.recipe.recipe_file import recipe_of
 from megaindex.validation import CheckpointReader, check_integer, differ, shown
 
 logger = logging.getLogger("megaindex")
@@ -276,10 +279,42 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         CheckpointReader("the state of a rank", state).part(inner, "its receipt")
         for state in states
     ]
+    _check_one_mix(states)
     joined = {**first, inner: join_states([part.values for part in parts])}
     if any({**state, inner: None} != {**first, inner: None} for state in states):
         raise InvalidArgument(_NOT_ONE)
     return joined
+
+
+def _check_one_mix(states: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidArgument if ranks changed the mix of their run in different ways."""
+    given = [state.get("mix_changes") for state in states]
+    if all(each == given[0] for each in given):
+        return
+    number = next(k for k, each in enumerate(given) if each != given[0])
+    records = [
+        MixChanges.empty(())
+        if each is None
+        else MixChanges.from_dict(CheckpointReader("the changes of the mix", each))
+        for each in (given[0], given[number])
+    ]
+    sample = records[0].first_difference(records[1], 2**62)
+    raise InvalidArgument(
+        f"the states of ranks 0 and {number} differ in the weights of their mix, first from sample "
+        f"{sample} on{_step_text(states[0], sample)}: set_mix was called with other weights, or at "
+        "another step; call it on every rank with those of rank 0"
+    )
+
+
+def _step_text(state: Mapping[str, Any], sample: int | None) -> str:
+    """Return the step of a sample, if it can be read from a state."""
+    import yaml
+
+    try:
+        recipe = recipe_of(yaml.safe_load(state["recipe"]), "the state", Path("/"))
+    except (ValueError, LookupError, TypeError, yaml.YAMLError):
+        return ""
+    return f", step {recipe.batch.iterations_within(sample or 0)}"
 
 
 _NOT_ONE = (

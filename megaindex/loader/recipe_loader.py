@@ -10,10 +10,10 @@ checkpoint["data"] = loader.state_dict()
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -33,12 +33,22 @@ from megaindex.loader.source_progress import SourceProgress
 from megaindex.loader.targets import source_targets, targets_of, targets_of_sources
 from megaindex.recipe.amend import check_past
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
+from megaindex.recipe.mix_changes import MixChanges, given_weights
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
-from megaindex.validation import CheckpointReader, check_between, differ, shown
+from megaindex.validation import (
+    CheckpointReader,
+    check_between,
+    check_integer,
+    check_number,
+    differ,
+    shown,
+)
 
 VERSION = 1
+WITH_MIX = 2
+"""Version of a state with changes of the mix, which releases without them must refuse."""
 _WHAT = "the state of a recipe's loader"
 SIZES = ("tokens", "documents", "samples")
 UNREAD = "unread_samples"
@@ -53,7 +63,9 @@ class StoredRecipe:
 
     recipe: Recipe
     text: str
-    """The recipe as YAML."""
+    """The recipe as YAML, without changes of the mix."""
+    changes: MixChanges | None
+    """Changes of the mix; None without any."""
     sizes: list[SourceSize]
     sources: dict[str, dict[str, Any]]
     loader: dict[str, Any]
@@ -65,8 +77,17 @@ class StoredRecipe:
     def read(cls, state: Mapping[str, Any]) -> StoredRecipe:
         """Read a result of `RecipeLoader.state_dict`, or raise FormatError."""
         stored = CheckpointReader(_WHAT, state)
-        stored.check_version(VERSION)
+        stored.check_version(VERSION, WITH_MIX)
         recipe = _recipe_of(stored.text("recipe"), Path("/"))
+        changes = None
+        if ("mix_changes" in stored.values) != (stored.values["version"] == WITH_MIX):
+            raise stored.error(
+                f"it must have changes of the mix if and only if its version is {WITH_MIX}",
+                stored.values["version"],
+            )
+        if "mix_changes" in stored.values:
+            changes = MixChanges.from_dict(stored.part("mix_changes", "the changes of the mix"))
+            recipe = _with_changes(recipe, changes)
         rule = "must be a list of mappings"
         given = stored.checked("sources", rule, lambda value: isinstance(value, list))
         sources = dict(map(_source_of, given))
@@ -75,6 +96,7 @@ class StoredRecipe:
             raise stored.error(f"sources must equal those of its recipe, {shown(names)}", given)
         loader = stored.part("loader", "the state of a loader")
         return cls(
+            changes=changes,
             recipe=recipe,
             text=stored.text("recipe"),
             sizes=[
@@ -92,7 +114,8 @@ class StoredRecipe:
     @property
     def recipe_here(self) -> Recipe:
         """The recipe with the paths that it has, relative ones to the current directory."""
-        return _recipe_of(self.text, Path())
+        recipe = _recipe_of(self.text, Path())
+        return recipe if self.changes is None else _with_changes(recipe, self.changes)
 
     def layout(self, sources: Sequence[OpenSource] = ()) -> RecipeLayout:
         """Return the layout of the run, or raise FormatError if recipe and sizes do not fit.
@@ -130,6 +153,16 @@ def _recipe_of(text: str, folder: Path) -> Recipe:
         ) from None
 
 
+def _with_changes(recipe: Recipe, changes: MixChanges) -> Recipe:
+    try:
+        return replace(recipe, mix_changes=changes)
+    except InvalidArgument as error:
+        raise FormatError(
+            f"not {_WHAT}: its changes of the mix do not fit its recipe ({_reason(error)}); take "
+            "it from an intact checkpoint"
+        ) from None
+
+
 def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
     """Return name and facts of a source in a state."""
     stored = CheckpointReader(f"{_WHAT}: a source of it", each)
@@ -161,6 +194,34 @@ def check_sizes(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) ->
 def _reason(error: BaseException) -> str:
     """Return the text of an error on one line, cut to 400 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceStatistics:
+    """Statistics of one source for a controller of the mix.
+
+    Attributes:
+        source: its name.
+        weight: its share of the draws of the next step, according to the weights.
+        steps: steps of the run made, or begun.
+        samples: samples of the source in them.
+        tokens: samples × sequence_length.
+        epochs: samples over samples of an epoch.
+        reports: number of losses reported since the mix was last changed.
+        loss: their mean, weighted by tokens; None without any.
+    """
+
+    source: str
+    weight: float
+    steps: int
+    samples: int
+    tokens: int
+    epochs: float
+    reports: int
+    loss: float | None
+
+
+MixController: TypeAlias = Callable[[tuple[SourceStatistics, ...]], Mapping[str, Any] | None]
 
 
 class RecipeLoader:
@@ -217,24 +278,16 @@ class RecipeLoader:
             }
             for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
         }
-        self._options, self._loading = options, loading
+        self._options, self._loading, self._balance = options, loading, balance
+        self._micro_batch_size = micro_batch_size
+        self._losses: dict[str, tuple[int, float, float]] = {}
         ranks = _ranks_of(layout.recipe, data_parallel_size)
         self._ranks: dict[str, Any] = {
             "micro_batch_size": _first_of(micro_batch_size, layout.recipe.micro_batch_size, 1),
             "data_parallel_rank": data_parallel_rank,
             "data_parallel_size": ranks,
         }
-        sampler = MicroBatchSampler(
-            num_samples=opened.index.num_samples,
-            micro_batch_size=_micro_batches(layout, micro_batch_size, ranks),
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=ranks,
-            consumed_samples=layout.recipe.first_sample,
-            global_batch_size=layout.batch,
-            tail="pad" if layout.samples_masked else "drop",
-            balance=balance,
-            index=opened.index,
-        )
+        sampler = self._sampler_of(opened)
         self._recorder = Recorder(opened.fingerprints)
         self._loader = Loader(
             opened.index,
@@ -248,6 +301,20 @@ class RecipeLoader:
         )
         self.ledger = SourceProgress(opened.layout)
         """`SourceProgress` of the run."""
+
+    def _sampler_of(self, opened: OpenRecipe) -> MicroBatchSampler:
+        layout, ranks = opened.layout, self._ranks["data_parallel_size"]
+        return MicroBatchSampler(
+            num_samples=opened.index.num_samples,
+            micro_batch_size=_micro_batches(layout, self._micro_batch_size, ranks),
+            data_parallel_rank=self._ranks["data_parallel_rank"],
+            data_parallel_size=ranks,
+            consumed_samples=layout.recipe.first_sample,
+            global_batch_size=layout.batch,
+            tail="pad" if layout.samples_masked else "drop",
+            balance=self._balance,
+            index=opened.index,
+        )
 
     @property
     def consumed_samples(self) -> int:
@@ -264,6 +331,176 @@ class RecipeLoader:
         """Number of input tokens of the samples served on all ranks, padding inside samples
         included: samples × sequence_length of their stage."""
         return sum(row.tokens for row in self.ledger.totals(self.consumed_samples))
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run, with the changes of its mix."""
+        return self._opened.layout.recipe
+
+    @property
+    def layout(self) -> RecipeLayout:
+        """The layout of the run, with the changes of its mix."""
+        return self._opened.layout
+
+    @property
+    def next_step(self) -> int:
+        """The first step, from 0, of which no sample was returned; the earliest for `set_mix`."""
+        batch, consumed = self._opened.layout.batch, self._loader.decided_samples
+        steps = batch.iterations_within(consumed)
+        return steps + (batch.samples_after(steps) < consumed)
+
+    def set_mix(self, weights: Mapping[str, Any], at: int | None = None) -> int:
+        """Draw with other weights from a step on, in the same iteration.
+
+        The sources go on where they are, so none repeats before its epoch ends; sources without a
+        weight, those of other stages too, have none until they are given one. The weights hold to
+        the end of the stage, or to the next change. Batches are drawn evenly, also under batching
+        random; under per_stream they stay of one source each. What rounding leaves of a weight is
+        carried over to the next weights.
+
+        Call it on every rank with the same weights between the same batches. Prefetched batches of
+        the step and after it are read again; those before it are not.
+
+        Args:
+            weights: weight of each source by name, from 0; only their ratios count.
+            at: step, from 0, that is the first with these weights; a later call for the same step
+                replaces them. Default: `next_step`, or, where one is begun, the step after it.
+
+        Returns:
+            The step.
+
+        Raises:
+            InvalidArgument: a source is unknown, a weight is not a number from 0 or beyond
+                ``mix_bounds``, the weights sum to 0; the step was begun, or is beyond the end of
+                the run; the stage draws by repeat and choose; a source would be exhausted under
+                exhaustion error. The loader stays as it was.
+        """
+        recipe, layout = self.recipe, self._opened.layout
+        names = [source.name for source in recipe.sources]
+        bounds = {name: (low, high) for name, low, high in recipe.mix_bounds}
+        row = given_weights(weights, names, bounds)
+        first, end = self.next_step, layout.num_steps
+        step = first if at is None else check_integer("at", at)
+        if not first <= step < end:
+            raise InvalidArgument(
+                f"at: the mix can change from step {first}, the next one, to step {end - 1}, the "
+                f"last of the run, got {step}"
+                + ("" if step < end else "; make the run longer with megaindex.recipe.amend")
+            )
+        position = layout.batch.samples_after(step)
+        changes = (recipe.mix_changes or MixChanges.empty(names)).of_sources(names)
+        changed = replace(recipe, mix_changes=changes.with_change(position, row))
+        self._serve(self._opened.changed(changed), position)
+        self._losses = {}
+        return step
+
+    def _serve(self, opened: OpenRecipe, first: int) -> None:
+        """Serve the samples of a changed run from position ``first`` on."""
+        sampler = None
+        same = opened.index.num_samples == self._opened.index.num_samples
+        if self._balance is not None or not same:
+            sampler = self._sampler_of(opened)
+        index = opened.index
+        self._loader.exchange(index, first, sampler)
+        self._opened = opened
+        self.ledger = SourceProgress(opened.layout)
+
+    def report_loss(self, source: str | int, loss: float, tokens: int = 1) -> None:
+        """Record a loss of a source, for the next `mix_statistics`.
+
+        Args:
+            source: its name, or its number as in the field ``dataset_id`` of a batch.
+            loss: mean loss of the tokens.
+            tokens: number of tokens, the weight of the loss.
+
+        Raises:
+            InvalidArgument: the source is unknown, or the loss not a finite number.
+        """
+        names = [each.name for each in self.recipe.sources]
+        if isinstance(source, str):
+            if source not in names:
+                raise InvalidArgument(
+                    f"report_loss: unknown source {shown(source)}; the sources are "
+                    f"{', '.join(names)}"
+                )
+            name = source
+        else:
+            name = names[check_between("report_loss: source", source, 0, len(names) - 1)]
+        tokens = check_between("report_loss: tokens", tokens, 1)
+        reports, total, weight = self._losses.get(name, (0, 0.0, 0.0))
+        value = check_number("report_loss: loss", loss)
+        self._losses[name] = reports + 1, total + value * tokens, weight + tokens
+
+    def mix_statistics(self) -> tuple[SourceStatistics, ...]:
+        """Return what a controller of the mix needs of every source, in the order of the recipe.
+
+        Samples and tokens are those of all ranks; losses those reported on this rank since the mix
+        was last changed.
+        """
+        consumed = self._loader.decided_samples
+        weights = self._weights_at(self._opened.layout.batch.samples_after(self.next_step))
+        rows = self.ledger.totals(min(consumed, self._opened.layout.end_sample))
+        return tuple(
+            SourceStatistics(
+                source=row.source,
+                weight=weight,
+                steps=self.next_step,
+                samples=row.samples,
+                tokens=row.tokens,
+                epochs=row.epochs,
+                reports=reports,
+                loss=total / tokens if reports else None,
+            )
+            for row, weight in zip(rows, weights, strict=True)
+            for reports, total, tokens in [self._losses.get(row.source, (0, 0.0, 0.0))]
+        )
+
+    def _weights_at(self, position: int) -> list[float]:
+        """Return the share of every source in the weights at a position, 0 behind the run."""
+        layout = self._opened.layout
+        found = [0.0] * len(layout.sizes)
+        for stage in layout.stages:
+            if stage.first_sample <= position < stage.first_sample + stage.num_samples:
+                shares = stage.weights_at(position - stage.first_sample)
+                for source, share in zip(stage.mixed.sources, shares, strict=False):
+                    found[source] = share
+        return found
+
+    def control_mix(
+        self,
+        controller: MixController,
+        *,
+        broadcast: Callable[[Any], Any] | None = None,
+        at: int | None = None,
+    ) -> int | None:
+        """Set the mix that a controller returns on rank 0.
+
+        Args:
+            controller: called on rank 0 with `mix_statistics`; it returns the weights of
+                `set_mix`, or None for no change.
+            broadcast: called on every rank, with the weights on rank 0 and None on others; returns
+                those of rank 0. It may be left out with one rank.
+            at: as for `set_mix`.
+
+        Returns:
+            The first step with the weights; None without a change.
+
+        Raises:
+            InvalidArgument: as `set_mix`; or several ranks have no ``broadcast``.
+        """
+        ranks = self._ranks
+        if broadcast is None and ranks["data_parallel_size"] > 1:
+            raise InvalidArgument(
+                f"control_mix: broadcast must be given with {ranks['data_parallel_size']} ranks, "
+                "which need the weights of rank 0; such as one of "
+                "torch.distributed.broadcast_object_list"
+            )
+        weights = None
+        if ranks["data_parallel_rank"] == 0:
+            weights = controller(self.mix_statistics())
+        if broadcast is not None:
+            weights = broadcast(weights)
+        return None if weights is None else self.set_mix(weights, at=at)
 
     @property
     def recorder(self) -> Recorder:
@@ -304,10 +541,15 @@ class RecipeLoader:
         """Return the state of this rank and its run, as JSON values."""
         import yaml
 
+        recipe = self._opened.layout.recipe
+        changes = recipe.mix_changes
+        mix = {} if changes is None else {"mix_changes": changes.to_dict()}
+        plain = to_mapping(replace(recipe, mix_changes=None))
         return {
-            "version": VERSION,
+            "version": WITH_MIX if mix else VERSION,
             # text, since the order of stages and sources matters, and JSON may reorder keys
-            "recipe": yaml.safe_dump(to_mapping(self._opened.layout.recipe), sort_keys=False),
+            "recipe": yaml.safe_dump(plain, sort_keys=False),
+            **mix,
             "sources": [
                 {
                     "name": name,
@@ -341,15 +583,30 @@ class RecipeLoader:
         if self._contents is not None:
             theirs = {name: facts["content"] for name, facts in stored.sources.items()}
             check_contents(theirs, self._contents, allow)
+        previous, opened = self._opened, self._with_changes_of(stored)
         if "past" not in allow:
-            past = stored.layout(self._opened.sources)
-            check_past(past, self._opened.layout, stored.decided_samples)
+            check_past(stored.layout(opened.sources), opened.layout, stored.decided_samples)
         receipt = stored.loader.get("receipt")
         loader = {**stored.loader, "receipt": self._receipt(receipt, stored.sources)}
         others = set(allow) - {"past", "content", "targets"}
         if "past" in allow or "content" in allow:
             others.add("order")
-        self._loader.load(loader, allow=others, numbers=self._numbers_in(stored))
+        if opened is previous:
+            self._loader.load(loader, allow=others, numbers=self._numbers_in(stored))
+            return
+        self._serve(opened, 0)
+        try:
+            self._loader.load(loader, allow=others, numbers=self._numbers_in(stored))
+        except BaseException:
+            self._serve(previous, 0)
+            raise
+
+    def _with_changes_of(self, stored: StoredRecipe) -> OpenRecipe:
+        """Return the run with the changes of the mix in a state, if its recipe has none."""
+        recipe, changes = self._opened.layout.recipe, stored.changes
+        if changes is None or recipe.mix_changes:
+            return self._opened
+        return self._opened.changed(replace(recipe, mix_changes=changes))
 
     def _numbers_in(self, stored: StoredRecipe) -> IntArray:
         """Return each source's number in the recipe of the state; new sources follow those."""

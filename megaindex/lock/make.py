@@ -38,6 +38,7 @@ from megaindex.plan.rows import evaluation_of
 from megaindex.plan.sizing import SplitPart
 from megaindex.plan.sources import parts_of
 from megaindex.progress import Bar, silent
+from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
 
 Folder = str | os.PathLike[str]
@@ -175,6 +176,7 @@ def _with_absolute_paths(run: Recipe | Run) -> Recipe | Run:
             run,
             sources=tuple(map(placed, run.sources)),
             skip=tuple(map(_with_absolute_file, run.skip)),
+            mix_changes=_placed_changes(run.mix_changes),
             evaluation=None
             if evaluation is None
             else replace(evaluation, source=placed(evaluation.source)),
@@ -189,6 +191,18 @@ def _with_absolute_paths(run: Recipe | Run) -> Recipe | Run:
         for skip in skips
     ]
     return replace(run, data=replace(run.data, **each), skip=tuple(numbers))
+
+
+def _placed_changes(changes: MixChanges | None) -> MixChanges | None:
+    """Return the changes with the absolute path of their file."""
+    if changes is None:
+        return None
+    if not changes.path:
+        raise InvalidArgument(
+            "mix_changes of a recipe to lock must be a file, got changes that none holds; write "
+            "them with MixChanges.write"
+        )
+    return replace(changes, path=absolute(changes.path))
 
 
 def _with_absolute_file(skip: Skip) -> Skip:
@@ -272,7 +286,7 @@ def resolved_subsets(
         run: a run with absolute paths.
         paths: prefix of each pair, by its row in the lock.
         cache_dir: cache of built indices.
-        files: path of each file of skipped documents, by its row in the lock.
+        files: path of each file of skipped documents or mix changes, by its row in the lock.
     """
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
     rows = {path: number for number, path in enumerate(paths)}
@@ -289,13 +303,13 @@ def resolved_subset(
     Args:
         stream: the samples of the subset.
         rows: row of each pair in the lock, by its path.
-        files: row of each file of skipped documents, by its path.
+        files: row of each file of skipped documents or mix changes, by its path.
     """
     skips = stream.skips
     return {
         "samples": stream.num_samples,
         "sources": [rows[absolute(dataset.path_prefix)] for dataset in datasets_of(stream.index)],
-        "index": compact(_node_of(stream, files)),
+        "index": compact(_with_mix_rows(_node_of(stream, files), files)),
         "steps": _steps(stream.step_bounds),
         "past_steps": stream.past_steps,
         "masked_rows": stream.masked_rows,
@@ -303,6 +317,15 @@ def resolved_subset(
         "data_parallel_size": stream.data_parallel_size,
         "skip": None if skips is None else skip_settings(skips.settings, files),
     }
+
+
+def _with_mix_rows(node: dict[str, Any], files: Mapping[str, int]) -> dict[str, Any]:
+    """Return a description of an index with the row of the file of mix changes, not its path."""
+    inner = node["index"] if node["order"] == "skipped" else node
+    for stage in inner.get("stages", ()):
+        if stage["rule"] == "changed":
+            stage["file"] = files[stage["file"]]
+    return node
 
 
 def _node_of(stream: AuditStream, files: Mapping[str, int]) -> dict[str, Any]:
@@ -372,13 +395,15 @@ def _receipts(
 
 
 def file_facts(path: str) -> dict[str, Any]:
-    """Return size and SHA-256 of a file of skipped documents.
+    """Return size and SHA-256 of a file that the run reads besides its pairs.
 
     Raises:
         MissingFile, StorageError: it cannot be read.
     """
     if not os.path.lexists(path):
-        raise MissingFile(f"{path}: the file of skipped documents is not there; restore it")
+        raise MissingFile(
+            f"{path}: the file of skipped documents or mix changes is not there; restore it"
+        )
     with as_storage_error(path, "cannot read"), open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}

@@ -20,6 +20,7 @@ from megaindex.configs.run import Data, Evaluation, Run, Source, Target
 from megaindex.errors import FormatError
 from megaindex.index.description import describe_index
 from megaindex.index.frameworks import SPLITS
+from megaindex.index.mixing import FixedMixing
 from megaindex.index.order_settings import make_order, order_of
 from megaindex.index.skips import Skip, read_skips
 from megaindex.index.staged_index import StagedIndex
@@ -46,9 +47,11 @@ def paths_of(run: Recipe | Run) -> list[str]:
 
 
 def files_of(run: Recipe | Run) -> list[str]:
-    """Return the paths of the files of skipped documents, each once."""
-    named = (skip.documents for skip in run.skip)
-    return list(dict.fromkeys(path for path in named if isinstance(path, str)))
+    """Return the paths of the files of skipped documents and mix changes, each once."""
+    named = [skip.documents for skip in run.skip if isinstance(skip.documents, str)]
+    if isinstance(run, Recipe) and run.mix_changes is not None and run.mix_changes.path:
+        named.append(run.mix_changes.path)
+    return list(dict.fromkeys(named))
 
 
 def skip_settings(skips: Sequence[Skip], files: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -88,7 +91,11 @@ def settings_of(
     skip = {"skip": skip_settings(run.skip, files or {})} if run.skip else {}
     if isinstance(run, Recipe):
         assert opened is not None, "of a recipe"
-        return {"kind": "recipe", "recipe": {**_recipe_settings(opened, rows), **skip}}
+        recipe = {**_recipe_settings(opened, rows), **skip}
+        if run.mix_changes is not None:
+            row = (files or {})[run.mix_changes.path]
+            recipe["mix_changes"] = {**recipe["mix_changes"], "file": row}
+        return {"kind": "recipe", "recipe": recipe}
     return {"kind": "run", "run": {**_run_settings(run, rows), **skip}}
 
 
@@ -116,6 +123,9 @@ def read_run(
             mapping = _with_paths(settings["recipe"], paths)
             if "skip" in mapping:
                 mapping["skip"] = with_files(mapping["skip"], files)
+            if "mix_changes" in mapping:
+                changes = mapping["mix_changes"]
+                mapping["mix_changes"] = {**changes, "file": files[changes["file"]]}
             _write_out_mixes(mapping, index["index"] if index["order"] == "skipped" else index)
             return recipe_of(mapping, where, Path("/"))
         if settings["kind"] != "run":
@@ -194,12 +204,16 @@ def _stage_shares(opened: OpenRecipe, stages: Sequence[RecipeStage]) -> dict[str
         if stage.name in firsts
         and len(layout.stages[firsts[stage.name]].mixed.sources) == len(stage.streams)
     }
+    shares = {
+        name: mixing.shares
+        for name, number in found.items()
+        if isinstance(mixing := layout.stages[number].mixing, FixedMixing)
+    }
+    found = {name: found[name] for name in shares}
     changed = replace(
         layout.recipe,
         stages=tuple(
-            _by_shares(stage, layout.stages[found[stage.name]].mixing.shares)
-            if stage.name in found
-            else stage
+            _by_shares(stage, shares[stage.name]) if stage.name in shares else stage
             for stage in layout.recipe.stages
         ),
     )

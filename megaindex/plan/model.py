@@ -346,9 +346,9 @@ def epochs_text(count: int | None) -> str:
 
 
 def json_object(plan: Any) -> dict[str, Any]:
-    """Return the fields of a plan, of JSON types alone; ``skip`` and ``past`` only where given."""
-    optional = ("skip", "past")
-    fields = {name: value for name, value in vars(plan).items() if name not in optional or value}
+    """Return the fields of a plan, of JSON types alone; those that may lack only if given."""
+    may_lack = ("skip", "past", "mix_changes", "mix_bounds", "remaining")
+    fields = {name: value for name, value in vars(plan).items() if name not in may_lack or value}
     return {name: json_value(value) for name, value in fields.items()}
 
 

@@ -24,6 +24,7 @@ from megaindex.console import (
     warning,
 )
 from megaindex.index.skips import ranges_without
+from megaindex.plan.mix_bounds import EarliestRepeat, earliest_repeats
 from megaindex.plan.model import PackingFacts, json_object
 from megaindex.plan.render import facts_view, packing_texts
 from megaindex.plan.sizing import InputTokens, is_countable, mean_inputs, packing_facts
@@ -179,6 +180,30 @@ class Padding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MixEffect:
+    """Changes of the mix in mid-run."""
+
+    changes: int
+    first_step: int
+    """First step with changed weights."""
+    last_step: int
+    """First step with the weights of the last change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemainingRun:
+    """What is left of a run in progress."""
+
+    first_step: int
+    """The first step that is not begun."""
+    steps: int
+    samples: int
+    """Samples that no rank was returned."""
+    sources: dict[str, int]
+    """Samples left of each source."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecipePlan:
     """Plan of a recipe. Steps count from 0: step k is iteration k + 1 in trainers' logs.
 
@@ -211,6 +236,9 @@ class RecipePlan:
         steps: ranges of steps, with the samples and tokens consumed at each step.
         skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
         past: steps of another system; None, and not a key of ``--json``, without.
+        mix_changes: changes of the mix, likewise.
+        mix_bounds: earliest repeat of each source under any mix, likewise.
+        remaining: what is left of a run in progress, likewise.
     """
 
     train_iters: int
@@ -236,6 +264,9 @@ class RecipePlan:
     steps: tuple[StepRange, ...] = ()
     skip: SkipEffect | None = None
     past: PlannedPast | None = None
+    mix_changes: MixEffect | None = None
+    mix_bounds: tuple[EarliestRepeat, ...] = ()
+    remaining: RemainingRun | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
@@ -249,8 +280,16 @@ class RecipePlan:
         return html_of(_view(self))
 
 
-def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
-    """Return the plan of a recipe, from the layout that `megaindex.recipe.plan_recipe` returns."""
+def make_recipe_plan(
+    layout: RecipeLayout, *, consumed_samples: int | None = None, mix_bounds: bool = False
+) -> RecipePlan:
+    """Return the plan of a recipe.
+
+    Args:
+        layout: that of `megaindex.recipe.plan_recipe`.
+        consumed_samples: samples of a run in progress that were served; None: a run to come.
+        mix_bounds: compute the earliest repeat of each source under any mix from there on.
+    """
     recipe = layout.recipe
     rounds = layout.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
     samples, parallel = layout.num_samples, recipe.common_data_parallel_size
@@ -286,6 +325,9 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         steps=tuple(_steps(layout)),
         skip=skip,
         past=_past(layout),
+        mix_changes=_mix_effect(layout),
+        mix_bounds=tuple(earliest_repeats(layout, consumed_samples or 0)) if mix_bounds else (),
+        remaining=None if consumed_samples is None else _remaining(layout, consumed_samples),
     )
     return replace(plan, warnings=(*_warnings(layout, plan), *_mean_tokens(means)))
 
@@ -361,6 +403,32 @@ def _steps(layout: RecipeLayout) -> Iterator[StepRange]:
         tokens += (end - begin) * length
 
 
+def _mix_effect(layout: RecipeLayout) -> MixEffect | None:
+    changes = layout.recipe.mix_changes
+    if not changes:
+        return None
+    first, last = (layout.batch.iterations_within(int(changes.positions[k])) for k in (0, -1))
+    return MixEffect(changes=len(changes), first_step=first, last_step=last)
+
+
+def _remaining(layout: RecipeLayout, consumed: int) -> RemainingRun:
+    recipe = layout.recipe
+    step = layout.batch.iterations_within(consumed)
+    step += layout.batch.samples_after(step) < consumed
+    served = [0] * len(layout.sizes)
+    for stage in layout.stages:
+        within = min(max(consumed - stage.first_sample, 0), stage.num_samples)
+        for source, count in zip(stage.mixed.sources, stage.mixing.counts(within), strict=True):
+            served[source] += int(count)
+    left = zip(recipe.sources, layout.drawn(), served, strict=True)
+    return RemainingRun(
+        first_step=step,
+        steps=max(layout.num_steps - step, 0),
+        samples=max(layout.end_sample - consumed, 0),
+        sources={source.name: drawn - made for source, drawn, made in left},
+    )
+
+
 def _rows_read(layout: RecipeLayout, skip: SkipEffect | None) -> int:
     """Return the rows that all ranks read, padding included."""
     if skip is None:
@@ -403,7 +471,10 @@ def _draws(layout: RecipeLayout) -> tuple[tuple[StageDraw, ...], list[str]]:
     means: dict[str, None] = {}
     for stage in layout.stages:
         streams = zip(stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True)
+        own = _own_sources(layout.recipe, stage.name)
         for stream, (source, begin, count) in enumerate(streams):
+            if count == 0 and source not in own:  # of other stages, without changed weights here
+                continue
             inputs = _inputs(layout, stage, source, begin, count)
             goes_on = begin >= reached.get((source, stage.sequence_length), 0)
             row = _stage_draw(layout, stage, stream, goes_on, inputs.tokens)
@@ -416,6 +487,12 @@ def _draws(layout: RecipeLayout) -> tuple[tuple[StageDraw, ...], list[str]]:
             read = source, stage.sequence_length
             reached[read] = max(reached.get(read, 0), begin + count)
     return tuple(rows), list(means)
+
+
+def _own_sources(recipe: Recipe, name: str) -> set[int]:
+    """Return the sources that a stage of the recipe names."""
+    (stage,) = (stage for stage in recipe.stages if stage.name == name)
+    return {recipe.number(stream.source) for stream in stage.streams}
 
 
 def _inputs(
@@ -696,6 +773,8 @@ def _view(plan: RecipePlan) -> RenderableType:
     parts += [_stages(plan), _sources(plan)]
     if any(source.blocks is not None for source in plan.sources):
         parts.append(_blocks(plan))
+    if plan.mix_bounds:
+        parts.append(_bounds(plan))
     packed = packing_texts((source.source, source.packing) for source in plan.sources)
     if (facts := facts_view(packed)) is not None:
         parts.append(facts)
@@ -724,6 +803,19 @@ def _answer(plan: RecipePlan) -> RenderableType:
         lines.append(Text(f"{_rows(plan.samples_masked)} of the last batch masked"))
     if plan.skip is not None:
         lines += [Text(f"skip: {line}") for line in plan.skip.lines()]
+    if (mix := plan.mix_changes) is not None:
+        when = f"changed {mix.changes:,} times, at steps {mix.first_step:,} … {mix.last_step:,}"
+        lines.append(
+            Text(f"mix: {when if mix.changes > 1 else f'changed at step {mix.first_step:,}'}")
+        )
+    if (rest := plan.remaining) is not None:
+        left = ", ".join(f"{count:,} {name}" for name, count in rest.sources.items() if count)
+        lines.append(
+            Text(
+                f"at step {rest.first_step:,}: {rest.samples:,} samples in {rest.steps:,} steps "
+                "left" + f", {left}" * bool(left)
+            )
+        )
     if plan.evaluation_rounds:
         masked = plan.evaluation_masked
         lines.append(
@@ -789,6 +881,19 @@ def _stages(plan: RecipePlan) -> RenderableType:
             "" if draw.first_repeat is None else f"step {draw.first_repeat:,}",
         )
         before = opening
+    return table
+
+
+def _bounds(plan: RecipePlan) -> RenderableType:
+    table = FittedTable(
+        TableColumn("any mix", "name"), *("least share", "most", "can repeat from", "as planned")
+    )
+    for row in plan.mix_bounds:
+        steps = (
+            "not in this run" if step is None else f"step {step:,}"
+            for step in (row.first_step, row.planned_step)
+        )
+        table.add_row(row.source, f"{100 * row.least:.4g} %", f"{100 * row.most:.4g} %", *steps)
     return table
 
 

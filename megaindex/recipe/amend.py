@@ -10,8 +10,10 @@ from typing import Any
 
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
+from megaindex.index.mixing import ChangedMixing, FixedMixing, PerStream
 from megaindex.index.orders.packed import most_documents
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, first_samples
+from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
 from megaindex.validation import check_integer
 
@@ -55,8 +57,10 @@ def amend(
     if not stages:
         raise InvalidArgument("stages is empty; give at least one stage that follows")
     first, *rest = stages
+    changes = recipe.mix_changes
     return replace(
         recipe,
+        mix_changes=None if changes is None else changes.before(consumed_samples),
         sources=(*_with_blocks(layout), *sources),
         stages=(*kept, replace(first, first_step=steps), *rest),
     )
@@ -83,6 +87,7 @@ def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> N
     Raises:
         InvalidArgument: they do not; the message names the first stage that differs.
     """
+    _check_mix(old.recipe, new.recipe, consumed_samples)
     ours, theirs = (first_samples(plan.stages, consumed_samples) for plan in (old, new))
     for a, b in zip(ours, theirs, strict=False):
         if a.sequence_length == b.sequence_length:
@@ -114,6 +119,21 @@ def _check_order(stage: PlannedStage, old: RecipeLayout, new: RecipeLayout) -> N
             )
 
 
+def _check_mix(old: Recipe, new: Recipe, consumed_samples: int) -> None:
+    """Check that two recipes change the mix in the same way before ``consumed_samples``."""
+    ours, theirs = (
+        recipe.mix_changes or MixChanges.empty([source.name for source in recipe.sources])
+        for recipe in (old, new)
+    )
+    sample = ours.first_difference(theirs, consumed_samples)
+    if sample is not None:
+        raise InvalidArgument(
+            f"mix_changes: the new recipe has other changes of the mix than the run, first at step "
+            f"{old.batch.iterations_within(sample)} (sample {sample}); keep those before sample "
+            f"{consumed_samples}, as in the checkpoint"
+        )
+
+
 def _first_sample(layout: RecipeLayout, name: str) -> int:
     """Return the first sample of a stage; the end of the run if the stage was not reached."""
     begins = [stage.first_sample for stage in layout.stages if stage.name == name]
@@ -133,12 +153,20 @@ def _as_far_as(stage: RecipeStage, layout: RecipeLayout, end: int) -> RecipeStag
 
 
 def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
-    """Return everything that decides the samples of a stage, sources by name, not number."""
-    mixed, recipe = stage.mixed, plan.recipe
-    mixing = {f.name: getattr(mixed.mixing, f.name) for f in fields(mixed.mixing)}
-    unit = math.gcd(*mixed.mixing.shares)  # 4:2 draws what 2:1 draws
-    mixing["shares"] = [share // unit for share in mixed.mixing.shares]
-    sources = [recipe.sources[i] for i in mixed.sources]
+    """Return everything that decides the samples of a stage, sources by name, not number.
+
+    Changes of its mix are compared apart.
+    """
+    mixed, recipe, mixing = stage.mixed, plan.recipe, stage.mixing
+    streams: Sequence[int] = range(len(mixed.sources))
+    first: FixedMixing | None
+    if isinstance(mixing, ChangedMixing):
+        first, streams = mixing.first, mixing.streams_before(mixed.num_samples)
+        unit = mixing.table.unit
+    else:
+        assert isinstance(mixing, FixedMixing), "of one of two kinds"
+        first, unit = mixing, mixing.batch_size if isinstance(mixing, PerStream) else 1
+    numbers = [mixed.sources[stream] for stream in streams]
     shuffles = [
         (
             s.name,
@@ -148,14 +176,22 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
             s.long_documents,
             _limit(s, stage.sequence_length),
         )
-        for s in sources
+        for s in (recipe.sources[number] for number in numbers)
     ]
-    drawn = [plan.size_at(i, stage.sequence_length) for i in mixed.sources]
+    drawn = [plan.size_at(number, stage.sequence_length) for number in numbers]
     sizes = [size.samples for size in drawn]
     blocks = [size.blocks and size.blocks.blocks.block_tokens for size in drawn]
+    begins = [mixed.begins[stream] for stream in streams]
     past = [] if recipe.past is None else [recipe.past.steps, recipe.first_sample]
-    facts = (type(mixed.mixing), mixing, shuffles, sizes, blocks, mixed.begins, past)
+    facts = (first and _mixing_facts(first), unit, shuffles, sizes, blocks, begins, past)
     return (*facts, recipe.seed, stage.sequence_length, mixed.num_samples)
+
+
+def _mixing_facts(mixing: FixedMixing) -> tuple[Any, ...]:
+    found = {f.name: getattr(mixing, f.name) for f in fields(mixing)}
+    unit = math.gcd(*mixing.shares)  # 4:2 draws what 2:1 draws
+    found["shares"] = [share // unit for share in mixing.shares]
+    return type(mixing), found
 
 
 def _limit(source: RecipeSource, sequence_length: int) -> int | None:

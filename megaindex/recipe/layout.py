@@ -9,14 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
+from megaindex._types import I64
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
-from megaindex.index.mixing import Mixing
+from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream
 from megaindex.index.skips import Skips, resolve_skips
 from megaindex.index.staged_index import MixedStage
+from megaindex.kernels.reference.mix import UNIT
 from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
 from megaindex.recipe.past import PastRead
 from megaindex.recipe.recipe import Recipe, RecipeStage, Rounds, shown
@@ -48,6 +51,18 @@ class PlannedStage:
     def counts(self) -> tuple[int, ...]:
         """Samples of each stream."""
         return tuple(int(count) for count in self.mixing.counts(self.num_samples))
+
+    def weights_at(self, position: int) -> list[float]:
+        """Return the share of each stream in the weights at a position of the stage."""
+        mixing: Mixing | None = self.mixing
+        weights = None
+        if isinstance(mixing, ChangedMixing):
+            weights, mixing = mixing.weights_at(position), mixing.first
+        if weights is not None:
+            return [float(units) / UNIT for units in weights]
+        assert isinstance(mixing, FixedMixing), "before the first change"
+        total = sum(mixing.shares)
+        return [share / total for share in mixing.shares]
 
     def shortened(self, num_samples: int) -> PlannedStage:
         """Return the stage with its first ``num_samples`` samples."""
@@ -239,6 +254,14 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
         builder.step = builder.batch.iterations_within(builder.position)
         builder.masked = 0
         stages = first_samples(stages, builder.batch.samples_after(builder.step))
+    changes = recipe.mix_changes
+    if changes is not None and changes.size and not builder.stopped_by:
+        last = int(changes.positions[-1])
+        if last >= builder.position:
+            raise InvalidArgument(
+                f"mix_changes: the mix changes at sample {last}, and the run ends with sample "
+                f"{builder.position}; make it longer, or remove the change"
+            )
     if not stages:
         raise InvalidArgument(
             f"source {builder.stopped_by} allows less than one batch, so the run makes no step; "
@@ -254,6 +277,22 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
         ends=tuple(builder.ends),
         stopped_by=builder.stopped_by,
     )
+
+
+class _Draws(NamedTuple):
+    """Draws of a part of a stage, and the source of each stream."""
+
+    mixing: Mixing
+    sources: tuple[int, ...]
+
+
+def _within_step(positions: I64, batch: BatchSchedule) -> int | None:
+    """Return the first of these positions that is not the first of a step; None if all are."""
+    if batch.is_constant:
+        inside = positions[positions % batch.final != 0]
+        return int(inside[0]) if inside.size else None
+    each = positions.tolist()
+    return next((n for n in each if batch.samples_after(batch.iterations_within(n)) != n), None)
 
 
 @dataclass
@@ -327,27 +366,83 @@ class _LayoutBuilder:
             )
         if self.recipe.exhaustion == "redistribute":
             self._redistribute(mixture, stage.planned_samples or end - self.position)
+        self._check_changes(mixture, end)
         without: list[str] = []
+        begin = self.position
         while self.position < end:
-            mixing = mixture.mixing(len(without))
+            draws = self._draws(mixture, begin, end, without)
             wanted = end - self.position
-            possible = self._possible(mixture, mixing, wanted)
+            possible = self._possible(draws, mixture, wanted)
             if possible < wanted:
-                out = int(mixing.lookup(np.array([possible])).stream[0])
-                name = self.recipe.sources[mixture.sources[out]].name
-                self._check_exhausted(mixture, out, possible)
+                out = int(draws.mixing.lookup(np.array([possible])).stream[0])
+                name = self.recipe.sources[draws.sources[out]].name
+                self._check_exhausted(stage, draws.sources[out], possible)
             begun = self.position
-            self._append(mixture, mixing, possible, without, deferred)
+            self._append(stage, draws, possible, without, deferred)
             if self.position > begun:
                 deferred = {}
             if possible < wanted:
                 without.append(name)
-                mixture.remove(out)
+                if out < len(mixture.sources):
+                    mixture.remove(out)
                 if self.recipe.exhaustion == "stop" or not mixture.sources:
                     self._check_last(stage, name, is_last)
                     self.stopped_by = name
                     self.ends.pop()
                     return
+
+    def _draws(self, mixture: Mixture, begin: int, end: int, without: Sequence[str]) -> _Draws:
+        """Return the draws from here to the end of a stage that began at ``begin``."""
+        first, changes = mixture.mixing(len(without)), self.recipe.mix_changes
+        sources = tuple(mixture.sources)
+        if changes is None:
+            return _Draws(first, sources)
+        every = sources
+        if not self.recipe.has_lengths:  # sources of other stages have the same samples
+            every += tuple(
+                number
+                for number, source in enumerate(self.recipe.sources)
+                if number not in sources and source.name not in without
+            )
+        names = [self.recipe.sources[number].name for number in every]
+        unit = first.batch_size if isinstance(first, PerStream) else 1
+        changed = changes.mixing(begin, end, self.position, names, first, unit)
+        return _Draws(first, sources) if changed is None else _Draws(changed, every)
+
+    def _check_changes(self, mixture: Mixture, end: int) -> None:
+        """Refuse changes of the mix that the stage cannot have."""
+        stage, changes = mixture.stage, self.recipe.mix_changes
+        if changes is None:
+            return
+        low, high = np.searchsorted(changes.positions, (self.position, end)).tolist()
+        if low == high:
+            return
+        at, where = int(changes.positions[low]), f"stage {stage.name}: the mix changes at sample"
+        if not stage.by_proportion:
+            raise InvalidArgument(
+                f"{where} {at}, and its streams draw by repeat and choose, numbers of samples; "
+                "give them proportions"
+            )
+        if self.recipe.exhaustion == "redistribute":
+            raise InvalidArgument(
+                f"{where} {at}, and exhaustion redistribute divides samples from the start of a "
+                "stage; use exhaustion continue, stop, error or repeat"
+            )
+        if self.recipe.has_lengths:
+            others = {stream.source for stream in stage.streams}
+            rows = np.asarray(changes.weights[low:high].any(axis=0)).tolist()
+            unread = [name for name, has in zip(changes.sources, rows, strict=True)
+                      if has and name not in others]  # fmt: skip
+            if unread:
+                raise InvalidArgument(
+                    f"{where} {at} to weights of {unread[0]}, which the stage does not name, in a "
+                    "run of several sequence lengths; name the source in the stage"
+                )
+        wrong = _within_step(changes.positions[low:high], self.batch)
+        if wrong is not None:
+            raise InvalidArgument(
+                f"{where} {wrong}, which is not the first of a step; change it between two steps"
+            )
 
     def _check_last(self, stage: RecipeStage, name: str, is_last: bool) -> None:
         """Refuse, under exhaustion continue, that all sources of an earlier stage are exhausted."""
@@ -461,13 +556,13 @@ class _LayoutBuilder:
         value = int(length.value)
         return value if length.kind == "samples" else value // self.recipe.length_of(mixture.stage)
 
-    def _possible(self, mixture: Mixture, mixing: Mixing, wanted: int) -> int:
+    def _possible(self, draws: _Draws, mixture: Mixture, wanted: int) -> int:
         """Return the samples, at most ``wanted``, before a source is drawn beyond its limits."""
-        limits = [self.left[i] for i in mixture.sources]
+        limits = [self.left[i] for i in draws.sources]
         if all(limit is None for limit in limits):
             return wanted
         most = [wanted if limit is None else min(limit, wanted) for limit in limits]
-        possible = mixing.longest(most, wanted)
+        possible = draws.mixing.longest(most, wanted)
         if mixture.stage.batching == "per_stream" and possible < wanted:
             possible -= possible % mixture.batch_size
         return possible
@@ -480,7 +575,8 @@ class _LayoutBuilder:
                 f"stage {name}: exhaustion redistribute divides samples and batching per_stream "
                 "whole batches, so they exclude each other; use batching stratified or random"
             )
-        if self._possible(mixture, mixture.mixing(0), total) == total:
+        draws = _Draws(mixture.mixing(0), tuple(mixture.sources))
+        if self._possible(draws, mixture, total) == total:
             return
         limits = [self.left[i] for i in mixture.sources]
         divided = within_limits([Fraction(share) for share in mixture.shares], total, limits)
@@ -494,41 +590,40 @@ class _LayoutBuilder:
         mixture.shares = [divided[k] for k in drawn]
         mixture.period = total
 
-    def _check_exhausted(self, mixture: Mixture, out: int, possible: int) -> None:
+    def _check_exhausted(self, stage: RecipeStage, source: int, possible: int) -> None:
         if self.recipe.exhaustion != "error":
             return
-        source = mixture.sources[out]
         step = self.batch.iterations_within(self.position + possible)
         raise InvalidArgument(
-            f"stage {mixture.stage.name}: source {self.recipe.sources[source].name} is exhausted "
+            f"stage {stage.name}: source {self.recipe.sources[source].name} is exhausted "
             f"in step {step}, after the {self._allowed(source)} samples that its limits allow; "
             "raise max_epochs or max_fraction, draw less of it, or choose another exhaustion policy"
         )
 
     def _append(
         self,
-        mixture: Mixture,
-        mixing: Mixing,
+        stage: RecipeStage,
+        draws: _Draws,
         samples: int,
         without: Sequence[str],
         deferred: Mapping[int, int],
     ) -> None:
         if samples == 0:
             return
-        begins = tuple(self.cursors[i] for i in mixture.sources)
-        stage = PlannedStage(
-            name=mixture.stage.name,
+        begins = tuple(self.cursors[i] for i in draws.sources)
+        planned = PlannedStage(
+            name=stage.name,
             first_sample=self.position,
             mixed=MixedStage(
-                mixing=mixing, sources=tuple(mixture.sources), begins=begins, num_samples=samples
+                mixing=draws.mixing, sources=draws.sources, begins=begins, num_samples=samples
             ),
-            sequence_length=self.recipe.length_of(mixture.stage),
+            sequence_length=self.recipe.length_of(stage),
             without=tuple(without),
-            deferred=tuple(deferred.get(i, 0) for i in mixture.sources),
+            deferred=tuple(deferred.get(i, 0) for i in draws.sources),
         )
-        self.stages.append(stage)
+        self.stages.append(planned)
         self.position += samples
-        for source, count in zip(mixture.sources, stage.counts, strict=True):
+        for source, count in zip(draws.sources, planned.counts, strict=True):
             self.cursors[source] += count
             allowed = self.left[source]
             self.left[source] = None if allowed is None else allowed - count

@@ -11,7 +11,7 @@ import numpy as np
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import divisor_weights
-from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
+from megaindex.index.mixing import FixedMixing, PerStream, Random, Stratified
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.recipe.recipe import Recipe, RecipeStage, Rounding
@@ -38,7 +38,7 @@ class Mixture:
         del self.sources[stream], self.shares[stream]
         self.period = None
 
-    def mixing(self, piece: int) -> Mixing:
+    def mixing(self, piece: int) -> FixedMixing:
         """Return the draws of a piece of the stage; a new piece begins where a stream ends."""
         stage, shares = self.stage, tuple(self.shares)
         if stage.batching == "stratified":

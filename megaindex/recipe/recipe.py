@@ -35,6 +35,7 @@ from megaindex.configs.run import TAILS, Tail, Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.index.skips import Skip, given_skips
+from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.past import Past, PastRead
 from megaindex.validation import (
     DEFAULT_SEED,
@@ -468,6 +469,8 @@ class Recipe:
         gradient_accumulation_steps: micro batches of one rank in a step; None: unknown.
         skip: steps that are not trained on, and documents whose loss is masked.
         past: steps made in another system, from which the run goes on; None: none.
+        mix_changes: weights that were changed in mid-run; None: none.
+        mix_bounds: least and greatest share of a source in changed weights, by name.
 
     Raises:
         InvalidArgument: a setting is out of range, or names do not agree.
@@ -486,6 +489,8 @@ class Recipe:
     gradient_accumulation_steps: int | None = None
     skip: tuple[Skip, ...] = ()
     past: Past | None = None
+    mix_changes: MixChanges | None = None
+    mix_bounds: tuple[tuple[str, Fraction, Fraction], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip", given_skips(self.skip))
@@ -525,6 +530,7 @@ class Recipe:
                     f"{', '.join(sorted(known))}"
                 )
         self._check_past(known)
+        self._check_mix(known)
         for skip in self.skip:
             skip.to_dict()  # refuses arrays, which a checkpoint could not name
             if skip.source is not None and skip.source not in known:
@@ -556,6 +562,35 @@ class Recipe:
                     "pretraining and order epoch, in a recipe of one sequence length; give "
                     "tokens, samples or epochs"
                 )
+
+    def _check_mix(self, known: set[str]) -> None:
+        """Check sources and ranges of changed weights and their bounds."""
+        changed = () if self.mix_changes is None else self.mix_changes.sources
+        for setting, names in (
+            ("mix_changes", changed),
+            ("mix_bounds", [name for name, _, _ in self.mix_bounds]),
+        ):
+            unknown = [name for name in names if name not in known]
+            if unknown or len(set(names)) < len(names):
+                raise InvalidArgument(
+                    f"{setting}: "
+                    + (f"unknown source {unknown[0]}" if unknown else "a source is named twice")
+                    + f"; the sources are {', '.join(sorted(known))}"
+                )
+        for name, least, most in self.mix_bounds:
+            if not 0 <= least <= most <= 1 or most == 0:
+                raise InvalidArgument(
+                    f"mix_bounds: {name}: must be two shares from 0 to 1, the lower first, got "
+                    f"[{shown(least)}, {shown(most)}]"
+                )
+        lows = sum((low for _, low, _ in self.mix_bounds), Fraction(0))
+        highs = sum((high for _, _, high in self.mix_bounds), Fraction(0))
+        bounded = len(self.mix_bounds) == len(self.sources)
+        if lows > 1 or (bounded and highs < 1):
+            which = f"least shares sum to {shown(lows)}; lower one"
+            if lows <= 1:
+                which = f"greatest shares sum to {shown(highs)}; raise one"
+            raise InvalidArgument(f"mix_bounds: no weights fit them, since the {which}")
 
     def _check_limits(self) -> None:
         limited = [s.name for s in self.sources if s.max_epochs or s.max_fraction]

@@ -27,6 +27,8 @@ skip:                                 # see docs/record.md
 past:                                 # steps of another system, see docs/changing-runs.md
   steps: 160000
   read: {web: {tokens: 300B}, code: {epochs: 1.5}}
+mix_changes: mix.npy                  # see docs/changing-runs.md
+mix_bounds: {web: [0.2, 0.9]}
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from megaindex.configs.yaml_sections import Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import read_skips
 from megaindex.io.paths import inside
+from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import (
     BATCH_FACTORS,
@@ -58,7 +61,7 @@ from megaindex.recipe.recipe import (
     Weighting,
     default_long_documents,
 )
-from megaindex.validation import DEFAULT_SEED, check_choice
+from megaindex.validation import DEFAULT_SEED, check_choice, check_fraction
 
 _LENGTHS: dict[str, TargetKind] = {
     "steps": "iterations",
@@ -77,7 +80,7 @@ _BATCH = (
 _SIZES = ("gradient_accumulation_steps", "global_batch_size", "schedule", "rampup")
 """Settings that determine each other: a stage that gives one of them inherits none."""
 _TOP = ("sequence_length", "batch", "sources", "stages", "seed", "tail", "exhaustion", "evaluation",
-        "skip", "past")  # fmt: skip
+        "skip", "past", "mix_changes", "mix_bounds")  # fmt: skip
 _PAST = ("steps", "read", "mix", "global_batch_size", "sequence_length")
 _STAGE = (*_LENGTHS, "first_step", "planned_samples", "mix", "weights", "epoch_size", "batching",
           "rounding", "sequence_length", "batch")  # fmt: skip
@@ -135,6 +138,8 @@ def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
         if "skip" in top.values
         else (),
         past=_past(top.section("past"), folder) if "past" in top.values else None,
+        mix_changes=_mix_changes(top, folder) if "mix_changes" in top.values else None,
+        mix_bounds=_mix_bounds(top.section("mix_bounds")) if "mix_bounds" in top.values else (),
         **more,
     )
 
@@ -283,6 +288,33 @@ def _stage(name: str, section: Section, top: Section, sizes: BatchSizes, width: 
     )
 
 
+def _mix_changes(top: Section, folder: Path) -> MixChanges:
+    """Return the changes in a file; ``sources`` are by default those of the recipe."""
+    names = [str(name) for name, _ in top.section("sources").items()]
+    if isinstance(top.values["mix_changes"], str):
+        return MixChanges.read(inside(folder, top.values["mix_changes"]), names)
+    section = top.section("mix_changes")
+    section.known("file", "sources")
+    given = section.values.get("sources", names)
+    if not isinstance(given, list) or not section.text("file"):
+        raise section.error(
+            "sources" if section.text("file") else "file",
+            "a list of names" if section.text("file") else "the path of the file of changes",
+        )
+    return MixChanges.read(inside(folder, section.text("file")), [str(name) for name in given])
+
+
+def _mix_bounds(section: Section) -> tuple[tuple[str, Fraction, Fraction], ...]:
+    found = []
+    for name, value in section.items():
+        if not isinstance(value, list) or len(value) != 2:
+            raise section.error(name, "two shares, such as [0.2, 0.9]")
+        called = section.called(name)
+        low, high = (check_fraction(called, each) for each in value)
+        found.append((str(name), low, high))
+    return tuple(found)
+
+
 def _length(section: Section, name: str) -> Target:
     value = section.fraction(name) if name == "epochs" else section.integer(name)
     if value is None:
@@ -363,6 +395,17 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
         else:
             past["mix"] = {source: str(share) for source, share in recipe.past.mix}
         mapping["past"] = past
+    if recipe.mix_bounds:
+        bounds = {name: [str(low), str(high)] for name, low, high in recipe.mix_bounds}
+        mapping["mix_bounds"] = bounds
+    changes = recipe.mix_changes
+    if changes is not None:
+        if not changes.path:
+            raise InvalidArgument(
+                "mix_changes of a recipe file or a lock must be a file, got changes that none "
+                "holds; write them with MixChanges.write"
+            )
+        mapping["mix_changes"] = {"file": changes.path, "sources": list(changes.sources)}
     return mapping
 
 

@@ -224,10 +224,10 @@ const ORDERS = {
       return children(q, uncounted && j >= n ? j % Math.max(1, n - uncounted) : j);
     };
   },
-  stages(node, sources) {
+  stages(node, sources, idsOf, tableOf) {
     const children = builtOf(rowsOf(node), sources), cursors = sources.map(() => 0);
     const stages = node.stages.map((stage) => {
-      const from = stage.sources || range(sources.length), draw = MIXING[stage.rule](stage);
+      const from = stage.sources || range(sources.length), draw = MIXING[stage.rule](stage, tableOf);
       const begins = stage.begins || from.map((q) => cursors[q]);
       begins.forEach((begin, q) => { // draws of a stream are numbered in order, so its last one counts them
         let p = stage.samples - 1;
@@ -243,8 +243,8 @@ const ORDERS = {
       ranges.map(([begin, end, times]) => [(end - begin) * times, (p) => child(begin + p % (end - begin))]));
     return (p) => oneAfterAnother(served, p);
   },
-  skipped({ index, end, left_out: holes, moved, masks }, sources, idsOf) {
-    const child = build(index, sources), masked = masks.map((mask) => ({ ...mask, ids: idsOf(mask.file) }));
+  skipped({ index, end, left_out: holes, moved, masks }, sources, idsOf, tableOf) {
+    const child = build(index, sources, idsOf, tableOf), masked = masks.map((mask) => ({ ...mask, ids: idsOf(mask.file) }));
     const behind = moved.map(([begin, stop]) => [stop - begin, (p) => child(begin + p)]);
     const mark = (p, [q, d, ...span]) => [q, d, ...span, ...(masked.some(({ source, from, ids }) =>
       source === q && p >= from && (!ids || ids.has(d))) ? ['masked'] : [])];
@@ -252,7 +252,7 @@ const ORDERS = {
       : (p < end ? child(p) : oneAfterAnother(behind, p - end)).map((span) => mark(p, span)));
   },
 };
-const build = (node, sources, idsOf) => ORDERS[node.order](node, sources, idsOf);
+const build = (node, ...others) => ORDERS[node.order](node, ...others);
 function builtOf(nodes, sources) {
   const children = nodes.map((node, q) => build(node, [sources[q]]));
   return (q, sample) => children[q](sample).map(([, ...span]) => [q, ...span]);
@@ -327,6 +327,33 @@ const MIXING = {
     });
     return (p) => block(beginOf(p))[p - beginOf(p)];
   },
+  changed({ file, position: at, changes, columns, batch = 1, first }, tableOf) {
+    const rows = tableOf(file).slice(...changes), UNIT = 2n ** 31n, draws = [];
+    const starts = rows.map(([sample]) => Math.max(Number(sample) - at, 0) / batch);
+    const shares = rows.map((row) => columns.map((c) => (c < 0 ? 0n : row[c + 1]))).map((w) => {
+      const sum = total(w), scaled = w.map((x) => x * UNIT / sum), greatest = w.reduce((k, x, q) => (x > w[k] ? q : k), 0);
+      return scaled.map((x, q) => (q === greatest ? x + UNIT - total(scaled) : x));
+    });
+    const before = first && MIXING[first.rule](first), owed = columns.map(() => 0n), drawn = columns.map(() => 0);
+    range(starts[0], (i) => drawn[before(i * batch)[0]]++);
+    let k = 0;
+    const next = (i) => {
+      if (i === starts[k + 1]) {
+        owed.forEach((_, q) => { owed[q] += shares[k][q] * BigInt(starts[k + 1] - starts[k]); });
+        k++;
+      }
+      const w = shares[k], earlier = (q, r) => (UNIT / 2n - owed[q]) * w[r] < (UNIT / 2n - owed[r]) * w[q];
+      const best = range(w.length).filter((q) => w[q]).reduce((r, q) => (earlier(q, r) ? q : r));
+      owed[best] -= UNIT;
+      draws.push([best, drawn[best]++]);
+    };
+    return (p) => {
+      if (p < starts[0] * batch) return before(p);
+      while (starts[0] + draws.length <= Math.floor(p / batch)) next(starts[0] + draws.length);
+      const [q, j] = draws[Math.floor(p / batch) - starts[0]];
+      return [q, j * batch + p % batch];
+    };
+  },
 };
 
 // ---- steps, rows, receipts, files ------------------------------------------------------------------------
@@ -376,6 +403,11 @@ function idsIn(file) { // returns the documents that a file names
   const begin = 10 + data.readUInt16LE(8), width = Number(/'[<|][iu](\d)'/.exec(data.toString('latin1'))[1]);
   return new Set(range((data.length - begin) / width, (k) => data.readUIntLE(begin + k * width, Math.min(width, 6))));
 }
+function tableIn(file) { // returns the rows of an array of int64
+  const data = fs.readFileSync(file), begin = 10 + data.readUInt16LE(8);
+  const [rows, columns] = /\((\d+), (\d+)\)/.exec(data.toString('latin1')).slice(1).map(Number);
+  return range(rows, (k) => range(columns, (i) => data.readBigInt64LE(begin + 8 * (k * columns + i))));
+}
 function main([file, name, what, ...numbers]) {
   const text = fs.readFileSync(file), lock = JSON.parse(text), [a, b] = numbers.map(Number);
   const digest = createHash('sha256').update(text.subarray(0, text.lastIndexOf(lock.digest))).digest('hex');
@@ -383,7 +415,8 @@ function main([file, name, what, ...numbers]) {
   const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named);
   const subset = lock.subsets[name], size = subset.receipts.block_steps;
   const sources = subset.sources.map((row) => openSource(pathOf, rowsOf(lock.sources)[row]));
-  const spansOf = build(subset.index, sources, (row) => row !== null && idsIn(pathOf(lock.files[row].path)));
+  const fileOf = (row) => pathOf(lock.files[row].path), idsOf = (row) => row !== null && idsIn(fileOf(row));
+  const spansOf = build(subset.index, sources, idsOf, (row) => tableIn(fileOf(row)));
   const steps = subset.steps.flatMap(([first, n, count]) => range(count, (k) => [first + k * n, n, n]));
   steps.at(-1)[2] += subset.masked_rows;
   const widthOf = (node) => node.sequence_length || widthOf(node.common || node.index || node.parts[0].index);

@@ -63,7 +63,21 @@ skip:
   - {documents: bad.npy, source: code}
   - {source: chat, from_step: 30}
 """
+MIXES = """
+mix_changes: {file: mix.npy, sources: [chat, web, code]}
+"""
+LIMITED = """
+sequence_length: 32
+seed: 7
+batch: {global_batch_size: 12}
+exhaustion: continue
+sources: {web: web, code: {path: code, max_epochs: 3}, chat: {path: chat, order: packed}}
+stages:
+  a: {steps: 130, mix: {web: 0.8, code: 0.1, chat: 0.1}}
+"""
 RUNS: Mapping[str, Any] = {
+    "mixes": RECIPE + MIXES,
+    "limited mixes": LIMITED + MIXES,
     "recipe": RECIPE,
     "finetuning": FINETUNING,
     "skips": RECIPE + SKIPS,
@@ -138,7 +152,24 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                     writer.add_document(np.zeros(size))
         Path("bad.ids").write_text("\n".join(map(str, range(1, 90, 2))))
         np.save("bad.npy", np.arange(0, 100, 7, dtype=np.int32))
+        np.save("mix.npy", changes_of_mix())
         yield
+
+
+def changes_of_mix() -> np.ndarray:
+    """Return rows of a file of changes, of chat, web and code, in stages of every batching."""
+    whole = 2**31
+    return np.array(
+        [
+            (60, whole // 3, whole // 3, whole - 2 * (whole // 3)),
+            (72, 0, whole, 0),
+            (84, whole - 3, 1, 2),
+            (600, whole // 2, whole // 4, whole // 4),
+            (720, 0, whole // 7, whole - whole // 7),
+            (1212, whole // 5, 0, whole - whole // 5),
+            (1248, whole // 8, whole // 2, whole - whole // 2 - whole // 8),
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +296,6 @@ def test_rows_of_an_evaluation(name: str, node: str) -> None:
     compare(node, stream, "valid", queries=1000)
 
 
-def test_the_program_has_at_most_400_lines() -> None:
+def test_the_program_has_at_most_440_lines() -> None:
     """So that it shows how much an implementation takes."""
-    assert len(PROGRAM.read_text().splitlines()) <= 400
+    assert len(PROGRAM.read_text().splitlines()) <= 440

@@ -58,6 +58,14 @@ def divisor(jit: Backend) -> None:
     jit.divisor_counts(weights, 3)
 
 
+def mix(jit: Backend) -> None:
+    shares = np.full((1, 2), 2**30, np.uint32)
+    deficits, counts = np.zeros((2, 2, 2), np.int64)
+    jit.mix_table(shares, np.array([3]), deficits, counts)
+    outputs = np.empty(3, np.int16), np.empty(3, np.int64)
+    jit.mix_fill(shares, np.array([0]), deficits[:1], counts[:1], 0, *outputs)
+
+
 def bijection(jit: Backend) -> None:
     for key, n in itertools.product((KEY, read_only(KEY)), (10, 5000)):
         indices = jit.bijection_apply(key, n, np.arange(3))
@@ -139,7 +147,7 @@ def gather(jit: Backend) -> None:
 
 
 MODULES = (
-    bijection, blending, mapping, packing, divisor, spans, shuffle, gather, samples, receipt,
+    bijection, blending, mapping, packing, divisor, mix, spans, shuffle, gather, samples, receipt,
     balance,
 )  # fmt: skip
 

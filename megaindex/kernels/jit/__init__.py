@@ -21,6 +21,7 @@ from megaindex.kernels.jit.gather import (
     mask_loss,
 )
 from megaindex.kernels.jit.mapping import map_blocks, map_sentences
+from megaindex.kernels.jit.mix import mix_fill, mix_table
 from megaindex.kernels.jit.packing import (
     count_pieces,
     pack_pieces,

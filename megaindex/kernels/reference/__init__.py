@@ -22,6 +22,7 @@ from megaindex.kernels.reference.gather import (
     token_table,
 )
 from megaindex.kernels.reference.mapping import map_blocks, map_sentences
+from megaindex.kernels.reference.mix import mix_fill, mix_table
 from megaindex.kernels.reference.packing import (
     count_pieces,
     pack_pieces,

@@ -1,0 +1,172 @@
+"""Earliest steps at which sources can repeat, whatever mixes a run is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from megaindex.errors import InvalidArgument
+from megaindex.recipe.layout import PlannedStage, RecipeLayout
+from megaindex.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarliestRepeat:
+    """The earliest step at which a source can repeat under any mix within its bounds.
+
+    Attributes:
+        source: its name.
+        least: least share that changed weights may give it.
+        most: greatest share, also by the least shares of the others.
+        first_step: first step, from 0, that can serve one of its samples again; None if none in
+            the run can.
+        planned_step: first step that does so by the plan; None if none does.
+    """
+
+    source: str
+    least: float
+    most: float
+    first_step: int | None
+    planned_step: int | None
+
+
+def earliest_repeats(layout: RecipeLayout, consumed_samples: int = 0) -> list[EarliestRepeat]:
+    """Return the earliest repeat of each source under any mix from ``consumed_samples`` on.
+
+    Changed weights are exact to a sample for each stream, which the bound allows for; it is exact
+    for a source that may be drawn alone. Stages by repeat and choose keep their draws.
+
+    Raises:
+        InvalidArgument: stages have several sequence lengths.
+    """
+    recipe = layout.recipe
+    if recipe.has_lengths or any(size.blocks is not None for size in layout.sizes):
+        raise InvalidArgument(
+            "--mix-bounds counts samples of one sequence_length, and the run has several, or order "
+            "blocks; leave it out"
+        )
+    shares = _greatest_shares(recipe)
+    lows = {name: low for name, low, _ in recipe.mix_bounds}
+    found = []
+    for number, source in enumerate(recipe.sources):
+        planned = _first(_draws(layout, number, None, 0), layout, number)
+        position = _first(_draws(layout, number, shares[number], consumed_samples), layout, number)
+        steps = [None if p is None else layout.batch.iterations_within(p)
+                 for p in (position, planned)]  # fmt: skip
+        found.append(
+            EarliestRepeat(
+                source=source.name,
+                least=float(lows.get(source.name, 0)),
+                most=float(shares[number]),
+                first_step=steps[0],
+                planned_step=steps[1],
+            )
+        )
+    return found
+
+
+def _greatest_shares(recipe: Recipe) -> list[Fraction]:
+    """Return the greatest share that changed weights may give each source."""
+    lows = {name: low for name, low, _ in recipe.mix_bounds}
+    highs = {name: high for name, _, high in recipe.mix_bounds}
+    return [
+        min(
+            highs.get(source.name, Fraction(1)),
+            1 - sum((low for name, low in lows.items() if name != source.name), Fraction(0)),
+        )
+        for source in recipe.sources
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draws:
+    """The most draws from a source in a range of positions."""
+
+    first: int
+    samples: int
+    restarts: bool
+    planned: PlannedStage | None
+    """The part of a stage that lies there, with its draws."""
+    stream: int | None
+    """Stream of the source in it; None if it does not draw from the source."""
+    share: Fraction | None
+    """Greatest share of changed weights; None where the weights stay."""
+    slack: Fraction = Fraction(0)
+
+    def most(self, samples: int) -> int:
+        """Return the most draws in the first ``samples`` positions."""
+        own = 0
+        if self.planned is not None and self.stream is not None:
+            begin = self.first - self.planned.first_sample
+            counts = (self.planned.mixing.counts(n)[self.stream] for n in (begin, begin + samples))
+            low, high = map(int, counts)
+            own = high - low
+        if self.share is None:
+            return own
+        return min(samples, max(own, int(self.share * samples + self.slack)))
+
+
+def _draws(
+    layout: RecipeLayout, source: int, share: Fraction | None, consumed: int
+) -> Iterator[_Draws]:
+    """Yield the draws from a source, stage by stage; before ``consumed`` they are known."""
+    recipe = layout.recipe
+    stages = {stage.name: stage for stage in recipe.stages}
+    name, begun = recipe.sources[source].name, ""
+    slack = Fraction(0 if share == 1 else 1) + (share or 0) * len(recipe.sources) * (share != 1)
+    for planned in layout.stages:
+        stage = stages[planned.name]
+        restarts = planned.name != begun and any(
+            stream.restart for stream in stage.streams if stream.source == name
+        )
+        begun = planned.name
+        sources = planned.mixed.sources
+        stream = sources.index(source) if source in sources else None
+        end = planned.first_sample + planned.num_samples
+        known = min(max(consumed, planned.first_sample), end)
+        free = share if stage.by_proportion and recipe.exhaustion != "redistribute" else None
+        for first, stop, most in ((planned.first_sample, known, None), (known, end, free)):
+            if first < stop:
+                yield _Draws(
+                    first=first,
+                    samples=stop - first,
+                    restarts=restarts and first == planned.first_sample,
+                    planned=planned,
+                    stream=stream,
+                    share=most,
+                    slack=slack,
+                )
+
+
+def _first(draws: Iterator[_Draws], layout: RecipeLayout, source: int) -> int | None:
+    """Return the first position that can serve a sample of the source again."""
+    recipe, epoch = layout.recipe, layout.sizes[source].samples
+    limits = recipe.sources[source]
+    if recipe.exhaustion != "repeat":
+        most = (limits.max_epochs or Fraction(1)) * (limits.max_fraction or Fraction(1))
+        allowed = int(epoch * most)
+    else:
+        allowed = epoch + 1
+    if allowed <= epoch and not any(
+        stream.restart for stage in recipe.stages for stream in stage.streams
+    ):
+        return None
+    read = layout.begins[source]
+    left, reached = max(0, epoch - read), read
+    for part in draws:
+        if part.restarts:
+            left = epoch if reached == 0 else 0  # its first sample was served before
+        most_drawn = part.most(part.samples)
+        if most_drawn > left:
+            low, high = 0, part.samples
+            while high - low > 1:
+                middle = (low + high) // 2
+                if part.most(middle) > left:
+                    high = middle
+                else:
+                    low = middle
+            return part.first + high - 1
+        left -= most_drawn
+        reached += most_drawn
+    return None

@@ -1,0 +1,443 @@
+"""Weights changed in mid-run: against a plain model, on any ranks, with kills and resumes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megaindex import IndexedDatasetWriter
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.mixing import row_of_weights
+from megaindex.kernels.reference.mix import UNIT
+from megaindex.loader import CostModel, RecipeLoader, SampleOptions, check_receipts, join_states
+from megaindex.recipe import amend, check_past, open_recipe, plan_recipe, read_recipe
+from megaindex.recipe.recipe import Recipe
+
+S, G, STEPS = 8, 8, 24
+NAMES = ("web", "code", "math")
+RECIPE = """
+sequence_length: 8
+batch: {global_batch_size: 8}
+sources: {web: web, code: code, math: math}
+stages:
+  all: {steps: 16, mix: {web: 0.7, code: 0.3}}
+  end: {steps: 8, batching: BATCHING, mix: {web: 0.5, math: 0.5}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources whose tokens are all different: a row names its sample."""
+    folder = tmp_path_factory.mktemp("mix")
+    first = 0
+    for name, documents in zip(NAMES, (60, 25, 12), strict=True):
+        with IndexedDatasetWriter(str(folder / name), np.int32) as writer:
+            for length in np.random.default_rng(documents).integers(1, 40, documents):
+                writer.add_document(np.arange(first, first + length))
+                first += int(length)
+    for batching in ("stratified", "random", "per_stream"):
+        text = RECIPE.replace("BATCHING", batching)
+        (folder / f"{batching}.yaml").write_text(text)
+    return folder
+
+
+def recipe_at(folder: Path, batching: str = "stratified") -> Recipe:
+    return read_recipe(folder / f"{batching}.yaml")
+
+
+class Cluster:
+    """Loaders of all ranks of a run."""
+
+    def __init__(self, recipe: Recipe, ranks: int, micro: int, state: Any = None, **more: Any):
+        self.loaders = [
+            RecipeLoader(
+                open_recipe(recipe),
+                data_parallel_rank=rank,
+                data_parallel_size=ranks,
+                micro_batch_size=micro,
+                options=SampleOptions(dataset_id=True),
+                **more,
+            )
+            for rank in range(ranks)
+        ]
+        self.batches = [iter(loader) for loader in self.loaders]
+        self.rows: list[tuple[int, int]] = []
+        """Source and first token of each row served."""
+        if state is not None:
+            for loader in self.loaders:
+                loader.load_state_dict(state)
+            self.batches = [iter(loader) for loader in self.loaders]
+
+    @property
+    def first(self) -> RecipeLoader:
+        return self.loaders[0]
+
+    def set_mix(self, weights: Mapping[str, Any], at: int | None = None) -> None:
+        for loader in self.loaders:
+            loader.set_mix(weights, at)
+
+    def round(self) -> bool:
+        """Serve one micro batch on every rank; False at the end of the run."""
+        for batches in self.batches:
+            batch = next(batches, None)
+            if batch is None:
+                return False
+            columns = batch["dataset_id"].tolist(), batch["tokens"][:, 0].tolist()
+            self.rows += zip(*columns, strict=True)
+        return True
+
+    def run(self, mixes: Mapping[int, Mapping[str, Any]], rounds: int = 10**9) -> None:
+        """Serve rounds; each mix is set before its step, unless it was."""
+        for _ in range(rounds):
+            step = self.first.next_step
+            changes = self.first.recipe.mix_changes
+            known = changes is not None and G * step in changes.positions
+            if step in mixes and not known and self.first.consumed_samples == G * step:
+                self.set_mix(mixes[step])
+            if not self.round():
+                return
+
+    def state(self) -> Any:
+        states = [loader.state_dict() for loader in self.loaders]
+        return json.loads(json.dumps(join_states(states)))
+
+
+def draws_of(mixes: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """The plain model: the source of each position, draw by draw."""
+    found: list[int] = []
+    for begin, end, shares in ((0, 16, (7, 3, 0)), (16, 24, (1, 0, 1))):
+        order = sorted(range(3), key=lambda k: shares[k] == 0)
+        owed = [Fraction(0)] * 3
+        units = [Fraction(share, sum(shares)) for share in shares]
+        cuts = sorted({begin, end, *(step for step in mixes if begin <= step < end)})
+        for first, stop in itertools.pairwise(cuts):
+            if first in mixes:
+                given = [Fraction(str(mixes[first].get(name, 0))) for name in NAMES]
+                units = [Fraction(int(w), UNIT) for w in row_of_weights(given)]
+            for _ in range((stop - first) * G):
+                times = [((Fraction(1, 2) - owed[k]) / units[k], at, k)
+                         for at, k in enumerate(order) if units[k]]  # fmt: skip
+                source = min(times)[2]
+                owed[source] -= 1
+                found.append(source)
+            owed = [o + u * G * (stop - first) for o, u in zip(owed, units, strict=True)]
+            if first not in mixes:  # the stage's own mix owes nothing
+                owed = [Fraction(0)] * 3
+    return found
+
+
+MIX = st.fixed_dictionaries(
+    {}, optional={name: st.sampled_from((0, 0.05, 0.3, 1, 2.5)) for name in NAMES}
+).filter(lambda mix: any(mix.values()))
+MIXES = st.dictionaries(st.integers(0, STEPS - 1), MIX, max_size=6)
+SHAPES = st.sampled_from(((1, 8), (2, 2), (4, 1), (1, 1), (2, 4)))
+
+
+PARTS = st.lists(st.tuples(SHAPES, st.integers(0, 4), st.integers(1, 30)), max_size=3)
+
+
+def check_model(
+    folder: Path,
+    mixes: dict[int, dict[str, Any]],
+    parts: list[tuple[tuple[int, int], int, int]],
+    last: tuple[int, int],
+) -> None:
+    """Serve a run with kills and resumes on other ranks, and compare it with the model."""
+    recipe = recipe_at(folder)
+    state, rows = None, []
+    for shape, ahead, rounds in parts:
+        cluster = Cluster(recipe, *shape, state, read_ahead=ahead)
+        cluster.run(mixes, rounds - rounds % (G // (shape[0] * shape[1])))
+        state, rows = cluster.state(), rows + cluster.rows
+    cluster = Cluster(recipe, *last, state)
+    cluster.run(mixes)
+    rows += cluster.rows
+    assert [source for source, _ in rows] == draws_of(mixes)
+    sizes = [size.samples for size in cluster.first.layout.sizes]
+    for source, size in enumerate(sizes):
+        served = [token for number, token in rows if number == source]
+        for begin in range(0, len(served), size):
+            assert max(Counter(served[begin : begin + size]).values()) == 1
+    whole = Cluster(recipe, 1, G)
+    whole.run(mixes)
+    assert whole.rows == rows
+    joined = cluster.state()
+    assert joined["loader"]["receipt"]["receipt"] == whole.state()["loader"]["receipt"]["receipt"]
+    index = open_recipe(cluster.first.recipe).index
+    assert check_receipts([joined], index).equal
+
+
+@settings(max_examples=2)
+@given(mixes=MIXES, parts=PARTS, last=SHAPES)
+def test_any_cluster_serves_what_the_model_draws(
+    folder: Path, mixes: Any, parts: Any, last: Any
+) -> None:
+    """Nothing repeats before its epoch ends."""
+    check_model(folder, mixes, parts, last)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(mixes=MIXES, parts=PARTS, last=SHAPES)
+def test_many_clusters_serve_what_the_model_draws(
+    folder: Path, mixes: Any, parts: Any, last: Any
+) -> None:
+    check_model(folder, mixes, parts, last)
+
+
+@pytest.mark.parametrize("batching", ["random", "per_stream"])
+@pytest.mark.parametrize("balance", [None, CostModel(linear=10, attention=1)])
+def test_every_batching_and_balance(folder: Path, batching: str, balance: Any) -> None:
+    mixes = {18: {"code": 1, "web": 1}, 20: {"math": 3, "web": 1}}
+    found = []
+    for shape in ((1, 4), (2, 2), (4, 2)):
+        cluster = Cluster(recipe_at(folder, batching), *shape, balance=balance)
+        cluster.run(mixes, 19 * G // (shape[0] * shape[1]))
+        cluster = Cluster(recipe_at(folder, batching), *shape, cluster.state(), balance=balance)
+        cluster.run(mixes)
+        found.append(cluster.state()["loader"]["receipt"]["receipt"])
+        by_step = [
+            Counter(source for source, _ in cluster.rows[k : k + G]) for k in range(0, 40, G)
+        ]
+        if batching == "per_stream":
+            assert all(len(step) == 1 for step in by_step)
+    assert len(set(found)) == 1
+
+
+def test_the_mix_of_a_step_begun_and_of_prefetched_batches(folder: Path) -> None:
+    """It changes with the next step; batches before it are neither read again nor lost."""
+    recipe = recipe_at(folder)
+    plain = Cluster(recipe, 1, 2)
+    plain.run({})
+    cluster = Cluster(recipe, 1, 2, read_ahead=16)
+    cluster.run({}, 5)  # a quarter of step 1
+    assert cluster.first.next_step == 2
+    assert cluster.first.set_mix({"math": 1}) == 2
+    assert len(cluster.first) == STEPS * G // 2
+    cluster.run({})
+    assert cluster.rows[:16] == plain.rows[:16]
+    assert {source for source, _ in cluster.rows[16:128]} == {2}
+    assert len(cluster.rows) == STEPS * G
+    # a change behind the prefetched batches leaves them
+    cluster = Cluster(recipe, 1, 2, read_ahead=2, num_threads=1)
+    cluster.run({}, 1)
+    prepared: list[Any] = []
+    reader = cluster.first._loader._source
+    prepare = reader.prepare
+    lock = threading.Lock()
+
+    def counted(ids: Any) -> Any:
+        with lock:
+            prepared.append(tuple(ids))
+        return prepare(ids)
+
+    reader.prepare = counted  # type: ignore[method-assign]
+    cluster.batches = [iter(cluster.first)]
+    cluster.run({}, 2)
+    cluster.first.set_mix({"math": 1}, at=9)
+    cluster.run({})
+    assert len(prepared) == len(set(prepared))
+
+
+def test_what_a_trainer_may_call_when(folder: Path) -> None:
+    cluster = Cluster(recipe_at(folder), 1, 8)
+    loader = cluster.first
+    loader.set_mix({"code": 1}, at=20)
+    loader.set_mix({"math": 1}, at=3)
+    loader.set_mix({"web": 1, "math": 1}, at=3)  # in place of it
+    cluster.run({}, 3)
+    with pytest.raises(InvalidArgument, match="from step 3, the next one, to step 23, .* got 2"):
+        loader.set_mix({"code": 1}, at=2)
+    cluster.run({})
+    assert Counter(source for source, _ in cluster.rows[24:128]) == {0: 52, 2: 52}
+    assert {source for source, _ in cluster.rows[160:]} == {1}
+    assert {source for source, _ in cluster.rows[128:160]} == {0, 2}  # the stage's own mix
+    with pytest.raises(InvalidArgument, match="from step 24"):
+        loader.set_mix({"code": 1})
+
+
+WRONG = {
+    "unknown": ({"wb": 1}, "unknown source 'wb'; the sources are web, code, math"),
+    "nothing": ({"web": 0}, "sum to 0"),
+    "empty": ({}, "sum to 0"),
+    "negative": ({"web": -0.5}, "web: must be a number from 0, got -0.5"),
+    "nan": ({"web": float("nan")}, "web: must be a number from 0, got nan"),
+    "infinite": ({"web": float("inf")}, "got inf"),
+    "text": ({"web": "much"}, "web must be a number"),
+    "list": ([0.5, 0.5], "a mapping of sources to weights"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_mixes_are_refused_and_change_nothing(folder: Path, case: str) -> None:
+    weights: Any
+    weights, message = WRONG[case]
+    loader = RecipeLoader(open_recipe(recipe_at(folder)))
+    state = loader.state_dict()
+    with pytest.raises(InvalidArgument, match=message):
+        loader.set_mix(weights)
+    assert loader.state_dict() == state
+
+
+def test_stages_and_policies_that_a_mix_does_not_fit(folder: Path, tmp_path: Path) -> None:
+    text = RECIPE.replace("BATCHING", "stratified").replace("{web: web, code: code, math: math}", (
+        "{web: {path: web, max_epochs: 5}, code: {path: code, max_epochs: 5}, "
+        "math: {path: math, max_epochs: 5}}"))  # fmt: skip
+    for name in NAMES:
+        text = text.replace(f"path: {name}", f"path: {folder / name}")
+    counts = text.replace("{web: 0.7, code: 0.3}", "{web: {repeat: 2}, code: {choose: 5}}")
+    for policy, content, weights, message in (
+        ("continue", counts, {"web": 1}, "draw by repeat and choose, numbers of samples"),
+        ("redistribute", text, {"web": 1}, "exhaustion redistribute divides"),
+        ("error", text, {"math": 1}, "source math is exhausted in step 15"),
+    ):
+        path = tmp_path / f"{policy}.yaml"
+        path.write_text(f"{content}\nexhaustion: {policy}\n")
+        loader = RecipeLoader(open_recipe(read_recipe(path)))
+        before = loader.state_dict()
+        with pytest.raises(InvalidArgument, match=message):
+            loader.set_mix(weights)
+        assert loader.state_dict() == before
+    for policy, steps in (("continue", STEPS), ("stop", 11)):
+        path = tmp_path / f"{policy}.yaml"
+        path.write_text(f"{text}\nexhaustion: {policy}\n".replace("epochs: 5", "epochs: 4"))
+        cluster = Cluster(read_recipe(path), 1, 8)
+        cluster.run({1: {"math": 1, "web": 0.01}})
+        served = Counter(source for source, _ in cluster.rows)
+        assert served[2] <= 4 * cluster.first.layout.sizes[2].samples
+        assert len(cluster.rows) // G >= steps or policy == "stop"
+        check = check_receipts([cluster.state()], open_recipe(cluster.first.recipe).index)
+        assert check.equal
+
+
+def test_ranks_with_other_mixes_are_named(folder: Path) -> None:
+    cluster = Cluster(recipe_at(folder), 2, 2)
+    cluster.set_mix({"web": 1}, at=2)
+    cluster.loaders[0].set_mix({"web": 1, "math": 1}, at=5)
+    cluster.loaders[1].set_mix({"web": 1, "math": 2}, at=5)
+    with pytest.raises(InvalidArgument, match="ranks 0 and 1 differ .* from sample 40 on, step 5"):
+        join_states([loader.state_dict() for loader in cluster.loaders])
+
+
+def test_states_that_are_damaged_or_of_another_past(folder: Path, tmp_path: Path) -> None:
+    recipe = recipe_at(folder)
+    cluster = Cluster(recipe, 1, 8)
+    cluster.run({2: {"math": 1}, 4: {"code": 2, "web": 1}}, 6)
+    state = cluster.state()
+    other = Cluster(recipe, 1, 8)
+    other.run({2: {"math": 1}, 5: {"code": 2, "web": 1}}, 6)
+    changed = replace(recipe, mix_changes=other.first.recipe.mix_changes)
+    loader = RecipeLoader(open_recipe(changed))
+    before = loader.state_dict()
+    with pytest.raises(InvalidArgument, match=r"other changes of the mix .* step 4 \(sample 32\)"):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == before
+    loader.load_state_dict(state, allow=("past",))
+    for change in (
+        {"data": state["mix_changes"]["data"][:-4]},
+        {"data": "?"},
+        {"changes": 3},
+        {"sources": ["web", "code", "maths"]},
+        {"sources": "web"},
+    ):
+        damaged = {**state, "mix_changes": {**state["mix_changes"], **change}}
+        with pytest.raises(FormatError):
+            RecipeLoader(open_recipe(recipe)).load_state_dict(damaged)
+    with pytest.raises(FormatError, match="if and only if its version is 2"):
+        RecipeLoader(open_recipe(recipe)).load_state_dict({**state, "version": 1})
+    # 16 bytes a source and change, at most
+    assert len(state["mix_changes"]["data"]) <= 16 * 3 * 2
+
+
+def test_an_amended_run_keeps_its_changes(folder: Path) -> None:
+    recipe = recipe_at(folder)
+    cluster = Cluster(recipe, 2, 2)
+    cluster.run({2: {"math": 1, "web": 3}, 9: {"code": 1}}, 2 * 10)
+    cluster.set_mix({"web": 1}, at=12)
+    consumed = cluster.first.consumed_samples
+    run = amend(cluster.first.layout, consumed_samples=consumed, stages=[recipe.stages[1]])
+    assert run.mix_changes is not None
+    assert len(run.mix_changes) == 2
+    check_past(cluster.first.layout, plan_recipe(run), consumed)
+    resumed = Cluster(run, 4, 2, cluster.state())
+    resumed.run({})
+    assert check_receipts([resumed.state()], open_recipe(run).index).equal
+    with pytest.raises(InvalidArgument, match="other changes of the mix"):
+        check_past(cluster.first.layout, plan_recipe(recipe), consumed)
+
+
+def test_a_controller_gets_statistics_and_sets_the_mix(folder: Path) -> None:
+    cluster = Cluster(recipe_at(folder), 1, 8)
+    loader = cluster.first
+    cluster.run({}, 4)
+    loader.report_loss("web", 2.0, tokens=3)
+    loader.report_loss(0, 4.0)
+    rows = loader.mix_statistics()
+    assert [row.source for row in rows] == list(NAMES)
+    served = Counter(source for source, _ in cluster.rows)
+    assert [row.samples for row in rows] == [served[k] for k in range(3)]
+    assert (rows[0].loss, rows[0].reports, rows[1].loss, rows[1].steps) == (2.5, 2, None, 4)
+    assert [round(row.weight, 6) for row in rows] == [0.7, 0.3, 0]
+    step = loader.control_mix(lambda rows: {row.source: row.loss or 1 for row in rows})
+    assert step == 4
+    assert [round(row.weight, 3) for row in loader.mix_statistics()] == [0.556, 0.222, 0.222]
+    assert loader.mix_statistics()[0].reports == 0
+    assert loader.control_mix(lambda _: None) is None
+    for source, loss in (("x", 1.0), (3, 1.0), ("web", float("nan"))):
+        with pytest.raises(InvalidArgument):
+            loader.report_loss(source, loss)
+    several = Cluster(recipe_at(folder), 2, 2)
+    with pytest.raises(InvalidArgument, match="broadcast must be given with 2 ranks"):
+        several.first.control_mix(lambda _: {"web": 1})
+    sent: list[Any] = []
+    for each in several.loaders:
+        each.control_mix(
+            lambda _: {"math": 1},
+            broadcast=lambda mix: sent.append(mix) or sent[0],  # type: ignore[func-returns-value]
+        )
+    assert sent == [{"math": 1}, None]
+    several.run({})
+    assert {source for source, _ in several.rows[:128]} == {2}
+
+
+def test_bounds_of_the_recipe_hold(folder: Path) -> None:
+    third = Fraction(1, 3)
+    recipe = replace(recipe_at(folder), mix_bounds=(("web", third, Fraction(1, 2)),))
+    loader = RecipeLoader(open_recipe(recipe))
+    loader.set_mix({"web": 1, "code": 1, "math": 1})
+    for web in (0.2, 2.5):
+        with pytest.raises(InvalidArgument, match=r"out of its mix_bounds \[0.333333, 0.5\]"):
+            loader.set_mix({"web": web, "code": 1, "math": 1})
+
+
+def test_a_file_of_changes_gives_the_same_run(folder: Path, tmp_path: Path) -> None:
+    cluster = Cluster(recipe_at(folder), 1, 8)
+    cluster.run({3: {"math": 1, "code": 2}, 17: {"web": 1}})
+    changes = cluster.first.recipe.mix_changes
+    assert changes is not None
+    changes.write(tmp_path / "mix.npy")
+    (tmp_path / "run.yaml").write_text(
+        RECIPE.replace("BATCHING", "stratified").replace("{web: web, code: code, math: math}", (
+            f"{{web: {folder / 'web'}, code: {folder / 'code'}, math: {folder / 'math'}}}"))
+        + "mix_changes: mix.npy\n"
+    )  # fmt: skip
+    again = Cluster(read_recipe(tmp_path / "run.yaml"), 2, 4)
+    again.run({})
+    assert again.rows == cluster.rows
+    assert again.first.recipe.mix_changes == changes
+    for shape, dtype in (((2, 3), np.int64), ((2, 4), np.int32), ((2, 4), np.int64), (4, np.int64)):
+        np.save(tmp_path / "mix.npy", np.ones(shape, dtype))
+        with pytest.raises(FormatError, match="not the changes of a mix"):
+            read_recipe(tmp_path / "run.yaml")
