@@ -16,7 +16,9 @@ from megaindex.loader.receipts import Recorder as Recorder
 from megaindex.loader.receipts import check_receipts as check_receipts
 from megaindex.loader.receipts import join_states as join_states
 from megaindex.loader.receipts import receipted as receipted
+from megaindex.loader.recipe_loader import MixController as MixController
 from megaindex.loader.recipe_loader import RecipeLoader as RecipeLoader
+from megaindex.loader.recipe_loader import SourceStatistics as SourceStatistics
 from megaindex.loader.record_proof import RecordProof as RecordProof
 from megaindex.loader.record_proof import RunRecord as RunRecord
 from megaindex.loader.record_proof import compare_records as compare_records

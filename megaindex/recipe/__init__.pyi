@@ -7,6 +7,7 @@ from megaindex.recipe.amend import amend as amend
 from megaindex.recipe.amend import check_past as check_past
 from megaindex.recipe.llm_foundry_yaml import read_llm_foundry as read_llm_foundry
 from megaindex.recipe.maxtext_yaml import read_maxtext as read_maxtext
+from megaindex.recipe.mix_changes import MixChanges as MixChanges
 from megaindex.recipe.nanotron_yaml import read_nanotron as read_nanotron
 from megaindex.recipe.past import Past as Past
 from megaindex.recipe.past import PastRead as PastRead
