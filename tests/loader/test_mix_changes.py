@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -22,6 +24,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.mixing import row_of_weights
 from megaindex.kernels.reference.mix import UNIT
 from megaindex.loader import CostModel, RecipeLoader, SampleOptions, check_receipts, join_states
+from megaindex.plan.recipe_plan import make_recipe_plan
 from megaindex.recipe import amend, check_past, open_recipe, plan_recipe, read_recipe
 from megaindex.recipe.recipe import Recipe
 
@@ -441,3 +444,77 @@ def test_a_file_of_changes_gives_the_same_run(folder: Path, tmp_path: Path) -> N
         np.save(tmp_path / "mix.npy", np.ones(shape, dtype))
         with pytest.raises(FormatError, match="not the changes of a mix"):
             read_recipe(tmp_path / "run.yaml")
+
+
+PROCESS = """
+import sys
+import torch.distributed as dist
+from megaindex.loader import RecipeLoader, join_states
+from megaindex.recipe import open_recipe, read_recipe
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+
+def broadcast(mix):
+    box = [mix]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+recipe = read_recipe(f"{folder}/stratified.yaml")
+loader = RecipeLoader(open_recipe(recipe), data_parallel_rank=rank, data_parallel_size=2)
+batches = iter(loader)
+while True:
+    if loader.next_step % 5 == 1 and loader.consumed_samples % 8 == 0:
+        loader.report_loss("web", 2.0 + rank)  # those of rank 0 count
+        loader.control_mix(
+            lambda rows: {row.source: row.weight + (row.loss or 1) for row in rows},
+            broadcast=broadcast,
+        )
+    if next(batches, None) is None:
+        break
+states = [None, None]
+dist.all_gather_object(states, loader.state_dict())
+joined = join_states(states)
+print(joined["mix_changes"]["changes"], joined["loader"]["receipt"]["samples"])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_mix_of_a_controller(folder: Path, tmp_path: Path) -> None:
+    (folder / "store").unlink(missing_ok=True)
+    script = tmp_path / "process.py"
+    script.write_text(PROCESS)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert outputs == ["5 192\n", "5 192\n"]
+
+
+def test_the_earliest_repeat_under_any_mix(folder: Path) -> None:
+    """No mix within the bounds repeats a source before; drawing it alone does at that step."""
+    recipe = recipe_at(folder)
+    plan = make_recipe_plan(plan_recipe(recipe), mix_bounds=True)
+    assert [row.source for row in plan.mix_bounds] == list(NAMES)
+    for number, row in enumerate(plan.mix_bounds):
+        loader = RecipeLoader(open_recipe(recipe))
+        for step in (0, 16):
+            loader.set_mix({row.source: 1}, at=step)
+        layout, size = loader.layout, loader.layout.sizes[number].samples
+        first = make_recipe_plan(layout, mix_bounds=True).mix_bounds[number].planned_step
+        assert row.first_step == first == (None if size >= STEPS * G else size // G)
+    half = replace(recipe, mix_bounds=(("math", Fraction(0), Fraction(1, 2)),))
+    bound = make_recipe_plan(plan_recipe(half), mix_bounds=True).mix_bounds[2].first_step
+    loader = RecipeLoader(open_recipe(half))
+    for step in (0, 16):
+        loader.set_mix({"math": 1, "web": 1}, at=step)
+    rows = make_recipe_plan(loader.layout, mix_bounds=True).mix_bounds
+    assert bound is not None
+    assert rows[2].planned_step is not None
+    assert bound <= rows[2].planned_step <= bound + 2
