@@ -20,6 +20,7 @@ import numpy as np
 from megaindex._types import I64, U32
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.index.mixing import ChangedMixing, FixedMixing, MixTable, row_of_weights
+from megaindex.index.skips import load_npy
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.os_errors import as_storage_error
 from megaindex.kernels.reference.mix import UNIT
@@ -110,11 +111,9 @@ class MixChanges:
             )
         try:
             with as_storage_error(path, "cannot read"):
-                rows = np.load(path, allow_pickle=False)
+                rows = load_npy(path)
         except (ValueError, EOFError) as error:
             raise FormatError(f"{path}: not an array in .npy format ({error})") from None
-        if not isinstance(rows, np.ndarray):
-            raise FormatError(f"{path}: not one array in .npy format, but several; restore it")
         if sources is None:
             sources = [str(column) for column in range(rows.shape[-1] - 1 if rows.ndim else 0)]
         return replace(cls.from_array(sources, rows, path), path=path)

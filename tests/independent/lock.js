@@ -315,7 +315,7 @@ function divisor(weights) {
 }
 const MIXING = {
   stratified: ({ shares }) => divisor(shares),
-  per_stream: ({ shares, batch }, batches = divisor(shares)) => (p) =>
+  per_stream: ({ shares, batch }, _, batches = divisor(shares)) => (p) =>
     batches(Math.floor(p / batch)).map((value, k) => (k ? value * batch + p % batch : value)),
   random({ shares, seed, name, period }) {
     const spread = divisor(shares), beginOf = (p) => p - p % period % 2048;
