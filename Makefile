@@ -13,7 +13,7 @@
 # make aarch64  the kernels on an emulated aarch64, equal to x86-64 bit by bit
 # make docs   the site of docs/, with search and an API reference, in build/site
 # make docs-sample  docs/audit-sample.html, and the pictures of docs/
-# make examples   the scripts of examples/, with the packages that they need
+# make trainers   the scripts of examples/, and one lock under every trainer, with the real packages
 # make explore, make sanitize, make slow, make fuzz, make soak, make mutants: see CONTRIBUTING.md
 
 PYTHON ?= python3
@@ -29,7 +29,7 @@ CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo 
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test examples explore lint bench matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak faults mutants clean
+.PHONY: demo quick test trainers explore lint bench matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak faults mutants clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -41,9 +41,14 @@ quick: $(VENV)/.quick-installed $(VENV)/.kernels-compiled
 test: $(VENV)/.test-installed $(VENV)/.kernels-compiled
 	$(BIN)/python -m pytest -m "not slow" -n $(or $(JOBS),$(shell expr $(CORES) + 1))
 
-examples: $(VENV)/.test-installed
-	$(PIP) -r requirements/examples.txt
-	$(BIN)/python -m pytest tests/test_examples.py
+# In an environment of its own: the tests of `make test` find none of these packages
+TRAINERS := $(VENV)-trainers
+trainers: $(SOURCES) requirements/trainers.txt
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --editable . \
+		-r requirements/quick.txt -r requirements/trainers.txt torch==2.13.0
+	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --no-deps nemo-automodel==0.7.0
+	$(TRAINERS)/bin/python -m pytest tests/trainers tests/test_examples.py
 
 # The property tests with a seed of their own, which MEGAINDEX_EXPLORE_SEED sets; of TESTS alone
 explore: $(VENV)/.test-installed
@@ -140,4 +145,4 @@ $(VENV)/.test-installed: $(VENV)/.quick-installed requirements/test.txt requirem
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist demo-data megaindex.egg-info megaindex/kernels/_native*.so megaindex/kernels/no_native.txt
+	rm -rf $(VENV) $(VENV)-trainers build dist demo-data megaindex.egg-info megaindex/kernels/_native*.so megaindex/kernels/no_native.txt

@@ -44,7 +44,7 @@ NAVIGATION = {
         *("record", "lock", "export", "changing-runs"),
         *("objects", "scale"),
     ],
-    "Frameworks": ["Megatron <megatron>", "neox"],
+    "Frameworks": ["Megatron <megatron>", "neox", "trainers"],
     "Coming from": [
         *("LLM-Foundry, OLMo-core <llm-foundry>", "Nanotron <nanotron>", "MaxText <maxtext>"),
         "PaddleNLP <paddlenlp>",

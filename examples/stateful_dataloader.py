@@ -2,22 +2,15 @@
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import megaindex
-from megaindex.loader import GPTDataset, MicroBatchSampler, collate
+from megaindex.loader import collate
+from megaindex.lock import open_run
 
 
 def make_loader() -> StatefulDataLoader:
-    corpus = megaindex.IndexedDataset("my_corpus")
-    index = megaindex.build_index(corpus, sequence_length=128, epochs=1, order="epoch")
-    sampler = MicroBatchSampler(
-        num_samples=index.num_samples,
-        micro_batch_size=4,
-        data_parallel_rank=0,
-        data_parallel_size=1,
-    )
-    # the loader's state includes that of the sampler
+    run = open_run("run.lock", data_parallel_rank=0, data_parallel_size=1)  # of `megaindex lock`
+    # the loader's state includes that of the sampler, which any number of ranks may load
     return StatefulDataLoader(
-        GPTDataset(index, corpus), batch_sampler=sampler, collate_fn=collate, num_workers=2
+        run.dataset(), batch_sampler=run.sampler, collate_fn=collate, num_workers=2
     )
 
 

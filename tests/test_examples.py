@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import megaindex
+from megaindex.lock import make_lock
 from megaindex.plan import Settings, make_plan, resolve
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -27,25 +28,30 @@ NEEDED = {
     "lightning_trainer": ["lightning"],
     "hf_trainer": ["transformers", "accelerate"],
     "accelerate_loop": ["accelerate"],
+    "torchtitan_config": ["torchtitan"],
 }
 APART = ("lightning_trainer", "hf_trainer", "accelerate_loop")  # they set up the whole process
 
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A corpus of 105 samples of 128 tokens in the working directory."""
+    """A corpus of 105 samples of 128 tokens in the working directory, and the lock of an epoch."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     with megaindex.IndexedDatasetWriter("my_corpus", dtype="uint8") as writer:
         for length in rng.integers(50, 400, 60):
             writer.add_document(rng.integers(0, 50, length))
+    make_lock(
+        data_path="my_corpus", order="epoch", sequence_length=128, epochs=1, micro_batch_size=4,
+        data_parallel_size=1,
+    ).write("run.lock")  # fmt: skip
 
 
 def run_example(name: str) -> str:
     """Return what an example prints."""
     for module in NEEDED[name]:
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed; make examples installs it")
+            pytest.skip(f"{module} is not installed; make trainers installs it")
     path = str(EXAMPLES / f"{name}.py")
     if name not in APART:
         out = io.StringIO()
@@ -98,30 +104,20 @@ def test_hugging_face_trainer(corpus: None) -> None:
     assert loss_of(text) < np.log(256)
 
 
-def test_hugging_face_labels_are_shifted_once(
-    corpus: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed; make examples installs it")
-    monkeypatch.setenv("PYTHONPATH", f"{EXAMPLES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    code = (
-        "import torch, transformers, hf_trainer as example\n"
-        "model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=256,\n"
-        "    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2))\n"
-        "dataset = example.GPTDataset(example.index, example.corpus)\n"
-        "batch = example.for_the_model([dataset[k] for k in range(4)])\n"
-        "found = model(**batch)\n"
-        "ids = torch.as_tensor(dataset[0]['tokens'])\n"
-        "assert batch['shift_labels'][0, :-1].equal(ids[1:])\n"
-        "expected = torch.nn.functional.cross_entropy(\n"
-        "    found.logits.flatten(0, 1), batch['shift_labels'].flatten())\n"
-        "torch.testing.assert_close(found.loss, expected)\n"
-    )
-    run_python("-c", code)
+def test_torchtitan(corpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/trainers/ trains with it."""
+    if importlib.util.find_spec("torchtitan") is None:
+        pytest.skip("torchtitan is not installed; make trainers installs it")
+    code = f"import sys; sys.path[:0] = [{str(EXAMPLES)!r}, {str(EXAMPLES.parent / 'tests')!r}]\n"
+    code += "import trainers.torchtitan_on_cpu, torchtitan_config\n"
+    code += "loader = torchtitan_config.debug().dataloader.build(dp_world_size=1, dp_rank=0, "
+    code += "seq_len=128, local_batch_size=4)\nprint(len(list(loader)))"
+    assert run_python("-c", code).endswith("26\n")
 
 
 def test_accelerate_loop(corpus: None) -> None:
-    assert "26 steps to sample 104 of 105" in run_example("accelerate_loop")
+    for _ in range(2):  # the second continues after ten steps
+        assert "26 steps to sample 104" in run_example("accelerate_loop")
 
 
 def test_the_notebook(

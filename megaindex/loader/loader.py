@@ -33,12 +33,13 @@ from megaindex.loader.checkpoint import (
     stored_contents,
 )
 from megaindex.loader.prefetch import ReadAhead
-from megaindex.loader.reader_choice import any_remote, make_reader, sources_of
+from megaindex.loader.reader_choice import any_remote, make_reader, reader_of, sources_of
 from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
 from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.samplers import EvaluationSampler
 from megaindex.loader.targets import Targets
 from megaindex.loader.token_readers import TokenReader
+from megaindex.loader.torch_dataset import GPTDataset
 from megaindex.validation import CheckpointReader, check_between, shown
 
 VERSION = 1
@@ -136,16 +137,11 @@ class Loader:
             recorder.ranks = getattr(sampler, "ranks", None)
         self._reader = make_reader(sources, reader) if isinstance(reader, str) else reader
         fingerprints = None if recorder is None else recorder.state_dict()["fingerprints"]
-        self._make = partial(
-            BatchMaker,
-            reader=self._reader,
-            options=options,
-            fingerprints=fingerprints,
-            targets=targets,
-        )
+        self._make = partial(BatchMaker, options=options, targets=targets)
+        self._fingerprints = fingerprints
         copies = None if device is None else _copies(device)
         self._source = BatchReader(
-            self._make(index),
+            self._make(index, self._reader, fingerprints=fingerprints),
             make_pool=partial(
                 BufferPool,
                 keep=read_ahead + num_threads + 2,
@@ -172,6 +168,41 @@ class Loader:
     def reader(self) -> TokenReader:
         """The reader of tokens; with ``auto``, its ``choice`` is the reader that was chosen."""
         return self._reader
+
+    @property
+    def index(self) -> Index:
+        """The samples, with the skips of the sampler."""
+        return self._index
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler of the micro batches of this rank."""
+        return self._sampler
+
+    @property
+    def sequence_lengths(self) -> set[int]:
+        """Tokens of a sample."""
+        return {self._index.sequence_length}
+
+    def dataset(self, *, receipts: bool = False) -> GPTDataset:
+        """Return the same samples for a DataLoader with worker processes, whose ``batch_sampler``
+        is `sampler`.
+
+        Args:
+            receipts: add the field ``receipt``, for `megaindex.loader.receipted`; the loader needs
+                a recorder.
+        """
+        fingerprints = self._fingerprints if receipts else None
+        if receipts and fingerprints is None:
+            raise InvalidArgument("receipts need a recorder; make the loader with one")
+        reader = reader_of(self._index, self._sources)
+        maker = self._make(self._index, reader, fingerprints=fingerprints)
+        return GPTDataset.from_maker(maker)
+
+    @property
+    def batches_left(self) -> int:
+        """Number of batches of this rank after the last one returned."""
+        return len(self._sampler) - self._returned
 
     @property
     def consumed_samples(self) -> int:
@@ -256,7 +287,8 @@ class Loader:
             sampler: sampler to go on with; None: the same, with as many samples.
         """
         self._index = index
-        self._source.exchange(self._make(index))
+        maker = self._make(index, self._reader, fingerprints=self._fingerprints)
+        self._source.exchange(maker)
         # a batch that the old maker reads was begun before
         if sampler is None and self._begun_before(first):
             return

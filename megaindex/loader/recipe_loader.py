@@ -22,6 +22,7 @@ from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.balance import CostModel
+from megaindex.index.spans import Index
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.batch_reader import Batch
 from megaindex.loader.checkpoint import Contents, check_content, check_contents
@@ -31,6 +32,7 @@ from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.samplers import EvaluationSampler, MicroBatchSampler
 from megaindex.loader.source_progress import SourceProgress
 from megaindex.loader.targets import source_targets, targets_of, targets_of_sources
+from megaindex.loader.torch_dataset import GPTDataset
 from megaindex.recipe.amend import check_past
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mix_changes import MixChanges, given_weights
@@ -501,6 +503,32 @@ class RecipeLoader:
         if broadcast is not None:
             weights = broadcast(weights)
         return None if weights is None else self.set_mix(weights, at=at)
+
+    @property
+    def index(self) -> Index:
+        """The samples of the run."""
+        return self._loader.index
+
+    @property
+    def sampler(self) -> MicroBatchSampler:
+        """The sampler of the micro batches of this rank."""
+        sampler: MicroBatchSampler = self._loader.sampler
+        return sampler
+
+    @property
+    def sequence_lengths(self) -> set[int]:
+        """Tokens of a sample, of each stage."""
+        recipe = self._opened.layout.recipe
+        return {recipe.length_of(stage) for stage in recipe.stages}
+
+    def dataset(self, *, receipts: bool = False) -> GPTDataset:
+        """Return the same samples for a DataLoader, as `Loader.dataset`."""
+        return self._loader.dataset(receipts=receipts)
+
+    @property
+    def batches_left(self) -> int:
+        """Number of batches of this rank after the last one returned."""
+        return self._loader.batches_left
 
     @property
     def recorder(self) -> Recorder:

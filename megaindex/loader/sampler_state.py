@@ -110,6 +110,25 @@ class Resumable(ABC):
         return self._ranks
 
     @property
+    def batch_size(self) -> int:
+        """Rows of a micro batch, where there is one rank.
+
+        Trainers that divide batches between ranks ask for it, as accelerate's `prepare` does.
+
+        Raises:
+            InvalidArgument: the batches are those of one rank of several.
+        """
+        ranks = self._ranks
+        if ranks.data_parallel_size > 1:
+            raise InvalidArgument(
+                f"these batches are those of rank {ranks.data_parallel_rank} of "
+                f"{ranks.data_parallel_size}, and would be divided between the ranks once more; "
+                "keep their DataLoader out of accelerator.prepare(), or use "
+                "megaindex.adapters.RunLoader, which it leaves as it is"
+            )
+        return ranks.micro_batch_size
+
+    @property
     @abstractmethod
     def _order(self) -> dict[str, Any]:
         """JSON values by name on which the order of samples depends."""

@@ -271,6 +271,11 @@ class MicroBatchSampler(Resumable):
         return None if self._skips is None else self._skips.stored
 
     @property
+    def schedule(self) -> BatchSchedule:
+        """The sizes of the steps by samples consumed."""
+        return self._schedule
+
+    @property
     def skips(self) -> Skips | None:
         """The skips of the run in positions; None without any."""
         return self._skips

@@ -355,6 +355,9 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         OutOfRange: by indexing, if the index does not hold a sample id.
     """
 
+    _maker: BatchMaker
+    _of_worker: BatchReader | None
+
     def __init__(
         self,
         index: Index,
@@ -367,11 +370,16 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         options = options or SampleOptions()
         if pad_id is not None:
             options = replace(options, pad_id=pad_id)
-        self._maker = BatchMaker(
-            index, reader_of(index, dataset), options, fingerprints=fingerprints
+        self._set_maker(
+            BatchMaker(index, reader_of(index, dataset), options, fingerprints=fingerprints)
         )
-        self._source = self._batches()
-        self._of_worker: BatchReader | None = None
+
+    @classmethod
+    def from_maker(cls, maker: BatchMaker) -> GPTDataset:
+        """Return the dataset of the samples that ``maker`` fills in."""
+        dataset = cls.__new__(cls)
+        dataset._set_maker(maker)
+        return dataset
 
     def __len__(self) -> int:
         return self._maker.index.num_samples
@@ -394,13 +402,13 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
             source = self._of_worker
         return SampleList(source.release(source.prepare(ids)))
 
-    def _batches(self) -> BatchReader:
-        return BatchReader(self._maker, make_pool=partial(BufferPool, keep=2))
-
     def __getstate__(self) -> dict[str, Any]:
         return {"maker": self._maker}  # each process makes its own buffers
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._maker = state["maker"]
-        self._source = self._batches()
+        self._set_maker(state["maker"])
+
+    def _set_maker(self, maker: BatchMaker) -> None:
+        self._maker = maker
+        self._source = BatchReader(maker, make_pool=partial(BufferPool, keep=2))
         self._of_worker = None

@@ -1,0 +1,182 @@
+"""Data of a locked run for Hugging Face's Trainer, and for classes derived from it.
+
+    trainer = Trainer(model=model, args=args)               # without train_dataset
+    megaindex.adapters.huggingface.attach(trainer, "run.lock")
+    trainer.train()                                         # or resume_from_checkpoint=True
+
+Each checkpoint gets a file ``megaindex.json`` with the position and the receipts of all ranks, and
+a resumed run continues there on any number of ranks, without reading the batches of the past.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from megaindex.adapters.run_loader import RunLoader, from_first_rank
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
+from megaindex.io.atomic import AtomicFiles
+from megaindex.io.json_files import Damaged, read_object
+from megaindex.lock.lock_file import Lock
+
+try:
+    from transformers import TrainerCallback
+    from transformers.trainer_utils import get_last_checkpoint
+except ImportError as error:
+    raise InvalidArgument(
+        f"megaindex.adapters.huggingface needs transformers, which cannot be imported: {error}; "
+        "pip install transformers accelerate"
+    ) from None
+
+__all__ = ["attach"]
+
+FILE = "megaindex.json"
+
+
+def attach(trainer: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) -> None:
+    """Let a trainer read the samples of a lock, and save and load its position.
+
+    Args:
+        trainer: a Trainer of transformers without a training dataset.
+        lock: path of the lock, or the lock.
+        **opening: other arguments of `megaindex.adapters.RunLoader`: search, cache_dir, options,
+            and ranks where they are not those of torch.distributed.
+
+    Raises:
+        InvalidArgument: the trainer has a dataset of its own, or another loader.
+    """
+    if trainer.train_dataset is not None:
+        raise InvalidArgument(
+            "the trainer has a train_dataset, which it would shuffle with a sampler of its own; "
+            "make it without one, the lock has the samples and their order"
+        )
+    if "get_train_dataloader" in vars(trainer):
+        raise InvalidArgument("the trainer has a loader already; attach one lock to a trainer")
+    data = _Data(trainer, lock, opening)
+    trainer.train = partial(data.train, trainer.train)
+    trainer.get_train_dataloader = data.dataloader
+    trainer.add_callback(data)
+
+
+class _Data(TrainerCallback):  # type: ignore[misc]
+    """The data of a trainer: its dataloader, and the file in its checkpoints."""
+
+    def __init__(self, trainer: Any, lock: Any, opening: dict[str, Any]) -> None:
+        self._trainer, self._lock, self._opening = trainer, lock, opening
+        self._checkpoint: str | None = None
+        self.run: RunLoader | None = None
+
+    def train(self, train: Any, resume_from_checkpoint: Any = None, **others: Any) -> Any:
+        """Call ``Trainer.train``, and keep the checkpoint from which it resumes."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self._trainer.args.output_dir) or True
+        self._checkpoint = resume_from_checkpoint or None
+        return train(resume_from_checkpoint=resume_from_checkpoint, **others)
+
+    def dataloader(self) -> torch.utils.data.DataLoader[Any]:
+        """Return the dataloader of this rank, at the position of the checkpoint."""
+        args = self._trainer.args
+        self.run = run = RunLoader(
+            self._lock,
+            fields="huggingface",
+            micro_batch_size=self._trainer._train_batch_size,
+            micro_batches_per_step=args.gradient_accumulation_steps,
+            **self._opening,
+        )
+        steps = len(run) // args.gradient_accumulation_steps
+        if args.max_steps > steps or (args.max_steps <= 0 and args.num_train_epochs > 1):
+            raise InvalidArgument(
+                f"the run of the lock has {steps} steps, and the trainer max_steps="
+                f"{args.max_steps}, num_train_epochs={args.num_train_epochs:g}; set "
+                f"num_train_epochs=1, since the order holds all epochs, or max_steps up to {steps}"
+            )
+        if args.ignore_data_skip:
+            raise InvalidArgument(
+                "ignore_data_skip must be False: a resumed run would begin its epoch anew; the "
+                "batches of the past are not read"
+            )
+        if self._checkpoint is not None:
+            run.load_state_dict(from_first_rank(partial(_read, self._checkpoint)))
+        # accelerate's skip_first_batches makes another DataLoader of these two, and leaves out the
+        # numbers of the batches of the past
+        return torch.utils.data.DataLoader(
+            _Batches(run), batch_sampler=_Numbers(len(run)), collate_fn=_only
+        )
+
+    def on_save(self, args: Any, state: Any, control: Any, **_others: Any) -> None:  # noqa: ARG002
+        """Write the state of all ranks into the checkpoint that the trainer has written."""
+        if self.run is None:
+            return
+        folder = self._trainer._get_output_dir(trial=None)
+        path = os.path.join(folder, f"checkpoint-{state.global_step}", FILE)
+        data = self.run.state_dict()
+        from_first_rank(partial(_write, path, data))
+
+
+class _Batches(torch.utils.data.Dataset[Any]):
+    """Micro batches of a rank by number, read in order only."""
+
+    def __init__(self, run: RunLoader) -> None:
+        self._run = run
+        self._batches: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._run)
+
+    def __getitem__(self, number: int) -> Any:
+        if number != self._run.returned:
+            raise InvalidArgument(
+                f"the trainer asks for micro batch {number} of this rank, and the run is at "
+                f"{self._run.returned}: the checkpoint has other steps than the trainer's state; "
+                "resume with the batch size of the checkpoint"
+            )
+        if self._batches is None:
+            self._batches = iter(self._run)
+        return next(self._batches)
+
+
+class _Numbers(torch.utils.data.Sampler[list[int]]):
+    """Batches of one number each, for ``_Batches``."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([number] for number in range(self._count))
+
+
+def _only(batches: Sequence[Any]) -> Any:
+    return batches[0]
+
+
+def _read(checkpoint: str) -> dict[str, Any]:
+    path = os.path.join(checkpoint, FILE)
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        raise MissingFile(
+            f"{path}: does not exist: the checkpoint was written without megaindex, or not "
+            "completely; resume from one that has the file"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from None
+    except Damaged as error:
+        raise FormatError(f"{path}: {error}; resume from an intact checkpoint") from None
+
+
+def _write(path: str, state: dict[str, Any]) -> bool:
+    files = AtomicFiles([path], overwrite=True)
+    try:
+        files.open(path).write(json.dumps(state).encode())
+        files.publish()
+    finally:
+        files.discard()
+    return True

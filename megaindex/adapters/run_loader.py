@@ -1,0 +1,318 @@
+"""Loader of a locked run under any trainer: its fields, its ranks, and one state for all of them.
+
+loader = RunLoader("run.lock", fields="huggingface")   # ranks of torch.distributed
+for batch in loader:
+    loss = model(**batch).loss
+checkpoint["data"] = loader.state_dict()               # called on every rank, equal on all
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
+from megaindex.loader.batch import SampleOptions
+from megaindex.loader.loader import Loader
+from megaindex.loader.receipts import join_states
+from megaindex.loader.recipe_loader import RecipeLoader
+from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.lock.lock_file import Lock, read_lock
+from megaindex.lock.opening import open_run
+from megaindex.validation import check_between, check_choice
+
+Batch = dict[str, torch.Tensor]
+Result = TypeVar("Result")
+FIELDS = ("megatron", "huggingface", "torchtitan")
+IGNORED = -100  # label without loss, of PyTorch's cross_entropy and of all three trainers
+
+
+class RunLoader:
+    """Iterable over the batches of one rank of a locked run, for trainers that save one state.
+
+    Trainers take it as it is: it is no DataLoader, so none gives it another sampler or divides it
+    between the ranks once more. It is made on every rank, and fails on all of them if one cannot
+    open the run. It is iterated once: the order holds all epochs.
+
+    Args:
+        lock: path of the lock, or the lock.
+        fields: fields of a batch. ``megatron``: those of `BatchMaker`. ``huggingface``:
+            ``input_ids``, ``labels`` and ``shift_labels``, both the next tokens, since models
+            shift ``labels`` alone; and ``position_ids`` if the options reset them. ``torchtitan``:
+            a pair of a dict with ``input`` and ``positions``, and labels. In both, labels without
+            loss are -100.
+        data_parallel_rank: rank of this process. Default: that of torch.distributed, or 0.
+        data_parallel_size: number of ranks. Default: that of torch.distributed, or 1.
+        micro_batch_size: rows of one micro batch of a rank. Default: that of the lock, or 1.
+        micro_batches_per_step: those of the trainer, its gradient accumulation, to be checked.
+        sequence_length: that of the trainer, to be checked.
+        joined: the state has the receipts of all ranks, which are gathered. False: those of this
+            rank alone, for processes that torch.distributed does not connect.
+        **opening: other arguments of `megaindex.lock.open_run`: search, cache_dir, options, device,
+            and so on.
+
+    Raises:
+        InvalidArgument: the trainer's settings contradict the lock, or ranks are missing.
+        FormatError, StorageError: as `megaindex.lock.open_run`, on this rank or another.
+    """
+
+    def __init__(
+        self,
+        lock: str | os.PathLike[str] | Lock,
+        *,
+        fields: str = "megatron",
+        data_parallel_rank: int | None = None,
+        data_parallel_size: int | None = None,
+        micro_batch_size: int | None = None,
+        micro_batches_per_step: int | None = None,
+        sequence_length: int | None = None,
+        joined: bool = True,
+        **opening: Any,
+    ) -> None:
+        check_choice("fields", fields, FIELDS)
+        self._fields, self._joined = fields, joined
+        self._options: SampleOptions = opening.get("options") or SampleOptions()
+        if fields != "megatron" and self._options.create_attention_mask:
+            raise InvalidArgument(
+                f"create_attention_mask must be off with fields={fields!r}, whose masks differ; "
+                "the model makes its own"
+            )
+        rank, size = _ranks(data_parallel_rank, data_parallel_size)
+
+        def opened() -> tuple[str, Loader | RecipeLoader]:
+            read = lock if isinstance(lock, Lock) else read_lock(lock)
+            self._name = read.path
+            loader = open_run(
+                read,
+                data_parallel_rank=rank,
+                data_parallel_size=size,
+                micro_batch_size=micro_batch_size,
+                **opening,
+            )
+            self._check_shape(loader, micro_batches_per_step, sequence_length)
+            return read.content["digest"], loader
+
+        self._loader = on_every_rank(opened, lambda o: o[0])[1] if joined else opened()[1]
+        self._length = len(self._loader)
+
+    def _check_shape(
+        self, loader: Loader | RecipeLoader, micro_batches: int | None, length: int | None
+    ) -> None:
+        """Raise InvalidArgument if the trainer's steps or samples have another size."""
+        lengths = loader.sequence_lengths
+        if length is not None and lengths != {length}:
+            raise InvalidArgument(
+                f"{self._name}: has samples of {' and '.join(map(str, sorted(lengths)))} tokens, "
+                f"and the trainer {length}; its sequence length must be that of all samples"
+            )
+        if micro_batches is None:
+            return
+        sizes = self._step_sizes(loader)
+        rows = check_between("micro_batches_per_step", micro_batches, 1) * _rows(loader)
+        if sizes != {rows}:
+            raise InvalidArgument(
+                f"{self._name}: has steps of {' and '.join(map(str, sorted(sizes)))} samples, and "
+                f"the trainer {rows}, {micro_batches} of {_rows(loader)}; set its gradient "
+                "accumulation so that they are equal, or lock the run with its batch size"
+            )
+
+    @staticmethod
+    def _step_sizes(loader: Loader | RecipeLoader) -> set[int]:
+        return {size for _, size in loader.sampler.schedule.stages}
+
+    @property
+    def loader(self) -> Loader | RecipeLoader:
+        """The loader of this rank."""
+        return self._loader
+
+    @property
+    def consumed_samples(self) -> int:
+        """Number of samples returned on all ranks together."""
+        return self._loader.consumed_samples
+
+    @property
+    def micro_batches_per_step(self) -> int:
+        """Micro batches of this rank in a step.
+
+        Raises:
+            InvalidArgument: steps differ in size.
+        """
+        sizes = self._step_sizes(self._loader)
+        if len(sizes) > 1:
+            raise InvalidArgument(
+                f"{self._name}: has steps of {' and '.join(map(str, sorted(sizes)))} samples, and "
+                "the trainer steps of one size; lock the run with one batch size"
+            )
+        return sizes.pop() // _rows(self._loader)
+
+    @property
+    def returned(self) -> int:
+        """Number of micro batches of this rank before the next one, from the start of the run."""
+        return self._length - self._loader.batches_left
+
+    def __len__(self) -> int:
+        """Return the number of micro batches of this rank in the whole run, as trainers count."""
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"RunLoader({self._name!r}, {self._loader!r})"
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader)
+        if self._fields == "huggingface":
+            return map(self._as_huggingface, batches)
+        return map(_as_torchtitan, batches) if self._fields == "torchtitan" else batches
+
+    def _as_huggingface(self, batch: Batch) -> Batch:
+        labels = _labels(batch)
+        fields = {"input_ids": batch["tokens"], "labels": labels, "shift_labels": labels}
+        if self._options.resets_positions:
+            fields["position_ids"] = batch["position_ids"]
+        return fields
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last batch returned, with the receipts of all ranks.
+
+        It is that of `megaindex.loader.join_states`, so any number of ranks may load it. Every
+        process of torch.distributed calls it, after the same number of batches.
+
+        Raises:
+            InvalidArgument: a rank is missing, or has returned other batches.
+        """
+        state = self._loader.state_dict()
+        return _join_all(state) if self._joined else state
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Continue from `state_dict`; see `megaindex.loader.Loader.load_state_dict`."""
+        self._loader.load_state_dict(state, allow=allow)
+
+
+def _labels(batch: Batch) -> torch.Tensor:
+    return batch["labels"].masked_fill(batch["loss_mask"] == 0, IGNORED)
+
+
+def _as_torchtitan(batch: Batch) -> tuple[Batch, torch.Tensor]:
+    return {"input": batch["tokens"], "positions": batch["position_ids"]}, _labels(batch)
+
+
+def _rows(loader: Loader | RecipeLoader) -> int:
+    sampler: MicroBatchSampler = loader.sampler
+    return sampler.ranks.rows_per_round
+
+
+def processes() -> int:
+    """Return the number of processes of torch.distributed, 1 before it is initialised."""
+    connected = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if connected else 1
+
+
+def _ranks(rank: int | None, size: int | None) -> tuple[int, int]:
+    """Return the ranks given, else those of torch.distributed, else 0 of 1."""
+    if (rank is None) != (size is None):
+        raise InvalidArgument("data_parallel_rank and data_parallel_size must be given together")
+    if rank is not None and size is not None:
+        return rank, size
+    if processes() > 1:
+        return distributed.get_rank(), processes()
+    if (started := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise InvalidArgument(
+            f"{started} processes were started, and torch.distributed is not initialised: each "
+            "would read all samples; make the loader after init_process_group, or give "
+            "data_parallel_rank and data_parallel_size"
+        )
+    return 0, 1
+
+
+def on_every_rank(act: Callable[[], Result], same: Callable[[Result], object]) -> Result:
+    """Call ``act`` on every process of torch.distributed, and raise on all if it fails on one.
+
+    Args:
+        same: a value of the result that must be equal on all.
+
+    Raises:
+        MegaIndexError: as ``act`` on this process.
+        StorageError: ``act`` failed on another process, which is named.
+        InvalidArgument: the values differ.
+    """
+    if processes() == 1:
+        return act()
+    result, error = None, None
+    try:
+        result = act()
+    except Exception as raised:
+        error = raised
+    mine = (
+        socket.gethostname(),
+        None if error is None else f"{type(error).__name__}: {error}",
+        None if result is None else same(result),
+    )
+    every: list[Any] = [None] * processes()
+    distributed.all_gather_object(every, mine)
+    if error is not None:
+        raise error
+    for rank, (host, text, _) in enumerate(every):
+        if text is not None:
+            raise StorageError(
+                f"process {rank} on {host} failed: {text}; if other processes read these files, "
+                "give all of them the same file system"
+            )
+    for rank, (host, _, value) in enumerate(every):
+        if value != every[0][2]:
+            raise InvalidArgument(
+                f"process {rank} on {host} has {value}, and process 0 {every[0][2]}; give all "
+                "processes the same files"
+            )
+    assert result is not None, "no error was raised"
+    return result
+
+
+def from_first_rank(act: Callable[[], Result]) -> Result:
+    """Return the result of ``act`` on process 0 of torch.distributed; if it fails, raise on all."""
+    if processes() == 1:
+        return act()
+    sent: list[Any] = [None, None]
+    if distributed.get_rank() == 0:
+        try:
+            sent[0] = act()
+        except MegaIndexError as error:
+            sent[1] = error
+    distributed.broadcast_object_list(sent, src=0)
+    if sent[1] is not None:
+        raise sent[1]
+    result: Result = sent[0]
+    return result
+
+
+def _join_all(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of all ranks, each once: several processes may have one rank."""
+    states: list[Any] = [state]
+    if processes() > 1:
+        is_first = distributed.get_rank() == 0
+        states = [None] * processes()
+        distributed.gather_object(state, states if is_first else None, dst=0)
+    return from_first_rank(lambda: _join_ranks(states))
+
+
+def _join_ranks(states: list[Any]) -> dict[str, Any]:
+    by_rank: dict[int, Any] = {}
+    size = 1
+    for state in states:
+        receipt = state.get("loader", state)["receipt"]
+        size = receipt["data_parallel_size"]
+        if by_rank.setdefault(receipt["data_parallel_rank"], state) != state:
+            raise InvalidArgument(
+                f"processes of data-parallel rank {receipt['data_parallel_rank']} returned other "
+                "batches; call state_dict on all after the same number of batches"
+            )
+    if len(by_rank) != size:
+        raise InvalidArgument(
+            f"the state needs the receipts of {size} ranks, and torch.distributed connects "
+            f"{len(by_rank)} of them; make the loader with joined=False, and join the states of "
+            "all ranks with megaindex.loader.join_states"
+        )
+    return join_states([by_rank[rank] for rank in sorted(by_rank)])

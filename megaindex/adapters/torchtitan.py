@@ -1,0 +1,133 @@
+"""Dataloader of torchtitan over a locked run.
+
+    config = llama3_debugmodel()                            # in the function that --config names
+    config.dataloader = LockedDataLoader.Config(lock="run.lock")
+
+Every sample comes once an epoch on any number of ranks, and a checkpoint continues on any other
+number. Set ``training.seq_len``, ``training.global_batch_size`` and ``training.steps`` to those of
+the lock: the first is checked when the dataloader is built, the second before each checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from megaindex.adapters.run_loader import RunLoader
+from megaindex.errors import InvalidArgument
+from megaindex.loader.batch import SampleOptions
+
+try:
+    from torchtitan.components.dataloader import BaseDataLoader
+except ImportError as error:
+    raise InvalidArgument(
+        f"megaindex.adapters.torchtitan needs torchtitan, which cannot be imported: {error}; pip "
+        "install torchtitan"
+    ) from None
+
+__all__ = ["LockedDataLoader"]
+
+KEY = "megaindex"
+
+
+class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
+    """Dataloader of torchtitan whose samples are those of a lock.
+
+    Its state is one text, equal on all ranks, with the receipts of all of them.
+
+    Args:
+        config: settings of the dataloader.
+        dp_world_size: number of data-parallel ranks.
+        dp_rank: data-parallel rank of this process.
+        seq_len: tokens of a sample, those of the lock.
+        local_batch_size: rows of a micro batch.
+        snapshot_every_n_steps: micro batches between checkpoints.
+        **_others: other arguments of torchtitan's trainer.
+
+    Raises:
+        InvalidArgument: the trainer's settings contradict the lock.
+        FormatError, StorageError: as `megaindex.lock.open_run`.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+        """Settings of the dataloader.
+
+        Attributes:
+            lock: path of the lock.
+            search: folder in which pairs are sought that are not at their paths.
+            cache_dir: cache of built indices.
+            document_positions: restart positions in each document, as torchtitan's own datasets do.
+        """
+
+        lock: str = ""
+        search: str | None = None
+        cache_dir: str | None = None
+        document_positions: bool = True
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        seq_len: int,
+        local_batch_size: int,
+        snapshot_every_n_steps: int | None = None,
+        **_others: Any,
+    ) -> None:
+        if not config.lock:
+            raise InvalidArgument("dataloader.lock must be the path of a lock; see megaindex lock")
+        self._run = RunLoader(
+            config.lock,
+            fields="torchtitan",
+            data_parallel_rank=dp_rank,
+            data_parallel_size=dp_world_size,
+            micro_batch_size=local_batch_size,
+            sequence_length=seq_len,
+            search=config.search,
+            cache_dir=config.cache_dir,
+            options=SampleOptions(
+                reset_position_ids=config.document_positions, boundaries="documents"
+            ),
+        )
+        self._check_step(snapshot_every_n_steps)
+
+    @property
+    def run(self) -> RunLoader:
+        """The loader of this rank."""
+        return self._run
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        return iter(self._run)
+
+    def __len__(self) -> int:
+        return len(self._run)
+
+    def _check_step(self, micro_batches: int | None) -> None:
+        """Raise InvalidArgument if checkpoints would lie within a step of the lock."""
+        size = self._run.micro_batches_per_step
+        if micro_batches is not None and micro_batches % size:
+            raise InvalidArgument(
+                f"a checkpoint after {micro_batches} micro batches would lie within a step of "
+                f"{size}; set training.global_batch_size to that of the lock"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the joined state as one text, since DCP loads the keys that it finds here."""
+        self._check_step(self._run.returned)
+        return {KEY: json.dumps(self._run.state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a result of `state_dict`, with any number of ranks."""
+        if KEY not in state_dict:
+            raise InvalidArgument(
+                "the checkpoint has no state of megaindex, since its run had another dataloader; "
+                "leave it out with checkpoint.exclude_from_loading=['dataloader'] to begin the "
+                "data at its start"
+            )
+        self._run.load_state_dict(json.loads(state_dict[KEY]))

@@ -1,0 +1,209 @@
+"""`RunLoader`: the fields and labels of each trainer, its length, its state on other ranks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.corpora import write_corpus
+
+pytest.importorskip("torch")
+import torch
+
+from megaindex.adapters import RunLoader, run_loader
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.loader import MicroBatchSampler, SampleOptions, join_states
+from megaindex.lock import Lock, make_lock, read_lock
+
+
+@pytest.fixture(scope="module")
+def lock(tmp_path_factory: pytest.TempPathFactory) -> Lock:
+    """The lock of ten steps of 24 samples, of 16 tokens."""
+    folder = tmp_path_factory.mktemp("locked")
+    prefix = folder / "c"
+    write_corpus(prefix, np.random.default_rng(0).integers(5, 60, 200).tolist(), eod=7)
+    made = make_lock(
+        data_path=str(prefix),
+        order="epoch",
+        sequence_length=16,
+        train_iters=10,
+        micro_batch_size=3,
+        data_parallel_size=4,
+        global_batch_size=24,
+    )
+    return made.write(str(folder / "run.lock"))
+
+
+def test_labels_are_those_of_each_trainer(lock: Lock) -> None:
+    plain = next(iter(RunLoader(lock)))
+    found = next(iter(RunLoader(lock, fields="huggingface")))
+    assert list(found) == ["input_ids", "labels", "shift_labels"]
+    assert torch.equal(found["input_ids"], plain["tokens"])
+    assert torch.equal(found["shift_labels"], plain["labels"])
+    options = SampleOptions(reset_position_ids=True, boundaries="documents")
+    fields, labels = next(iter(RunLoader(lock, fields="torchtitan", options=options)))
+    assert torch.equal(fields["input"], plain["tokens"])
+    assert torch.equal(labels, plain["labels"])
+    assert not torch.equal(fields["positions"], plain["position_ids"])
+    again = next(iter(RunLoader(lock, fields="huggingface", options=options)))
+    assert torch.equal(again["position_ids"], fields["positions"])
+
+
+def test_a_label_without_loss_is_ignored(lock: Lock) -> None:
+    options = SampleOptions(eod_id=7, eod_mask_loss=True)
+    plain = next(iter(RunLoader(lock, options=options)))
+    masked = plain["loss_mask"] == 0
+    assert masked.any()
+    for fields in ("huggingface", "torchtitan"):
+        batch = next(iter(RunLoader(lock, fields=fields, options=options)))
+        labels = batch["shift_labels"] if fields == "huggingface" else batch[1]
+        assert torch.equal(labels == -100, masked)
+        assert torch.equal(labels[~masked], plain["labels"][~masked])
+
+
+def test_the_length_is_that_of_the_run_after_a_resume(lock: Lock) -> None:
+    first = RunLoader(lock, micro_batch_size=6)
+    assert (len(first), first.returned, first.micro_batches_per_step) == (40, 0, 4)
+    batches = iter(first)
+    for _ in range(5):
+        next(batches)
+    assert (len(first), first.returned) == (40, 5)
+    again = RunLoader(lock, micro_batch_size=2)
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert (len(again), again.returned, again.consumed_samples) == (120, 15, 30)
+    assert sum(1 for _ in again) == 105
+
+
+def test_eight_then_six_then_twelve_ranks(lock: Lock) -> None:
+    """The second change lies within a step; the receipts are those of the lock."""
+    state: Any = None
+    for size, micro, batches in ((8, 1, 6), (6, 2, 3), (12, 1, None)):
+        states = []
+        for rank in range(size):
+            ranks = {"data_parallel_rank": rank, "data_parallel_size": size}
+            loader = RunLoader(lock, micro_batch_size=micro, joined=False, **ranks)
+            if state is not None:
+                loader.load_state_dict(state)
+            left = iter(loader)
+            for _ in range(len(loader) - loader.returned if batches is None else batches):
+                next(left)
+            states.append(loader.state_dict())
+        state = join_states(states)
+    assert state["consumed_samples"] == 240
+    receipt = state["receipt"]
+    assert receipt["receipt"] == lock.content["subsets"]["train"]["receipts"]["total"]
+    assert (receipt["in_place"], receipt["misplaced"]) == (240, 0)
+
+
+def test_ranks_are_joined_once(lock: Lock) -> None:
+    def states(size: int, count: int) -> list[Any]:
+        made = []
+        for rank in range(size):
+            ranks = {"data_parallel_rank": rank, "data_parallel_size": size}
+            loader = RunLoader(lock, joined=False, **ranks)
+            batches = iter(loader)
+            for _ in range(count):
+                next(batches)
+            made.append(loader.state_dict())
+        return made
+
+    two = states(2, 2)
+    assert run_loader._join_ranks([two[0], two[0], two[1], two[1]]) == join_states(two)
+    with pytest.raises(InvalidArgument, match=r"receipts of 2 ranks, and .* connects 1 .*joined"):
+        run_loader._join_ranks(two[:1])
+    with pytest.raises(InvalidArgument, match="rank 0 returned other batches"):
+        run_loader._join_ranks([two[0], states(2, 3)[0], two[1]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fields": "keras"}, "fields"),
+        ({"sequence_length": 32}, r"run\.lock: has samples of 16 tokens, and the trainer 32"),
+        ({"micro_batches_per_step": 4}, "steps of 24 samples, and the trainer 12, 4 of 3"),
+        ({"data_parallel_rank": 1}, "must be given together"),
+        (
+            {
+                "fields": "huggingface",
+                "options": SampleOptions(create_attention_mask=True, eod_id=1),
+            },
+            "create_attention_mask must be off",
+        ),
+    ],
+)
+def test_settings_that_contradict_the_lock(
+    lock: Lock, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        RunLoader(lock, **settings)
+
+
+def test_processes_that_are_not_connected(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(InvalidArgument, match="4 processes were started, and torch.distributed"):
+        RunLoader(lock)
+
+
+def test_a_process_without_the_files_fails_on_all(
+    lock: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if process 1 did not see the lock, or saw another."""
+
+    def gathered(other: tuple[Any, ...]) -> Any:
+        def gather(every: list[Any], mine: Any) -> None:
+            every[:] = [mine, other]
+
+        return gather
+
+    monkeypatch.setattr(run_loader, "processes", lambda: 2)
+    ranks = {"data_parallel_rank": 0, "data_parallel_size": 2}
+    gather = "megaindex.adapters.run_loader.distributed.all_gather_object"
+    monkeypatch.setattr(gather, gathered(("node-2", "MissingFile: no.lock: does not exist", None)))
+    with pytest.raises(StorageError, match=r"process 1 on node-2 failed: .* same file system"):
+        RunLoader(lock, **ranks)
+    with pytest.raises(MissingFile):  # its own error comes first
+        RunLoader(str(lock.path) + ".other", **ranks)
+    monkeypatch.setattr(gather, gathered(("node-2", None, "another digest")))
+    with pytest.raises(InvalidArgument, match="process 1 on node-2 has another digest"):
+        RunLoader(lock, **ranks)
+
+
+def test_batches_of_a_rank_are_not_divided_again() -> None:
+    """Trainers that divide batches between ranks ask for the batch size."""
+    for size, expected in ((1, 4), (2, None)):
+        sampler = MicroBatchSampler(
+            num_samples=64, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=size
+        )
+        if expected is not None:
+            assert sampler.batch_size == expected
+            continue
+        with pytest.raises(InvalidArgument, match=r"rank 0 of 2.* accelerator.prepare"):
+            getattr(sampler, "batch_size", None)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "package"),
+    [
+        ("torchtitan", "torchtitan"),
+        ("huggingface", "transformers"),
+        ("lightning", "lightning"),
+        ("automodel", "nemo_automodel"),
+    ],
+)
+def test_a_missing_trainer_is_named(
+    adapter: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"megaindex.adapters.{adapter}", raising=False)
+    with pytest.raises(InvalidArgument, match="needs .*, which cannot be imported: .*; pip "):
+        importlib.import_module(f"megaindex.adapters.{adapter}").install()
+    assert f"megaindex.adapters.{adapter}" not in sys.modules or adapter == "automodel"
+
+
+def test_the_lock_is_given_by_path(lock: Lock) -> None:
+    assert len(RunLoader(Path(lock.path))) == len(RunLoader(read_lock(lock.path))) == 80

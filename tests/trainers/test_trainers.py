@@ -1,0 +1,242 @@
+"""One lock under every trainer: the same receipts, whatever the number of ranks.
+
+The packages are those of requirements/trainers.txt, which `make trainers` installs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import megaindex
+from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.lock import make_lock, open_run, read_lock
+from megaindex.recipe import read_recipe
+
+pytestmark = [
+    pytest.mark.slow,  # `make trainers` runs them all
+    pytest.mark.filterwarnings("ignore"),  # of the trainers
+]
+HERE = Path(__file__).parent
+NEEDS = {
+    "pytorch": "torch",
+    "stateful_dataloader": "torchdata.stateful_dataloader",
+    "accelerate": "accelerate",
+    "huggingface": "transformers",
+    "lightning": "lightning",
+    "torchtitan": "torchtitan",
+}
+CHECKPOINTS = {
+    "pytorch": "7.pt",
+    "stateful_dataloader": "7.pt",
+    "accelerate": "7",
+    "huggingface": "checkpoint-7",
+    "lightning": "step=7.ckpt",
+}
+
+
+def need(name: str) -> None:
+    package = NEEDS[name].partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; make trainers installs it")
+
+
+@pytest.fixture(scope="module")
+def lock(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The lock of 20 steps of 24 samples: of two sources, mixed, more than an epoch of one."""
+    folder = tmp_path_factory.mktemp("locked")
+    rng = np.random.default_rng(0)
+    for name, count in (("web", 300), ("code", 60)):
+        with megaindex.IndexedDatasetWriter(str(folder / name), "uint16") as writer:
+            for length in rng.integers(20, 200, count):
+                writer.add_document(rng.integers(1, 250, length))
+    recipe = folder / "run.yaml"
+    recipe.write_text(
+        "sequence_length: 64\n"
+        "batch: {micro_batch_size: 2, data_parallel_size: 2, global_batch_size: 24}\n"
+        "sources: {web: web, code: code}\n"
+        "stages:\n  main: {steps: 20, mix: {web: 0.7, code: 0.3}}\n"
+    )
+    path = str(folder / "run.lock")
+    make_lock(read_recipe(recipe)).write(path)
+    return path
+
+
+def start(name: str, ranks: int, **settings: Any) -> list[Any]:
+    """Run a trainer in ``ranks`` processes, and return their results."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE.parents[1], HERE.parent))),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    given = {"lock": "", "until": -1, "resume": "", "own": False, **settings}
+    command = [sys.executable, str(HERE / "trainer_process.py"), name, json.dumps(given)]
+    folder = Path(given["folder"])
+    folder.mkdir(exist_ok=True)
+    processes = []
+    for rank in range(ranks):
+        each = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+        with (folder / f"log-{ranks}-{rank}.txt").open("w") as log:
+            processes.append(subprocess.Popen(command, env=each, stdout=log, stderr=log))
+    try:
+        codes = [process.wait(400) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    logs = [(folder / f"log-{ranks}-{rank}.txt").read_text()[-3000:] for rank in range(ranks)]
+    assert codes == [0] * ranks, "\n".join(logs)
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"result-{ranks}-*.json"))]
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_the_receipts_are_those_of_the_lock(name: str, lock: str, tmp_path: Path) -> None:
+    """Two ranks train for seven steps, and four go on with other micro batches."""
+    need(name)
+    folder = str(tmp_path / "run")
+    train = {"lock": lock, "folder": folder}
+    start(name, 2, micro=2, accumulate=6, until=7, **train)
+    resume = "7" if name == "torchtitan" else f"{folder}/{CHECKPOINTS[name]}"
+    (state,) = start(name, 4, micro=3, accumulate=2, until=20, resume=resume, **train)
+    receipt = state.get("loader", state)["receipt"]
+    locked = read_lock(lock).content["subsets"]["train"]
+    assert receipt["receipt"] == locked["receipts"]["total"]
+    assert (receipt["samples"], receipt["in_place"], receipt["misplaced"]) == (480, 480, 0)
+
+
+def test_settings_of_huggingface_that_contradict_the_lock(lock: str, tmp_path: Path) -> None:
+    need("huggingface")
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    from megaindex.adapters.huggingface import attach
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=256, num_hidden_layers=1, **sizes))
+
+    def trainer(data: Any = None, **settings: Any) -> Any:
+        given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 6, **settings}
+        arguments = TrainingArguments(
+            str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, **given
+        )
+        return Trainer(model=model, args=arguments, train_dataset=data)
+
+    with pytest.raises(InvalidArgument, match="has a train_dataset"):
+        attach(trainer([1]), lock)
+    for settings, message in (
+        ({}, r"has 20 steps, .* num_train_epochs=3; set num_train_epochs=1"),
+        ({"max_steps": 21}, "max_steps=21"),
+        ({"gradient_accumulation_steps": 3}, "steps of 24 samples, and the trainer 12, 3 of 4"),
+        ({"num_train_epochs": 1, "ignore_data_skip": True}, "ignore_data_skip must be False"),
+    ):
+        made = trainer(**settings)
+        attach(made, lock)
+        with pytest.raises(InvalidArgument, match=message):
+            made.train()
+    with pytest.raises(InvalidArgument, match="has a loader already"):
+        attach(made, lock)
+    made = trainer(max_steps=2, save_strategy="steps", save_steps=1)
+    attach(made, lock)
+    made.train()
+    (tmp_path / "checkpoint-1" / "megaindex.json").unlink()
+    with pytest.raises(MissingFile, match=r"checkpoint-1/megaindex\.json: does not exist"):
+        made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_settings_of_lightning_that_contradict_the_lock(lock: str) -> None:
+    need("lightning")
+    import lightning
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    from megaindex.adapters.lightning import LockedDataModule
+
+    for settings, message in (
+        ({"max_epochs": 3}, "max_epochs=3, max_steps=-1; set max_epochs=1"),
+        ({"max_steps": 21}, "max_steps=21"),
+        ({"max_epochs": 1, "accumulate_grad_batches": 2}, "and the trainer 8, 2 of 4"),
+    ):
+        given = {"accumulate_grad_batches": 6, "logger": False, "accelerator": "cpu", **settings}
+        trainer = lightning.Trainer(enable_checkpointing=False, **given)
+        with pytest.raises(InvalidArgument, match=message):
+            trainer.fit(BoringModel(), datamodule=LockedDataModule(lock, micro_batch_size=4))
+
+
+def test_accelerate_does_not_divide_batches_again() -> None:
+    need("accelerate")
+    from accelerate.data_loader import prepare_data_loader
+    from torch.utils.data import DataLoader
+
+    from megaindex.loader import MicroBatchSampler
+
+    sampler = MicroBatchSampler(
+        num_samples=64, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=2
+    )
+    loader = DataLoader(list(range(64)), batch_sampler=sampler)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="would be divided between the ranks once more"):
+        prepare_data_loader(loader, num_processes=2, process_index=0, put_on_device=False)
+
+
+def test_automodel_builds_the_samples_of_a_lock_without_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Automodel's own datasets, with the helpers of megaindex."""
+    if importlib.util.find_spec("nemo_automodel") is None:
+        pytest.skip("nemo_automodel is not installed; make trainers installs it")
+    import megaindex.adapters.automodel as adapter
+
+    adapter.install()
+    code = importlib.import_module("nemo_automodel.components.datasets.llm.megatron_dataset")
+    from torch import distributed
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "load_inline", None)
+    words = []
+    for weight, name in ((0.7, "web"), (0.3, "code")):
+        rng = np.random.default_rng(len(name))
+        with megaindex.IndexedDatasetWriter(str(tmp_path / name), "uint16") as writer:
+            for length in rng.integers(20, 200, 200):
+                writer.add_document(rng.integers(1, 250, length))
+        words += [str(weight), str(tmp_path / name)]
+    tokenizer = SimpleNamespace(eos_token_id=0, name_or_path="bytes", pad_token_id=None)
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        built = code.MegatronPretraining(
+            paths=words, seq_length=64, tokenizer=tokenizer, micro_batch_size=2,
+            global_batch_size=24, seed=1234, split="100,0,0", trainer_max_steps=20,
+            splits_to_build="train", num_val_samples=0, num_test_samples=0,
+            index_mapping_dir=str(tmp_path / "cache"),
+        )  # fmt: skip
+        built.build()
+    finally:
+        distributed.destroy_process_group()
+        adapter.uninstall()
+    samples = built.get_dataset("train")
+    lock = make_lock(
+        data_path=words, order="megatron", sequence_length=64, seed=1234, split="100,0,0",
+        train_iters=20, eval_iters=0, micro_batch_size=24, data_parallel_size=1,
+    )  # fmt: skip
+    position = 0
+    for batch in open_run(lock):
+        for tokens, labels in zip(batch["tokens"], batch["labels"], strict=True):
+            sample = samples[position]
+            assert tokens.equal(sample["input_ids"])
+            assert labels.equal(sample["labels"])
+            position += 1
+    assert position == 480
