@@ -179,6 +179,21 @@ def _exhaustive_indices(c: Choices) -> Arguments:
     return [*_blend_rows(c), sizes, len(sizes)]
 
 
+def _mix(c: Choices, more: int) -> list[Any]:
+    """Return shares of some segments and streams, and their tables."""
+    segments, streams = 1 + c.below(4), 1 + c.below(4)
+    shares = np.zeros((segments, streams), np.uint32)
+    shares[:, 0] = 2**31
+    tables = [np.full((segments + more, streams), c.integer(99)) for _ in range(2)]
+    steps = np.cumsum(np.full(segments, 1 + c.below(9)))
+    return [shares, steps, *tables]
+
+
+def _mix_fill(c: Choices) -> Arguments:
+    outputs = [np.empty(c.below(60), np.int16), np.empty(c.below(60), np.int64)]
+    return [*_mix(c, 0), c.integer(99), *outputs, c.below(3)]
+
+
 def _divisor(c: Choices) -> Arguments:
     n = 1 + c.below(20)
     return _blend(c, array(c, "uint64", n, 99), np.zeros(n, np.int64))
@@ -330,6 +345,8 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "blend_exhaustive": _exhaustive,
     "blend_checkpoints": _checkpoints,
     "divisor_fill": _divisor,
+    "mix_fill": _mix_fill,
+    "mix_table": lambda c: _mix(c, 1),
     "divisor_counts": lambda c: [array(c, "uint64", 1 + c.below(20), 99), c.integer(9999)],
     "map_sentences": _mapping,
     "map_blocks": _blocks,
