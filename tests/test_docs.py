@@ -66,12 +66,17 @@ def test_every_public_name_has_a_docstring(facade: str) -> None:
     assert wrong == []
 
 
+def _public_fields(value: type) -> list[str]:
+    """Return the fields of a dataclass that its callers give."""
+    return [f.name for f in dataclasses.fields(value) if f.init and not f.name.startswith("_")]
+
+
 def records(facade: str) -> Iterator[tuple[str, type, list[str]]]:
     """Yield the public dataclasses and named tuples, with the names of their fields."""
     for name in public_names(facade):
         value = getattr(importlib.import_module(facade), name)
         if inspect.isclass(value) and dataclasses.is_dataclass(value):
-            yield f"{facade}.{name}", value, [f.name for f in dataclasses.fields(value) if f.init]
+            yield f"{facade}.{name}", value, _public_fields(value)
         elif inspect.isclass(value) and hasattr(value, "_fields"):
             yield f"{facade}.{name}", value, list(value._fields)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -223,7 +223,11 @@ class SourceStatistics:
     loss: float | None
 
 
-MixController: TypeAlias = Callable[[tuple[SourceStatistics, ...]], Mapping[str, Any] | None]
+class MixController(Protocol):
+    """Rule that chooses weights by what was served, for `RecipeLoader.control_mix`."""
+
+    def __call__(self, statistics: tuple[SourceStatistics, ...], /) -> Mapping[str, Any] | None:
+        """Return the weight of each source by name, or None for no change."""
 
 
 class RecipeLoader:
