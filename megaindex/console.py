@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import itertools
+import os
 import re
 import shutil
 import sys
@@ -34,9 +35,14 @@ _LINE_NAME = 40
 
 
 def print_view(view: RenderableType, file: TextIO | None = None) -> None:
-    """Print to a file, stdout by default, without trailing blanks."""
+    """Print to a file, stdout by default, without trailing blanks.
+
+    A view that is not printed to a terminal has at most 110 columns, or COLUMNS if that is set.
+    """
     out = file or sys.stdout
-    console = Console(file=out, width=None if out.isatty() else _PIPED_WIDTH, highlight=False)
+    columns = os.environ.get("COLUMNS", "")
+    piped = int(columns) if columns.isdecimal() and int(columns) else _PIPED_WIDTH
+    console = Console(file=out, width=None if out.isatty() else piped, highlight=False)
     out.write(_lines(view, console))
 
 

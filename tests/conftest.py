@@ -38,6 +38,9 @@ settings.load_profile("megaindex")
 # Several processes run tests, and their arrays are small. Torch reads it when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The width of tables and help in the outputs that tests expect.
+os.environ.pop("COLUMNS", None)
+
 # What a shell starts in the background ignores Ctrl-C, and so do its children: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

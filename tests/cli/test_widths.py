@@ -13,6 +13,7 @@ from support.corpora import write_corpus
 
 from megaindex.cli import main
 from megaindex.console import FittedTable, ShortNames, TableColumn, distinct, elided
+from megaindex.lock import make_lock
 
 WIDTHS = (60, 80, 120)
 NAMES = (
@@ -46,6 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(folder / "bad/pair", rng.integers(1, 90, 50))
     path = folder / "bad/pair.bin"
     path.write_bytes(path.read_bytes()[:-100])
+    write_corpus(folder / "bad/locked", rng.integers(1, 90, 50))
+    pinned = make_lock(
+        data_path=str(folder / "bad/locked"), sequence_length=128, epochs=1, global_batch_size=4
+    )
+    pinned.write(folder / "bad/run.lock")
+    path = folder / "bad/locked.idx"
+    text = path.read_bytes()
+    path.write_bytes(text[:200] + bytes([text[200] ^ 1]) + text[201:])
     return folder
 
 
@@ -72,6 +81,7 @@ def commands(folder: Path) -> dict[str, list[object]]:
         "look-up": ["audit", *blended, *run, "--step", 3, "--variance-buffer", 1.5],
         "inspect": ["inspect", "bad/pair"],
         "verify": ["verify", "bad/pair"],
+        "verify of a lock": ["verify", "bad/run.lock"],
         "diff-order": ["diff-order", f"{settings},seed=1", f"{settings},seed=2"],
     }  # fmt: skip
 
@@ -94,7 +104,7 @@ def pieces(text: str) -> set[str]:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", [
     "plan", "plan of tokens", "recipe plan", "audit", "recipe audit", "look-up", "inspect",
-    "verify", "diff-order",
+    "verify", "verify of a lock", "diff-order",
 ])  # fmt: skip
 def test_output_fits_the_console(
     name: str, width: int, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +125,21 @@ def test_output_fits_the_console(
     numbers = {word for word in pieces(wide) if re.fullmatch(r"[\d,.]+", word)}
     if name != "look-up":
         assert numbers <= pieces(text) | {"0", str(width)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "widest"), [("80", 80), ("60", 60), ("", 110), ("0", 110), ("wide", 110)]
+)
+def test_piped_output_fits_columns(
+    columns: str, widest: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", columns)
+    status, out, _ = cli(*commands(folder)["verify of a lock"])
+    assert status == 1
+    table = out.split("\n")[1:]  # after the line with the path, which can be long
+    assert widest - 20 < max(map(len, table)) <= widest
+    assert len(re.findall(r"\b[0-9a-f]{16}\b", out)) == 2  # no hash is broken
 
 
 def test_paths_are_shortened_to_what_differs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

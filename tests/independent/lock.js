@@ -67,13 +67,11 @@ function keyOf(...parts) {
   const [high, low] = hash(Buffer.from(['megaindex', ...parts].join('/')));
   const word = (i) => finish(high ^ finish(u64(low + BigInt(i + 1) * 0x9E3779B97F4A7C15n), SPLIT_MIX), SPLIT_MIX);
   const halves = (i) => [Number(word(i) & LOW), Number(word(i) >> 32n)];
-  return { word, halves, rounds: memo((first) => range(48, (r) => halves(first + r))) };
+  return { word, halves, rounds: (first) => range(48, (r) => halves(first + r)) };
 }
 const high32 = (x, y) => Math.floor(((x >>> 16) * y + Math.floor((x & 0xffff) * y / 65536)) / 65536); // x · y >> 32
 function network(rounds, n) {
-  let rows = Math.floor(Math.sqrt(n)) - 1;
-  while (rows * rows < n) rows++;
-  const columns = Math.ceil(n / rows);
+  const rows = Math.ceil(Math.sqrt(n)), columns = Math.ceil(n / rows);
   const keyed = ([flip, factor], x, size) => {
     const y = Math.imul(x ^ flip, 0x85EBCA6B);
     return high32(Math.imul(y ^ y >>> 15, factor | 1) >>> 0, size);
@@ -161,10 +159,10 @@ const ORDERS = {
   epoch(node, [{ lengths }]) {
     const { documents: [begin, end], sequence_length: S, extra, epochs_mixed: k, seed, name } = node;
     const n = end - begin, B = k * tokensOf(node, lengths), carry = node.left_over === 'carry';
-    const each = Math.floor((B - extra) / S), before = (b) => Math.max(0, Math.floor((b * B - extra) / S));
-    const first = (b) => (carry ? before(b) : b * each);
+    const each = Math.floor((B - extra) / S);
+    const first = (b) => (carry ? Math.max(0, Math.floor((b * B - extra) / S)) : b * each);
     const pass = memo((b) => {
-      const perm = permutation(keyOf(seed, b, 'documents', name), k * n);
+      const perm = node.order === 'window' ? (p) => p : permutation(keyOf(seed, b, 'documents', name), k * n);
       return cutter(range(k * n, (p) => begin + perm(p) % n), lengths);
     });
     const blockOf = (i) => Math.floor(carry ? (i * S + S + extra - 1) / B : i / each);
@@ -173,48 +171,23 @@ const ORDERS = {
       return x >= 0 ? pass(b)(x, y) : [...pass(b - 1)(x + B, B), ...pass(b)(0, y)];
     });
   },
-  window(node, [{ lengths }]) {
-    const { documents: [begin, end], sequence_length: S, extra } = node;
-    const cut = cutter(range(end - begin, (p) => begin + p), lengths);
-    return inEpochs(node, Math.floor((tokensOf(node, lengths) - extra) / S), (_, c) => cut(c * S, (c + 1) * S + extra));
-  },
+  window: (node, sources) => ORDERS.epoch({ ...node, epochs_mixed: 1 }, sources), // of documents in place
   packed(node, [{ lengths }]) {
-    const { documents: [begin, end], sequence_length: S, extra, long_documents: long, seed, name } = node;
-    const used = (L) => (L <= S || long === 'split' ? L : long === 'skip' ? 0 : S), pieces = range(S + 1, () => []);
-    for (let d = begin; d < end; d++) {
-      const tokens = used(lengths[d]);
-      for (let offset = 0; offset + S <= tokens; offset += S) pieces[S].push([d, offset]);
-      if (tokens % S) pieces[tokens % S].push([d, tokens - tokens % S]);
-    }
-    const layers = pack(pieces.map((p) => p.length), node.max_documents, 1, true);
-    const bins = layers.flatMap((layer, k) => range(layer.bins - layer.covered, (i) => [k, layer.covered + i]));
-    const piecesOf = (k, i) => (k < 0 ? [] : [...piecesOf(layers[k].below, layers[k].before + i),
-      ...range(layers[k].each, (r) => [layers[k].length, layers[k].rank + i * layers[k].each + r])]);
-    const keys = memo((b) => keyOf(seed, b, 'documents', name)), ranked = memo((b) =>
-      memo((l) => (l < S ? rankPermutation(keys(b), l, pieces[l].length) : (rank) => rank)));
-    return inEpochs(node, bins.length, (b, c) => piecesOf(...bins[c]).map(([l, rank]) => {
-      const [d, offset] = pieces[l][ranked(b)(l)(rank)];
-      return [0, d, offset, l + (l === S && offset + S < lengths[d] ? extra : 0)];
+    const { sequence_length: S, extra, seed, name } = node, pieces = byLength(piecesOf(node, lengths, S), S);
+    const bins = pack(pieces.map((p) => p.length), node.max_documents, 1, true);
+    const ranked = memo((b) => memo((l) => rankPermutation(keyOf(seed, b, 'documents', name), l, pieces[l].length)));
+    return inEpochs(node, bins.length, (b, c) => bins[c].map(([l, rank]) => {
+      const [source, d, offset] = pieces[l][l < S ? ranked(b)(l)(rank) : rank];
+      return [source, d, offset, l + (l === S && offset + S < lengths[d] ? extra : 0)];
     }));
   },
   bins(node, [{ lengths }]) {
-    const { documents: [begin, end], capacity, long_documents: long } = node, pieces = [];
-    for (let d = begin; d < end; d++) {
-      const stop = long === 'split' ? lengths[d] : long === 'skip' && lengths[d] > capacity ? 0 : 1;
-      for (let offset = 0; offset < stop; offset += capacity) {
-        const length = Math.min(lengths[d] - offset, capacity);
-        if (length >= 2) pieces.push([0, d, offset, length]);
-      }
-    }
+    const pieces = piecesOf(node, lengths, node.capacity).filter((piece) => piece[3] >= 2);
     if (!node.packed) return inEpochs(node, pieces.length, (_, c) => [pieces[c]]);
-    const ranks = range(capacity + 1, () => []), bins = [];
-    pieces.forEach((piece, k) => ranks[piece[3]].push(k));
-    pack(ranks.map((r) => r.length), 0, 2, false).forEach((layer, _, layers) => {
-      layer.first = layer.below < 0 ? bins.length : layers[layer.below].first + layer.before;
-      range(layer.bins * layer.each, (i) =>
-        (bins[layer.first + Math.floor(i / layer.each)] ||= []).push(ranks[layer.length][layer.rank + i]));
-    });
-    return inEpochs(node, bins.length, (_, c) => bins[c].sort((a, b) => a - b).map((k) => pieces[k]));
+    const ranks = byLength(pieces, node.capacity); // bins are numbered by their first piece
+    const bins = pack(ranks.map((r) => r.length), 0, 2, false).sort(([[l, i]], [[m, j]]) => m - l || i - j);
+    return inEpochs(node, bins.length, (_, c) =>
+      bins[c].map(([l, rank]) => ranks[l][rank]).sort((a, b) => a[1] - b[1] || a[2] - b[2]));
   },
   blend(node, sources) {
     const { rule, weights, uncounted } = node, nodes = rowsOf(node), children = builtOf(nodes, sources);
@@ -224,15 +197,14 @@ const ORDERS = {
       return children(q, uncounted && j >= n ? j % Math.max(1, n - uncounted) : j);
     };
   },
-  stages(node, sources, idsOf, tableOf) {
+  stages(node, sources, tableOf) {
     const children = builtOf(rowsOf(node), sources), cursors = sources.map(() => 0);
     const stages = node.stages.map((stage) => {
       const from = stage.sources || range(sources.length), draw = MIXING[stage.rule](stage, tableOf);
       const begins = stage.begins || from.map((q) => cursors[q]);
       begins.forEach((begin, q) => { // draws of a stream are numbered in order, so its last one counts them
-        let p = stage.samples - 1;
-        while (p >= 0 && draw(p)[0] !== q) p--;
-        cursors[from[q]] = p < 0 ? begin : begin + draw(p)[1] + 1;
+        const last = range(stage.samples, draw).findLast(([stream]) => stream === q);
+        cursors[from[q]] = last ? begin + last[1] + 1 : begin;
       });
       return [stage.samples, (p) => children(from[draw(p)[0]], begins[draw(p)[0]] + draw(p)[1])];
     });
@@ -243,8 +215,9 @@ const ORDERS = {
       ranges.map(([begin, end, times]) => [(end - begin) * times, (p) => child(begin + p % (end - begin))]));
     return (p) => oneAfterAnother(served, p);
   },
-  skipped({ index, end, left_out: holes, moved, masks }, sources, idsOf, tableOf) {
-    const child = build(index, sources, idsOf, tableOf), masked = masks.map((mask) => ({ ...mask, ids: idsOf(mask.file) }));
+  skipped({ index, end, left_out: holes, moved, masks }, sources, tableOf) {
+    const child = build(index, sources, tableOf);
+    const masked = masks.map((mask) => ({ ...mask, ids: mask.file !== null && new Set(tableOf(mask.file).flat()) }));
     const behind = moved.map(([begin, stop]) => [stop - begin, (p) => child(begin + p)]);
     const mark = (p, [q, d, ...span]) => [q, d, ...span, ...(masked.some(({ source, from, ids }) =>
       source === q && p >= from && (!ids || ids.has(d))) ? ['masked'] : [])];
@@ -260,26 +233,36 @@ function builtOf(nodes, sources) {
 const rowsOf = ({ common, columns, rows }) => rows.map((row) => Object.assign({}, common,
   ...columns.map((name, k) => (row[k] === null ? {} : { [name]: row[k] }))));
 const oneAfterAnother = ([[size, spansOf], ...rest], p) => (p < size ? spansOf(p) : oneAfterAnother(rest, p - size));
-function pack(count, most, least, stacked) { // returns the layers, with the bins covered of each
-  const layers = [], waiting = [];
-  for (let length = count.length - 1; length > 0; length--) {
+function piecesOf({ documents: [begin, end], long_documents: long }, lengths, S) { // of at most S tokens
+  const used = (L) => (L <= S || long === 'split' ? L : long === 'skip' ? 0 : S);
+  return Array.from(lengths.subarray(begin, end), used).flatMap((tokens, d) =>
+    range(Math.ceil(tokens / S), (k) => [0, begin + d, k * S, Math.min(tokens - k * S, S)]));
+}
+function byLength(pieces, S) {
+  const lists = range(S + 1, () => []);
+  pieces.forEach((piece) => lists[piece[3]].push(piece));
+  return lists;
+}
+function pack(count, most, least, stacked) { // returns the [length, rank] of the pieces of each bin
+  const layers = [], capacity = count.length - 1;
+  let open = [];
+  for (let length = capacity; length > 0; length--) {
     for (let left = count[length], rank = 0; left > 0;) {
-      const found = waiting.filter(({ room, queue }) => room >= length && queue.length)
-        .sort((a, b) => a.room - b.room || a.held - b.held)[0];
-      const { room, held, queue } = found || { room: count.length - 1, held: 0, queue: [-1] };
-      const below = queue[0], before = found ? layers[below].covered : 0;
-      const each = Math.min(stacked || !found ? Math.floor(room / length) : 1, left, most ? most - held : left);
-      const bins = Math.min(found ? layers[below].bins - before : left, Math.floor(left / each));
-      if (found && (layers[below].covered += bins) === layers[below].bins) queue.shift();
-      const next = { room: room - each * length, held: most && held + each, queue: [layers.length] };
-      const same = waiting.find((other) => other.room === next.room && other.held === next.held);
-      if (same) same.queue.push(layers.length);
-      else if (next.room >= least && (!most || next.held < most)) waiting.push(next);
-      layers.push({ below, before, length, each, rank, bins, covered: 0 });
+      const [below] = open.filter(({ room }) => room >= length).sort((a, b) => a.room - b.room || a.held - b.held);
+      const { room, held, bins: all, covered: before } = below || { room: capacity, held: 0, bins: left, covered: 0 };
+      const each = Math.min(stacked || !below ? Math.floor(room / length) : 1, left, most ? most - held : left);
+      const bins = Math.min(all - before, Math.floor(left / each));
+      layers.push({ below, before, length, each, rank, bins, covered: 0,
+        room: room - each * length, held: most && held + each });
+      if (below) below.covered += bins;
+      open = [...open, layers.at(-1)].filter((layer) =>
+        layer.covered < layer.bins && layer.room >= least && (!most || layer.held < most));
       [rank, left] = [rank + bins * each, left - bins * each];
     }
   }
-  return layers;
+  const inBin = ({ below, before, length, rank, each }, i) => [...(below ? inBin(below, before + i) : []),
+    ...range(each, (r) => [length, rank + i * each + r])];
+  return layers.flatMap((layer) => range(layer.bins - layer.covered, (i) => inBin(layer, layer.covered + i)));
 }
 
 // ---- draws: functions from a position to [stream, number of the draw] ------------------------------------
@@ -287,36 +270,32 @@ function double(text) {
   const [, digits, fraction, exponent] = /^0x([01]\.([0-9a-f]+))p([+-]\d+)$/.exec(text);
   return parseInt(digits.replace('.', ''), 16) * 2 ** (exponent - 4 * fraction.length);
 }
-function greedy(shares) {
-  const draws = [], drawn = shares.map(() => 0);
+function drawing(drawn, choose) { // returns the draws behind those counted in drawn
+  const first = total(drawn), draws = [], next = (stream) => [stream, drawn[stream]++];
   return (p) => {
-    while (draws.length <= p) {
-      const behind = shares.map((share, q) => share * Math.max(draws.length, 1) - drawn[q]);
-      const best = behind.indexOf(Math.max(...behind));
-      draws.push([best, drawn[best]++]);
-    }
-    return draws[p];
+    while (first + draws.length <= p) draws.push(next(choose(first + draws.length, drawn)));
+    return draws[p - first];
   };
 }
+const greedy = (shares) => drawing(shares.map(() => 0), (i, drawn) => {
+  const behind = shares.map((share, q) => share * Math.max(i, 1) - drawn[q]);
+  return behind.indexOf(Math.max(...behind));
+});
+const soonest = (weights, due) => range(weights.length).filter((q) => weights[q]).reduce((best, q) =>
+  (due[q] * weights[best] < due[best] * weights[q] ? q : best));
 function divisor(weights) {
   const shares = weights.map(BigInt), W = total(shares), size = 4096;
   const block = memo((b) => {
-    const t = BigInt(Math.max(2 * b * size - weights.length, 0)), draws = [];
-    const drawn = shares.map((share) => (share * t + W) / (2n * W));
-    for (let i = Number(total(drawn)); i < (b + 1) * size; i++) {
-      const best = shares.reduce((most, share, q) =>
-        (share * (2n * drawn[most] + 1n) > shares[most] * (2n * drawn[q] + 1n) ? q : most), 0);
-      if (i >= b * size) draws.push([best, Number(drawn[best])]);
-      drawn[best]++;
-    }
-    return draws;
+    const t = BigInt(Math.max(2 * b * size - weights.length, 0));
+    return drawing(shares.map((share) => Number((share * t + W) / (2n * W))), (_, drawn) =>
+      soonest(shares, drawn.map((j) => BigInt(2 * j + 1))));
   });
-  return (p) => block(Math.floor(p / size))[p % size];
+  return (p) => block(Math.floor(p / size))(p);
 }
+const inBatches = (draw, size) => (p) => draw(Math.floor(p / size)).map((x, k) => (k ? x * size + p % size : x));
 const MIXING = {
   stratified: ({ shares }) => divisor(shares),
-  per_stream: ({ shares, batch }, _, batches = divisor(shares)) => (p) =>
-    batches(Math.floor(p / batch)).map((value, k) => (k ? value * batch + p % batch : value)),
+  per_stream: ({ shares, batch }) => inBatches(divisor(shares), batch),
   random({ shares, seed, name, period }) {
     const spread = divisor(shares), beginOf = (p) => p - p % period % 2048;
     const block = memo((x) => {
@@ -327,32 +306,24 @@ const MIXING = {
     });
     return (p) => block(beginOf(p))[p - beginOf(p)];
   },
-  changed({ file, position: at, changes, columns, batch = 1, first }, tableOf) {
-    const rows = tableOf(file).slice(...changes), UNIT = 2n ** 31n, draws = [];
-    const starts = rows.map(([sample]) => Math.max(Number(sample) - at, 0) / batch);
-    const shares = rows.map((row) => columns.map((c) => (c < 0 ? 0n : row[c + 1]))).map((w) => {
-      const sum = total(w), scaled = w.map((x) => x * UNIT / sum), greatest = w.reduce((k, x, q) => (x > w[k] ? q : k), 0);
+  changed({ file, position, changes, columns, batch = 1, first }, tableOf) {
+    const rows = tableOf(file).slice(...changes), UNIT = 2n ** 31n, owed = columns.map(() => 0n);
+    const starts = rows.map(([sample]) => Math.max(sample - position, 0) / batch);
+    const shares = rows.map((row) => columns.map((c) => BigInt(c < 0 ? 0 : row[c + 1]))).map((w) => {
+      const scaled = w.map((x) => x * UNIT / total(w)), greatest = w.reduce((k, x, q) => (x > w[k] ? q : k), 0);
       return scaled.map((x, q) => (q === greatest ? x + UNIT - total(scaled) : x));
     });
-    const before = first && MIXING[first.rule](first), owed = columns.map(() => 0n), drawn = columns.map(() => 0);
-    range(starts[0], (i) => drawn[before(i * batch)[0]]++);
-    let k = 0;
-    const next = (i) => {
-      if (i === starts[k + 1]) {
-        owed.forEach((_, q) => { owed[q] += shares[k][q] * BigInt(starts[k + 1] - starts[k]); });
-        k++;
+    const before = first && MIXING[first.rule]({ ...first, batch: 1 }), earlier = range(starts[0], (i) => before(i)[0]);
+    const draw = drawing(columns.map((_, q) => earlier.filter((stream) => stream === q).length), (i) => {
+      if (i === starts[1]) {
+        shares.shift().forEach((share, q) => { owed[q] += share * BigInt(starts[1] - starts[0]); });
+        starts.shift();
       }
-      const w = shares[k], earlier = (q, r) => (UNIT / 2n - owed[q]) * w[r] < (UNIT / 2n - owed[r]) * w[q];
-      const best = range(w.length).filter((q) => w[q]).reduce((r, q) => (earlier(q, r) ? q : r));
-      owed[best] -= UNIT;
-      draws.push([best, drawn[best]++]);
-    };
-    return (p) => {
-      if (p < starts[0] * batch) return before(p);
-      while (starts[0] + draws.length <= Math.floor(p / batch)) next(starts[0] + draws.length);
-      const [q, j] = draws[Math.floor(p / batch) - starts[0]];
-      return [q, j * batch + p % batch];
-    };
+      const stream = soonest(shares[0], owed.map((x) => UNIT / 2n - x));
+      owed[stream] -= UNIT;
+      return stream;
+    });
+    return inBatches((i) => (i < earlier.length ? before(i) : draw(i)), batch);
   },
 };
 
@@ -397,16 +368,13 @@ function openSource(pathOf, { path: prefix, fingerprint, bin_bytes: bytes }) {
   if (hex(...key) !== fingerprint) throw new Error(`${prefix}.idx: fingerprint ${hex(...key)}, not ${fingerprint}`);
   return { key, lengths: new Int32Array(new Uint8Array(table).buffer) };
 }
-function idsIn(file) { // returns the documents that a file names
+function tableIn(file) { // returns rows of integers, of one number each in a text
   const data = fs.readFileSync(file);
-  if (!file.endsWith('.npy')) return new Set(data.toString().trim().split(/\s+/).map(Number));
-  const begin = 10 + data.readUInt16LE(8), width = Number(/'[<|][iu](\d)'/.exec(data.toString('latin1'))[1]);
-  return new Set(range((data.length - begin) / width, (k) => data.readUIntLE(begin + k * width, Math.min(width, 6))));
-}
-function tableIn(file) { // returns the rows of an array of int64
-  const data = fs.readFileSync(file), begin = 10 + data.readUInt16LE(8);
-  const [rows, columns] = /\((\d+), (\d+)\)/.exec(data.toString('latin1')).slice(1).map(Number);
-  return range(rows, (k) => range(columns, (i) => data.readBigInt64LE(begin + 8 * (k * columns + i))));
+  if (!file.endsWith('.npy')) return data.toString().trim().split(/\s+/).map((id) => [Number(id)]);
+  const begin = 10 + data.readUInt16LE(8), header = data.toString('latin1', 0, begin);
+  const [, width, rows, columns] = /[iu](\d)'.*\((\d+),(?: (\d+))?\)/.exec(header).map((x = 1) => Number(x));
+  const at = (k) => data.readUIntLE(begin + width * k, Math.min(width, 6));
+  return range(rows, (k) => range(columns, (i) => at(k * columns + i)));
 }
 function main([file, name, what, ...numbers]) {
   const text = fs.readFileSync(file), lock = JSON.parse(text), [a, b] = numbers.map(Number);
@@ -415,8 +383,7 @@ function main([file, name, what, ...numbers]) {
   const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named);
   const subset = lock.subsets[name], size = subset.receipts.block_steps;
   const sources = subset.sources.map((row) => openSource(pathOf, rowsOf(lock.sources)[row]));
-  const fileOf = (row) => pathOf(lock.files[row].path), idsOf = (row) => row !== null && idsIn(fileOf(row));
-  const spansOf = build(subset.index, sources, idsOf, (row) => tableIn(fileOf(row)));
+  const spansOf = build(subset.index, sources, (row) => tableIn(pathOf(lock.files[row].path)));
   const steps = subset.steps.flatMap(([first, n, count]) => range(count, (k) => [first + k * n, n, n]));
   steps.at(-1)[2] += subset.masked_rows;
   const widthOf = (node) => node.sequence_length || widthOf(node.common || node.index || node.parts[0].index);
