@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import pickle
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,8 @@ from support.megatron_dataset import Tokenizer
 import megaindex
 import megaindex.adapters.megatron as adapter
 from megaindex.adapters.megatron import builder
-from megaindex.adapters.megatron.core import METHODS, class_of
+from megaindex.adapters.megatron.core import HELPERS, METHODS, class_of
+from megaindex.adapters.megatron.core import core as core_modules
 from megaindex.errors import InvalidArgument, OutOfRange
 
 SPLIT = {"split": "60,20,20"}
@@ -32,9 +35,9 @@ SIZES = (60, 9, 5)
 
 def test_uninstall_restores_every_attribute(core: Any) -> None:
     import megatron.core.datasets.blended_dataset as blended
-    from megatron.core.datasets import helpers
+    from megatron.core.datasets import helpers, utils
 
-    owners = [class_of(name) for name in METHODS] + [blended, helpers]
+    owners = [class_of(name) for name in METHODS] + [blended, helpers, utils]
     before = [dict(vars(owner)) for owner in owners]
     adapter.install()
     adapter.install()
@@ -44,6 +47,42 @@ def test_uninstall_restores_every_attribute(core: Any) -> None:
     adapter.uninstall()
     assert not adapter.is_installed()
     assert [dict(vars(owner)) for owner in owners] == before
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_no_compiler_runs(
+    core: Any, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    """Where the helpers were compiled before, and in a checkout where they were not."""
+    import megatron.core.datasets as package
+    from megatron.core.datasets import utils
+
+    importer = ModuleType("megatron.bridge.training.initialize")  # which imports it by name
+    importer.compile_helpers = utils.compile_helpers  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, importer.__name__, importer)
+    config = {"blend": (corpora, None), **SPLIT}
+    theirs = build(core, SIZES, tmp_path / "theirs", **config)
+    expected = samples(theirs)
+    cpp, helpers = HELPERS
+    if not compiled:
+        monkeypatch.setitem(sys.modules, cpp, None)
+        monkeypatch.delitem(sys.modules, helpers)
+        monkeypatch.delattr(package, "helpers")
+        core_modules.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="make"):
+        utils.compile_helpers()
+    with installed():
+        utils.compile_helpers()
+        importer.compile_helpers()
+        assert_equal(samples(build(core, SIZES, tmp_path / "ours", **config)), expected)
+        from megatron.core.datasets import helpers as found
+
+        assert found.build_mapping is megaindex.helpers.build_mapping
+    assert importer.compile_helpers is utils.compile_helpers
+    if not compiled:
+        assert helpers not in sys.modules
+        core_modules.cache_clear()
 
 
 def test_classes_without_installing(core: Any, corpora: list[str], tmp_path: Path) -> None:

@@ -149,11 +149,14 @@ def test_uninstall_puts_everything_back(exact: bool, neox: Any) -> None:
     assert itertools.cycle is sys.modules["megatron.data.data_utils"].cycle
 
 
-def test_the_helpers_are_megaindex_and_nothing_is_compiled(neox: Any) -> None:
+def test_the_helpers_are_megaindex_and_nothing_is_compiled(
+    neox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     adapter.install()
     from megatron.data import helpers  # as GPT-NeoX does where it needs them
 
     assert helpers is megaindex.helpers
+    monkeypatch.setenv("PATH", "")
     neox_stand_in.data_utils().compile_helper()
 
 

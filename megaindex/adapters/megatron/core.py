@@ -20,6 +20,7 @@ from megaindex.errors import InvalidArgument
 logger = logging.getLogger("megaindex")
 
 _PACKAGE = "megatron.core.datasets"
+HELPERS = (f"{_PACKAGE}.helpers_cpp", f"{_PACKAGE}.helpers")
 
 SIZES = "_get_size_per_split_per_dataset"
 """The builder's function that computes the samples requested of each source."""
@@ -64,7 +65,9 @@ class MegatronCore:
     of a module under an empty class.
     """
 
-    helpers: ModuleType
+    helpers: ModuleType | None
+    """None where they are not compiled, as in a checkout."""
+    utils: ModuleType
     indexed_dataset: ModuleType
     gpt_dataset: ModuleType
     blended_dataset: ModuleType
@@ -102,16 +105,18 @@ def core() -> MegatronCore:
     """
     version, names = _version()
     try:
-        helpers, indexed, gpt, blended, builder = (
+        utils, indexed, gpt, blended, builder = (
             importlib.import_module(f"{_PACKAGE}.{name}")
             for name in (
-                "helpers",
+                "utils",
                 "indexed_dataset",
                 "gpt_dataset",
                 "blended_dataset",
                 "blended_megatron_dataset_builder",
             )
         )
+        is_compiled = importlib.util.find_spec(HELPERS[0]) is not None
+        helpers = importlib.import_module(HELPERS[1]) if is_compiled else None
     except ImportError as error:
         raise InvalidArgument(
             f"{_PACKAGE} cannot be imported ({error}); install megatron-core, or put a checkout "
@@ -136,6 +141,7 @@ def core() -> MegatronCore:
     originals["", SIZES] = getattr(builder, SIZES)
     return MegatronCore(
         helpers=helpers,
+        utils=utils,
         indexed_dataset=indexed,
         gpt_dataset=gpt,
         blended_dataset=blended,

@@ -26,9 +26,11 @@ from megaindex.adapters.megatron import (
 )
 from megaindex.adapters.megatron.arrays import FINAL_EPOCH_ATTRIBUTES
 from megaindex.adapters.megatron.core import (
+    HELPERS,
     METHODS,
     SIZES,
     STANDALONE,
+    MegatronCore,
     as_attribute,
     class_of,
     core,
@@ -232,7 +234,10 @@ def _install_classes() -> None:
     _patches.replace(
         modules.blended_dataset, "json", blend.DescriptionJson(modules.blended_dataset.json)
     )
-    for owner, name, ours in list(_helper_places(modules.helpers)):
+    if modules.helpers is None:
+        for name in HELPERS:
+            _patches.replace_module(name, megaindex.helpers)
+    for owner, name, ours in list(_function_places(modules)):
         _patches.replace(owner, name, ours)
     _pending_imports.extend(after_import(module, _patch_samplers) for module in SAMPLER_MODULES)
     _pending_imports.append(after_import(skips.TRAINING, _patch_training))
@@ -259,19 +264,22 @@ def is_installed() -> bool:
     return bool(_patches)
 
 
-def _helper_places(theirs: ModuleType) -> Iterator[tuple[ModuleType, str, object]]:
-    """Yield Megatron's helper functions, there and in modules that imported one by name."""
-    ours = {id(getattr(theirs, name)): getattr(megaindex.helpers, name) for name in _names(theirs)}
+def _function_places(modules: MegatronCore) -> Iterator[tuple[ModuleType, str, object]]:
+    """Yield Megatron's helper functions and the one that compiles them, there and in modules that
+    imported one by name."""
+    names = [name for name in megaindex.helpers.__all__ if hasattr(modules.helpers, name)]
+    ours = {id(getattr(modules.helpers, n)): getattr(megaindex.helpers, n) for n in names}
+    ours[id(modules.utils.compile_helpers)] = compile_helpers
     for module in list(sys.modules.values()):
-        if not getattr(module, "__name__", "").startswith("megatron."):
+        if not getattr(module, "__name__", "").startswith(("megatron.", "__main__")):
             continue
         for name, value in list(vars(module).items()):
             if id(value) in ours and not module.__name__.endswith("helpers_cpp"):
                 yield module, name, ours[id(value)]
 
 
-def _names(theirs: ModuleType) -> list[str]:
-    return [name for name in megaindex.helpers.__all__ if hasattr(theirs, name)]
+def compile_helpers() -> None:
+    """``utils.compile_helpers``: does nothing, since megaindex's helpers are compiled."""
 
 
 def _patch_samplers(module: ModuleType) -> None:
