@@ -273,7 +273,7 @@ class RecipeLoader:
     ) -> None:
         check_content(content)
         layout = opened.layout
-        self._opened = opened
+        self._opened = self._given = opened
         self._contents = _contents_of(opened, content)
         self._facts = {
             source.corpus.name: {
@@ -287,6 +287,7 @@ class RecipeLoader:
         self._options, self._loading, self._balance = options, loading, balance
         self._micro_batch_size = micro_batch_size
         self._losses: dict[str, tuple[int, float, float]] = {}
+        self._has_dataset = False
         ranks = _ranks_of(layout.recipe, data_parallel_size)
         self._ranks: dict[str, Any] = {
             "micro_batch_size": _first_of(micro_batch_size, layout.recipe.micro_batch_size, 1),
@@ -379,7 +380,7 @@ class RecipeLoader:
             InvalidArgument: a source is unknown, a weight is not a number from 0 or beyond
                 ``mix_bounds``, the weights sum to 0; the step was begun, or is beyond the end of
                 the run; the stage draws by repeat and choose; a source would be exhausted under
-                exhaustion error. The loader stays as it was.
+                exhaustion error; `dataset` was called. The loader stays as it was.
         """
         recipe, layout = self.recipe, self._opened.layout
         names = [source.name for source in recipe.sources]
@@ -402,6 +403,11 @@ class RecipeLoader:
 
     def _serve(self, opened: OpenRecipe, first: int) -> None:
         """Serve the samples of a changed run from position ``first`` on."""
+        if self._has_dataset:
+            raise InvalidArgument(
+                "the mix cannot change after dataset(), whose samples are those of the mix before; "
+                "iterate over the loader, or set the mix or load the state before dataset()"
+            )
         sampler = None
         same = opened.index.num_samples == self._opened.index.num_samples
         if self._balance is not None or not same:
@@ -526,7 +532,9 @@ class RecipeLoader:
         return {recipe.length_of(stage) for stage in recipe.stages}
 
     def dataset(self, *, receipts: bool = False) -> GPTDataset:
-        """Return the same samples for a DataLoader, as `Loader.dataset`."""
+        """Return the same samples for a DataLoader, as `Loader.dataset`; the mix cannot change
+        from then on."""
+        self._has_dataset = True
         return self._loader.dataset(receipts=receipts)
 
     @property
@@ -634,11 +642,14 @@ class RecipeLoader:
             raise
 
     def _with_changes_of(self, stored: StoredRecipe) -> OpenRecipe:
-        """Return the run with the changes of the mix in a state, if its recipe has none."""
-        recipe, changes = self._opened.layout.recipe, stored.changes
-        if changes is None or recipe.mix_changes:
+        """Return the run with the changes of the mix in a state, if its recipe was given without;
+        those made by this loader since are not of the state."""
+        given = self._given.layout.recipe
+        if given.mix_changes is not None:
+            return self._given
+        if stored.changes == self.recipe.mix_changes:
             return self._opened
-        return self._opened.changed(replace(recipe, mix_changes=changes))
+        return self._given.changed(replace(given, mix_changes=stored.changes))
 
     def _numbers_in(self, stored: StoredRecipe) -> IntArray:
         """Return each source's number in the recipe of the state; new sources follow those."""

@@ -195,7 +195,7 @@ def _with_absolute_paths(run: Recipe | Run) -> Recipe | Run:
 
 def _placed_changes(changes: MixChanges | None) -> MixChanges | None:
     """Return the changes with the absolute path of their file."""
-    if changes is None:
+    if changes is None or not (changes.size or changes.path):
         return None
     if not changes.path:
         raise InvalidArgument(

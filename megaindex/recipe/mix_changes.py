@@ -112,8 +112,10 @@ class MixChanges:
         try:
             with as_storage_error(path, "cannot read"):
                 rows = load_npy(path)
-        except (ValueError, EOFError) as error:
-            raise FormatError(f"{path}: not an array in .npy format ({error})") from None
+        except (ValueError, EOFError):
+            raise FormatError(
+                f"{path}: not an array in .npy format; write it with MixChanges.write"
+            ) from None
         if sources is None:
             sources = [str(column) for column in range(rows.shape[-1] - 1 if rows.ndim else 0)]
         return replace(cls.from_array(sources, rows, path), path=path)

@@ -399,7 +399,7 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
         bounds = {name: [str(low), str(high)] for name, low, high in recipe.mix_bounds}
         mapping["mix_bounds"] = bounds
     changes = recipe.mix_changes
-    if changes is not None:
+    if changes is not None and (changes.size or changes.path):
         if not changes.path:
             raise InvalidArgument(
                 "mix_changes of a recipe file or a lock must be a file, got changes that none "

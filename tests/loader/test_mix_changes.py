@@ -24,9 +24,11 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.mixing import row_of_weights
 from megaindex.kernels.reference.mix import UNIT
 from megaindex.loader import CostModel, RecipeLoader, SampleOptions, check_receipts, join_states
+from megaindex.lock import make_lock
 from megaindex.plan.recipe_plan import make_recipe_plan
 from megaindex.recipe import amend, check_past, open_recipe, plan_recipe, read_recipe
 from megaindex.recipe.recipe import Recipe
+from megaindex.recipe.recipe_file import to_mapping
 
 S, G, STEPS = 8, 8, 24
 NAMES = ("web", "code", "math")
@@ -379,6 +381,48 @@ def test_an_amended_run_keeps_its_changes(folder: Path) -> None:
     assert check_receipts([resumed.state()], open_recipe(run).index).equal
     with pytest.raises(InvalidArgument, match="other changes of the mix"):
         check_past(cluster.first.layout, plan_recipe(recipe), consumed)
+
+
+def test_an_earlier_state_ends_later_changes(folder: Path) -> None:
+    """A loader that goes back to a state serves what a new loader serves from it."""
+    recipe = recipe_at(folder)
+    cluster = Cluster(recipe, 1, 8)
+    cluster.run({}, 3)
+    state = cluster.state()
+    cluster.run({4: {"math": 1}}, 3)
+    cluster.set_mix({"code": 1}, at=9)
+    cluster.first.load_state_dict(state)
+    assert cluster.first.recipe.mix_changes is None
+    cluster.batches, cluster.rows = [iter(cluster.first)], []
+    cluster.run({})
+    again = Cluster(recipe, 1, 8, state)
+    again.run({})
+    assert cluster.rows == again.rows
+
+
+def test_changes_set_for_later_end_with_the_stage_amended(folder: Path) -> None:
+    cluster = Cluster(recipe_at(folder), 1, 8)
+    cluster.run({}, 8)
+    cluster.set_mix({"math": 1}, at=12)
+    stage = replace(recipe_at(folder).stages[1], name="other")
+    changed = amend(cluster.first.layout, consumed_samples=8 * G, stages=[stage])
+    resumed, straight = Cluster(changed, 1, 8, cluster.state()), Cluster(changed, 1, 8)
+    resumed.run({})
+    straight.run({})
+    assert straight.rows[8 * G :] == resumed.rows
+    assert "mix_changes" not in to_mapping(changed)
+    assert "mix_changes" not in str(make_lock(changed).content)
+
+
+def test_the_mix_cannot_change_under_a_dataset(folder: Path) -> None:
+    loader = RecipeLoader(open_recipe(recipe_at(folder)))
+    loader.set_mix({"math": 1}, at=2)
+    state = loader.state_dict()
+    loader.dataset()
+    loader.load_state_dict(state)
+    with pytest.raises(InvalidArgument, match=r"cannot change after dataset\(\)"):
+        loader.set_mix({"web": 1})
+    assert loader.state_dict() == state
 
 
 def test_a_controller_gets_statistics_and_sets_the_mix(folder: Path) -> None:
