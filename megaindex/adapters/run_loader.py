@@ -22,7 +22,7 @@ from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import join_states
 from megaindex.loader.recipe_loader import RecipeLoader
 from megaindex.loader.samplers import MicroBatchSampler
-from megaindex.lock.lock_file import Lock, read_lock
+from megaindex.lock.lock_file import Lock, read_lock, section_digest
 from megaindex.lock.opening import open_run
 from megaindex.validation import check_between, check_choice
 
@@ -95,7 +95,7 @@ class RunLoader:
                 **opening,
             )
             self._check_shape(loader, micro_batches_per_step, sequence_length)
-            return read.content["digest"], loader
+            return read.content.get("digest") or section_digest(read.content["subsets"]), loader
 
         self._loader = on_every_rank(opened, lambda o: o[0])[1] if joined else opened()[1]
         self._length = len(self._loader)

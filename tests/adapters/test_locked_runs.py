@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from support.locked_runs import assert_receipt
 from support.megatron_blends import build, one_process, write_corpora
 from support.megatron_training import start, training
 from support.neox_running import arguments, loaders_of
@@ -16,9 +18,10 @@ from support.neox_running import arguments, loaders_of
 import megaindex.adapters.megatron as adapter
 import megaindex.adapters.neox as neox_adapter
 from megaindex import Skip
-from megaindex.adapters import status
+from megaindex.adapters import RunLoader, status
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.lock import make_lock
+from megaindex.loader import join_states
+from megaindex.lock import Lock, make_lock
 
 __all__ = ["training"]  # a fixture
 
@@ -102,6 +105,65 @@ def test_neox_builds_what_was_locked(neox: Any, tmp_path: Path, blend: bool) -> 
     args.seed += 1
     with pytest.raises(FormatError, match="train: the receipt of steps 0 to"):
         loaders_of(args)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "neox"])
+def test_the_loader_of_all_trainers_serves_the_samples_of_a_framework(
+    request: pytest.FixtureRequest, tmp_path: Path, framework: str
+) -> None:
+    """Of the same lock: what the framework's own datasets serve, on two ranks, then on four."""
+    if framework == "megatron":
+        core = request.getfixturevalue("core")
+        prefixes = write_corpora(tmp_path)[1:4]
+        words = [word for pair in zip("325", prefixes, strict=True) for word in pair]
+        run = {"train_iters": 40, "eval_iters": 1, "eval_interval": 40, **SETTINGS}
+        lock = make_lock(data_path=words, **{**run, "global_batch_size": 12})
+        adapter.install(lock=lock)
+        blend = (prefixes, [3.0, 2.0, 5.0])
+        train, *_ = build(core, (480, 24, 0), None, blend=blend, split="90,10,0")
+        rows = [(row["tokens"], row["labels"]) for row in map(train.__getitem__, range(480))]
+    else:
+        request.getfixturevalue("neox")
+        lengths = np.random.default_rng(8).integers(1, 40, 150).tolist()
+        settings = {"train_batch_size": 12, "batch_size": 12, "world_size": 1, "train_iters": 40}
+        args = arguments(tmp_path, [lengths, lengths[::-1]], **settings)
+        words = [word for path in args.paths for word in ("1.0", path)]
+        lock = make_lock(
+            order="neox", sequence_length=args.seq_length, seed=args.seed, train_iters=40,
+            eval_iters=args.eval_iters, eval_interval=args.eval_interval, micro_batch_size=12,
+            data_parallel_size=1,
+            **{f"{name}_data_path": words for name in ("train", "valid", "test")},
+        )  # fmt: skip
+        neox_adapter.install(lock=lock)
+        train = loaders_of(args)["train"].dataset
+        texts = [torch.as_tensor(train[number]["text"]) for number in range(480)]
+        rows = [(text[:-1], text[1:]) for text in texts]
+    state = serve(lock, rows, None, until=84, size=2, micro=2)
+    assert_receipt(serve(lock, rows, state, until=480, size=4, micro=3), lock, 480)
+
+
+def serve(lock: Lock, rows: list[Any], state: Any, *, until: int, size: int, micro: int) -> Any:
+    """Compare the samples of all ranks with these rows, and return the joined state."""
+    loaders = [
+        RunLoader(
+            lock, data_parallel_rank=rank, data_parallel_size=size, micro_batch_size=micro,
+            joined=False,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    if state is not None:
+        for loader in loaders:
+            loader.load_state_dict(state)
+    first = loaders[0].consumed_samples
+    assert first == (0 if state is None else 84)
+    iterators = [iter(loader) for loader in loaders]
+    for start_of_round in range(first, until, size * micro):
+        batches = [next(iterator) for iterator in iterators]
+        expected = rows[start_of_round : start_of_round + size * micro]
+        for field, values in zip(("tokens", "labels"), zip(*expected, strict=True), strict=True):
+            found = torch.cat([batch[field] for batch in batches])
+            assert torch.equal(found, torch.stack(values).to(found.dtype))
+    return join_states([loader.state_dict() for loader in loaders])
 
 
 SKIPS = [Skip(steps="3 5-6"), Skip(steps="8", move=True), Skip(source="1", from_step=9)]

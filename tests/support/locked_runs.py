@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from support.corpora import write_corpus
+
+from megaindex.lock import Lock
 
 RECIPE = """
 sequence_length: 32
@@ -71,3 +75,11 @@ def write_inputs(folder: Path) -> None:
     (folder / "bad.ids").write_text(" ".join(map(str, range(0, 100, 3))))
     (folder / "neox.yml").write_text(NEOX)
     (folder / "train.sh").write_text(SCRIPT)
+
+
+def assert_receipt(state: Mapping[str, Any], lock: Lock, samples: int) -> None:
+    """The joined state of all ranks has the lock's receipt, and every sample in its place."""
+    receipt = state.get("loader", state)["receipt"]
+    assert receipt["receipt"] == lock.content["subsets"]["train"]["receipts"]["total"]
+    counts = (receipt["samples"], receipt["in_place"], receipt["misplaced"])
+    assert counts == (samples, samples, 0)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.locked_runs import assert_receipt
 
 import megaindex
 from megaindex.errors import InvalidArgument, MissingFile
@@ -115,10 +116,7 @@ def test_the_receipts_are_those_of_the_lock(name: str, lock: str, tmp_path: Path
     start(name, 2, micro=2, accumulate=6, until=7, **train)
     resume = "7" if name == "torchtitan" else f"{folder}/{CHECKPOINTS[name]}"
     (state,) = start(name, 4, micro=3, accumulate=2, until=20, resume=resume, **train)
-    receipt = state.get("loader", state)["receipt"]
-    locked = read_lock(lock).content["subsets"]["train"]
-    assert receipt["receipt"] == locked["receipts"]["total"]
-    assert (receipt["samples"], receipt["in_place"], receipt["misplaced"]) == (480, 480, 0)
+    assert_receipt(state, read_lock(lock), 480)
 
 
 def test_settings_of_huggingface_that_contradict_the_lock(lock: str, tmp_path: Path) -> None:
