@@ -108,7 +108,8 @@ class BlockFacts:
     deferred: int
     """Tokens left of blocks that a stage of another sequence length ended."""
     unread: int
-    """Tokens of blocks that were not begun, and the rest of the last one begun."""
+    """Tokens of blocks that were not begun, and the rest of the last one begun, without those that
+    another system read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -606,6 +607,11 @@ def _block_facts(layout: RecipeLayout, source: int) -> BlockFacts | None:
     if blocks is None:
         return None
     served = dropped = deferred = first = left = 0
+    recipe, read = layout.recipe, layout.begins[source]
+    initial = blocks.at_length(recipe.lengths_of(recipe.sources[source].name)[0])
+    before = read * initial.sequence_length
+    if read >= initial.num_samples:
+        before = blocks.tokens_per_epoch
     for length, begin, end in _first_reads(layout, source):
         index = blocks.at_length(length)
         if begin >= index.num_samples:  # of a further epoch
@@ -624,7 +630,7 @@ def _block_facts(layout: RecipeLayout, source: int) -> BlockFacts | None:
         served=served,
         dropped=dropped,
         deferred=deferred,
-        unread=blocks.tokens_per_epoch - served - dropped - deferred,
+        unread=blocks.tokens_per_epoch - before - served - dropped - deferred,
     )
 
 

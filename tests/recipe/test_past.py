@@ -285,6 +285,11 @@ def test_stages_of_several_lengths_go_on_from_a_past(
     plan = make_recipe_plan(layout)
     assert plan.past is not None
     assert plan.past.sources[0].samples == begin
+    facts = plan.sources[0].blocks
+    assert facts is not None
+    read = min(begin * 8, size.tokens) if begin < size.samples else size.tokens
+    assert facts.unread == size.tokens - read - facts.served - facts.dropped - facts.deferred
+    assert facts.unread >= 0
 
 
 def test_a_joined_run_of_several_lengths_is_trained_and_audited(folder: Path) -> None:
