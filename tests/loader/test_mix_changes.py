@@ -202,12 +202,12 @@ def test_many_clusters_serve_what_the_model_draws(
     check_model(folder, mixes, parts, last)
 
 
-@pytest.mark.parametrize("batching", ["random", "per_stream"])
-@pytest.mark.parametrize("balance", [None, CostModel(linear=10, attention=1)])
-def test_every_batching_and_balance(folder: Path, batching: str, balance: Any) -> None:
+def check_batching(
+    folder: Path, batching: str, balance: CostModel | None, shapes: list[tuple[int, int]]
+) -> None:
     mixes = {18: {"code": 1, "web": 1}, 20: {"math": 3, "web": 1}}
     found = []
-    for shape in ((1, 4), (2, 2), (4, 2)):
+    for shape in shapes:
         cluster = Cluster(recipe_at(folder, batching), *shape, balance=balance)
         cluster.run(mixes, 19 * G // (shape[0] * shape[1]))
         cluster = Cluster(recipe_at(folder, batching), *shape, cluster.state(), balance=balance)
@@ -219,6 +219,21 @@ def test_every_batching_and_balance(folder: Path, batching: str, balance: Any) -
         if batching == "per_stream":
             assert all(len(step) == 1 for step in by_step)
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("batching", ["random", "per_stream"])
+@pytest.mark.parametrize("balance", [None, CostModel(linear=10, attention=1)])
+def test_every_batching_and_balance(folder: Path, batching: str, balance: Any) -> None:
+    check_batching(folder, batching, balance, [(1, 4), (4, 2)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batching", ["random", "per_stream"])
+@pytest.mark.parametrize("balance", [None, CostModel(linear=10, attention=1)])
+def test_every_batching_and_balance_on_more_ranks(
+    folder: Path, batching: str, balance: Any
+) -> None:
+    check_batching(folder, batching, balance, [(1, 4), (2, 2), (4, 2), (8, 1)])
 
 
 def test_the_mix_of_a_step_begun_and_of_prefetched_batches(folder: Path) -> None:
