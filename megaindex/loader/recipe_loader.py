@@ -142,6 +142,13 @@ class StoredRecipe:
             ) from None
 
 
+def _stage_at(layout: RecipeLayout, position: int) -> tuple[str, int]:
+    """Return name and first sample of the stage that a sample belongs to, or the last one."""
+    reached = [stage for stage in layout.stages if stage.first_sample <= position]
+    name = reached[-1].name if reached else ""
+    return name, min((stage.first_sample for stage in reached if stage.name == name), default=0)
+
+
 def _recipe_of(text: str, folder: Path) -> Recipe:
     import yaml
 
@@ -647,9 +654,25 @@ class RecipeLoader:
         given = self._given.layout.recipe
         if given.mix_changes is not None:
             return self._given
+        if stored.changes is not None:
+            self._check_later_changes(stored, stored.changes)
         if stored.changes == self.recipe.mix_changes:
             return self._opened
         return self._given.changed(replace(given, mix_changes=stored.changes))
+
+    def _check_later_changes(self, stored: StoredRecipe, changes: MixChanges) -> None:
+        """Refuse changes set for a later step of a stage that is another in the recipe given."""
+        theirs, ours = stored.layout(self._given.sources), self._given.layout
+        for position in changes.positions[changes.before(stored.decided_samples).size :].tolist():
+            name, begin = _stage_at(theirs, position)
+            if (name, begin) != _stage_at(ours, position):
+                step = theirs.batch.iterations_within(position)
+                raise InvalidArgument(
+                    f"mix_changes: the state changes the mix at step {step}, in stage {name} from "
+                    f"sample {begin}, and the recipe has another stage there; continue the "
+                    "recipe of the state, or amend that with megaindex.recipe.amend, which ends "
+                    "such changes"
+                )
 
     def _numbers_in(self, stored: StoredRecipe) -> IntArray:
         """Return each source's number in the recipe of the state; new sources follow those."""

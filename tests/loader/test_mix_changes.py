@@ -26,7 +26,7 @@ from megaindex.kernels.reference.mix import UNIT
 from megaindex.loader import CostModel, RecipeLoader, SampleOptions, check_receipts, join_states
 from megaindex.lock import make_lock
 from megaindex.plan.recipe_plan import make_recipe_plan
-from megaindex.recipe import amend, check_past, open_recipe, plan_recipe, read_recipe
+from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import to_mapping
 
@@ -427,6 +427,20 @@ def test_changes_set_for_later_end_with_the_stage_amended(folder: Path) -> None:
     assert straight.rows[8 * G :] == resumed.rows
     assert "mix_changes" not in to_mapping(changed)
     assert "mix_changes" not in str(make_lock(changed).content)
+
+
+def test_changes_set_for_later_are_not_taken_into_another_stage(folder: Path) -> None:
+    recipe = recipe_at(folder)
+    cluster = Cluster(recipe, 1, 8)
+    cluster.run({}, 2)
+    cluster.set_mix({"math": 1}, at=5)
+    first, *others = recipe.stages
+    shorter = replace(first, length=Target(kind="iterations", value=Fraction(3)))
+    loader = RecipeLoader(open_recipe(replace(recipe, stages=(shorter, *others))))
+    before = loader.state_dict()
+    with pytest.raises(InvalidArgument, match="the state changes the mix at step 5, in stage "):
+        loader.load_state_dict(cluster.state())
+    assert loader.state_dict() == before
 
 
 def test_the_mix_cannot_change_under_a_dataset(folder: Path) -> None:
