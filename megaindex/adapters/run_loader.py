@@ -123,7 +123,7 @@ class RunLoader:
 
     @staticmethod
     def _step_sizes(loader: Loader | RecipeLoader) -> set[int]:
-        return {size for _, size in loader.sampler.schedule.stages}
+        return {*loader.sampler.schedule.sizes()}
 
     @property
     def loader(self) -> Loader | RecipeLoader:

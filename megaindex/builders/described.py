@@ -351,7 +351,9 @@ def _stages(nodes: Sequence[Node], num_sources: int, files: Sequence[str]) -> li
 def _mixing(node: Node) -> FixedMixing:
     shares = tuple(node["shares"])
     if node["rule"] == "per_stream":
-        return PerStream(shares=shares, batch_size=node["batch"])
+        batch = node["batch"]
+        sizes = tuple(batch) if isinstance(batch, list) else (batch,) * len(shares)
+        return PerStream(shares=shares, batch_sizes=sizes)
     if node["rule"] == "random":
         own = {name: node[name] for name in ("seed", "name", "period")}
         return Random(shares=shares, **own)

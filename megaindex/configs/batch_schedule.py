@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
+from megaindex.index.mixing import PerStream
 from megaindex.index.skips import Skip, Skips, resolve_skips
 from megaindex.validation import check_between, check_integer, check_setting, parse_fraction
 
@@ -20,12 +24,53 @@ _EXACT_DOUBLE = 2**53
 _SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
+class StepRun(NamedTuple):
+    """Consecutive steps of one batch size, or of the draws of one stage."""
+
+    base: int
+    """Samples before its first step."""
+    size: int | PerStream
+    done: int
+    """Steps of it that are left out."""
+    steps: int | None
+    """The number of the others; None: without end."""
+
+    def samples_after(self, steps: int) -> int:
+        """Return the samples of the run up to the end of the first ``steps``."""
+        steps += self.done
+        samples = (
+            steps * self.size if isinstance(self.size, int) else self.size.samples_after(steps)
+        )
+        return self.base + samples
+
+    def within(self, samples: int) -> int:
+        """Return the most steps up to ``samples``; -1 or less before the first one."""
+        samples -= self.base
+        if isinstance(self.size, int):
+            return samples // self.size - self.done
+        return self.size.batches_within(max(0, samples)) - self.done
+
+    def reaching(self, samples: int) -> int:
+        """Return the least steps up to ``samples`` or beyond."""
+        steps = max(0, self.within(samples))
+        return steps + (self.samples_after(steps) < samples)
+
+    def sizes(self, steps: int) -> I64:
+        """Return int64[steps]: samples of each of the first ``steps``."""
+        if isinstance(self.size, int):
+            return np.full(steps, self.size, np.int64)
+        return self.size.sizes_between(self.done, self.done + steps)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchSchedule:
     """Global batch sizes over a run, as stages (first sample, batch size).
 
     The batch size of a stage holds from the first iteration at or after its first sample:
     ((0, 2), (5, 3)) consumes 2, 2, 2, 3, 3, … samples, since 6 are consumed after three iterations.
+
+    In the place of a batch size, the draws of a stage of batching per_stream give each stream's
+    steps a size of their own; they begin with the first sample given.
 
     Attributes:
         stages: first sample and batch size of each stage, in order.
@@ -37,19 +82,22 @@ class BatchSchedule:
         InvalidArgument: the stages do not begin with sample 0, fall, or have a batch below 1.
     """
 
-    stages: tuple[tuple[int, int], ...]
+    stages: tuple[tuple[int, int | PerStream], ...]
     ramp: tuple[int, int, int] | None = None
     stepped: bool = False
 
     def __post_init__(self) -> None:
         plain = tuple(
-            (check_integer("the first sample of a stage", first), check_integer("a batch", size))
+            (
+                check_integer("the first sample of a stage", first),
+                size if isinstance(size, PerStream) else check_integer("a batch", size),
+            )
             for first, size in self.stages
         )
         object.__setattr__(self, "stages", plain)
         firsts = [first for first, _ in self.stages]
         in_order = all(a <= b for a, b in itertools.pairwise(firsts))
-        if not firsts or firsts[0] != 0 or not in_order or min(n for _, n in self.stages) < 1:
+        if not firsts or firsts[0] != 0 or not in_order or min(self.sizes()) < 1:
             raise InvalidArgument(
                 "the stages of a batch schedule must begin with sample 0, not fall, and have "
                 f"batches of at least 1 sample, got {self.stages}"
@@ -60,53 +108,67 @@ class BatchSchedule:
         """Return the schedule of one batch size."""
         return cls(stages=((0, check_setting("global_batch_size", size)),))
 
-    def check_multiple_of(self, rows: int) -> None:
-        """Refuse batch sizes that are not multiples of the rows of one micro batch on all ranks."""
-        for _, size in self.stages:
+    def check_multiple_of(self, rows: int, begin: int = 0, end: int | None = None) -> None:
+        """Refuse batch sizes that are not multiples of the rows of one micro batch on all ranks.
+
+        Those of the steps from position ``begin`` to ``end`` alone.
+        """
+        for size in self.sizes(begin, end):
             if size % rows:
                 raise InvalidArgument(
                     f"global batch size {size} must be a multiple of micro batch x data-parallel "
                     f"size = {rows}; change the batch, its schedule or the ranks"
                 )
 
-    def between(self, begin: int, end: int | None) -> BatchSchedule:
-        """Return the sizes of the steps from position ``begin`` to ``end`` alone."""
-        at = max(k for k, (first, _) in enumerate(self.stages) if first <= begin)
-        kept = [each for each in self.stages[at + 1 :] if end is None or each[0] < end]
-        return BatchSchedule(stages=((0, self.stages[at][1]), *kept))
+    def between(self, begin: int, end: int | None) -> tuple[tuple[int, int | PerStream], ...]:
+        """Return the stages of the steps from position ``begin`` to ``end`` alone."""
+        at = self._stage_at(begin)
+        later = [each for each in self.stages[at + 1 :] if end is None or each[0] < end]
+        return (self.stages[at], *later)
+
+    def _stage_at(self, position: int) -> int:
+        return max(0, bisect_right(self.stages, position, key=itemgetter(0)) - 1)
+
+    def sizes(self, begin: int = 0, end: int | None = None) -> list[int]:
+        """Return the batch sizes of the steps from position ``begin`` to ``end``, in order."""
+        each = (size for _, size in self.between(begin, end))
+        found = ([size] if isinstance(size, int) else size.batch_sizes for size in each)
+        return list(itertools.chain.from_iterable(found))
 
     @property
     def is_constant(self) -> bool:
         """True if the batch size does not change."""
-        return len(self.stages) == 1
+        return len(self.stages) == 1 and isinstance(self.stages[0][1], int)
+
+    @property
+    def plain_stages(self) -> tuple[tuple[int, int], ...]:
+        """First sample and batch size of each stage, of a schedule without draws of streams."""
+        return tuple((first, size) for first, size in self.stages if isinstance(size, int))
 
     @property
     def final(self) -> int:
-        """Batch size of the last stage."""
-        return self.stages[-1][1]
+        """Batch size of the last stage, of a schedule without draws of streams."""
+        return self.plain_stages[-1][1]
 
     def samples_after(self, iterations: int, start: int = 0) -> int:
         """Return the samples consumed after ``iterations`` iterations from ``start`` samples on."""
         position = start
-        for (_, size), end in self._bounds():
-            steps = iterations
-            if end is not None:
-                steps = min(steps, ceil_div(max(0, end - position), size))
-            position += steps * size
+        for run in self.runs(start):
+            steps = iterations if run.steps is None else min(iterations, run.steps)
+            position = run.samples_after(steps)
             iterations -= steps
+            if not iterations:
+                break
         return position
 
     def iterations_within(self, samples: int, start: int = 0) -> int:
         """Return the most iterations from ``start`` on that consume at most ``samples`` in all."""
-        position, iterations = start, 0
-        for (_, size), end in self._bounds():
-            steps = max(0, samples - position) // size
-            if end is not None:
-                steps = min(steps, ceil_div(max(0, end - position), size))
-            position += steps * size
-            iterations += steps
-            if end is None or position < end:
-                break
+        iterations = 0
+        for run in self.runs(start):
+            steps = max(0, run.within(samples))
+            if run.steps is None or steps < run.steps:
+                return iterations + steps
+            iterations += run.steps
         return iterations
 
     def iterations_for(self, samples: int) -> int:
@@ -123,9 +185,35 @@ class BatchSchedule:
         iterations = self.iterations_within(min(self.ramp[2], samples)) + 1
         return iterations + max(0, samples - self.samples_after(iterations)) // self.final
 
-    def _bounds(self) -> list[tuple[tuple[int, int], int | None]]:
-        ends = [first for first, _ in self.stages[1:]]
-        return list(zip(self.stages, [*ends, None], strict=True))
+    def runs(self, start: int, end: int | None = None) -> Iterator[StepRun]:
+        """Yield the steps from position ``start`` on, up to the one that reaches ``end``.
+
+        Raises:
+            InvalidArgument: steps of a stream have a size of their own, and ``start`` lies inside
+                one.
+        """
+        position = start
+        for k in range(self._stage_at(start), len(self.stages)):
+            first, size = self.stages[k]
+            until = self.stages[k + 1][0] if k + 1 < len(self.stages) else end
+            if until is not None and end is not None:
+                until = min(until, end)
+            if until is not None and position >= until:
+                continue
+            run = StepRun(position, size, 0, None)
+            if isinstance(size, PerStream):
+                run = StepRun(first, size, size.batches_within(max(0, position - first)), None)
+                if run.samples_after(0) != position:
+                    raise InvalidArgument(
+                        f"sample {position} is not the first of a step: the steps of a stream with "
+                        f"a batch_size of its own are those from sample {first} on, and the next "
+                        f"one begins with sample {run.samples_after(1)}; continue from the end of "
+                        "a step"
+                    )
+            if until is not None:
+                run = run._replace(steps=run.reaching(until))
+                position = run.samples_after(run.steps or 0)
+            yield run
 
 
 def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64, int]:
@@ -137,19 +225,16 @@ def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64
     check_between("--consumed-samples", consumed, 0, total, most_is="the samples of the run")
     past = _step_starts(schedule, 0, consumed)
     future = _step_starts(schedule, consumed, total)
-    return np.array([*past, *future, total], np.int64), len(past)
+    return np.concatenate((past, future, [total])), past.size
 
 
-def _step_starts(schedule: BatchSchedule, begin: int, end: int) -> list[int]:
-    """Return the first samples of the steps from ``begin`` to ``end``."""
-    starts: list[int] = []
-    stages = [*schedule.stages[1:], (end, 0)]
-    for (_, size), (until, _) in zip(schedule.stages, stages, strict=True):
-        steps = range(begin, min(until, end), size)
-        starts += steps
-        if steps:
-            begin = steps[-1] + size
-    return starts
+def _step_starts(schedule: BatchSchedule, begin: int, end: int) -> I64:
+    """Return int64[steps]: the first samples of the steps from ``begin`` to ``end``."""
+    starts = [np.empty(0, np.int64)]
+    for run in schedule.runs(begin, end):
+        sizes = run.sizes(run.steps or 0)
+        starts.append(run.samples_after(0) + np.cumsum(sizes) - sizes)
+    return np.concatenate(starts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

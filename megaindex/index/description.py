@@ -155,7 +155,9 @@ def _mixing(mixing: Mixing) -> Node:
     assert isinstance(mixing, FixedMixing), "of one of two kinds"
     node = {"rule": "stratified", "shares": list(mixing.shares)}
     if isinstance(mixing, PerStream):
-        return {**node, "rule": "per_stream", "batch": mixing.batch_size}
+        batch = mixing.batch_size
+        sizes = list(mixing.batch_sizes) if batch is None else batch
+        return {**node, "rule": "per_stream", "batch": sizes}
     if isinstance(mixing, Random):
         own = {"seed": mixing.seed, "name": mixing.name, "period": mixing.period}
         return {**node, "rule": "random", **own}

@@ -5,7 +5,7 @@ every stream are proportional to its share at any position, to about one draw. T
 draws, with shares 2 and 1 of streams a and b:
 
     stratified   a b a  a b a     evenly distributed draws
-    per stream   aaaa bbbb aaaa   evenly distributed batches (here of 4 samples)
+    per stream   aaaa bbbb aaaa   evenly distributed batches (here of 4 samples each)
     random       b a a  a a b     stratified draws, shuffled within blocks
 
 A stage whose weights change in mid-run (`ChangedMixing`) draws evenly, or in batches, from the
@@ -17,10 +17,12 @@ All are computed by blocks at any position; memory does not depend on the length
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,6 +164,11 @@ class FixedMixing(Mixing):
                 "omit a stream that is not drawn"
             )
 
+    @property
+    def unit(self) -> int:
+        """Samples of a draw: those of a batch if every batch has as many and is of one stream."""
+        return 1
+
     @cached_property
     def _weights(self) -> U64:
         return np.array(self.shares, np.uint64)
@@ -191,26 +198,69 @@ class Stratified(FixedMixing):
 class PerStream(FixedMixing):
     """Evenly distributed batches, each of one stream."""
 
-    batch_size: int
-    """Samples of a batch, at least 1."""
+    batch_sizes: tuple[int, ...]
+    """Samples of a batch of each stream, at least 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_between("batch_size", self.batch_size, 1)
+        if len(self.batch_sizes) != len(self.shares):
+            raise InvalidArgument(
+                f"each of {len(self.shares)} streams must have a batch size, got "
+                f"{len(self.batch_sizes)}"
+            )
+        for size in self.batch_sizes:
+            check_between("batch_size", size, 1, _MOST_POSITIONS)
+
+    @cached_property
+    def batch_size(self) -> int | None:
+        """Samples of every batch; None if those of the streams differ."""
+        return self.batch_sizes[0] if len({*self.batch_sizes}) == 1 else None
+
+    @property
+    def unit(self) -> int:
+        return self.batch_size or 1
+
+    def samples_after(self, batches: int) -> int:
+        """Return the samples of the first ``batches``."""
+        if self.batch_size is not None:
+            return batches * self.batch_size
+        drawn = active().divisor_counts(self._weights, batches)
+        return sum(map(mul, drawn.tolist(), self.batch_sizes))
+
+    def batches_within(self, samples: int) -> int:
+        """Return the most batches that have at most ``samples`` in all."""
+        if self.batch_size is not None:
+            return samples // self.batch_size
+        mean = Fraction(sum(map(mul, self.shares, self.batch_sizes)), sum(self.shares))
+        low = high = int(samples / mean)  # the answer, to about a batch for each stream
+        apart = 1
+        while low and self.samples_after(low) > samples:
+            low, apart = max(0, low - apart), 2 * apart
+        apart = 1
+        while self.samples_after(high) <= samples:
+            high, apart = high + apart, 2 * apart
+        return bisect_right(range(low, high), samples, key=self.samples_after) - 1 + low
+
+    def sizes_between(self, begin: int, end: int) -> I64:
+        """Return int64[n]: samples of batches ``begin`` to ``end - 1``."""
+        return np.array(self.batch_sizes, np.int64)[self._spread(begin, end).stream]
 
     def counts(self, position: int) -> I64:
-        batches, rest = divmod(position, self.batch_size)
-        counts: I64 = active().divisor_counts(self._weights, batches) * self.batch_size
-        if rest:
+        batches = self.batches_within(position)
+        counts: I64 = active().divisor_counts(self._weights, batches) * self.batch_sizes
+        if rest := position - self.samples_after(batches):
             counts[self._spread(batches, batches + 1).stream[0]] += rest
         return counts
 
     def _block(self, number: int) -> MixedPositions:
-        position = np.arange(number * BLOCK, (number + 1) * BLOCK)
-        batch, within = np.divmod(position, self.batch_size)
-        drawn = self._spread(int(batch[0]), int(batch[-1]) + 1)
-        which = batch - batch[0]
-        return MixedPositions(drawn.stream[which], drawn.ordinal[which] * self.batch_size + within)
+        begin, end = number * BLOCK, (number + 1) * BLOCK
+        first, last = self.batches_within(begin), self.batches_within(end - 1)
+        drawn = self._spread(first, last + 1)
+        sizes = np.array(self.batch_sizes, np.int64)[drawn.stream]
+        bounds = np.append(0, np.cumsum(sizes)) - (begin - self.samples_after(first))
+        which = np.repeat(np.arange(sizes.size), np.diff(np.clip(bounds, 0, BLOCK)))
+        within = np.arange(BLOCK) - bounds[which]
+        return MixedPositions(drawn.stream[which], (drawn.ordinal * sizes)[which] + within)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

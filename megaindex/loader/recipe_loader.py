@@ -746,9 +746,9 @@ def _micro_batches(
             "micro_batch_size", _first_of(given, recipe.micro_batch_of(stage), 1), 1
         )
         end = begins[k + 1][0] if k + 1 < len(begins) else None
-        sizes = layout.batch.between(first, end).stages
+        sizes = layout.batch.sizes(first, end)
         is_other = recipe.common_data_parallel_size is None and recipe.ranks_of(stage) != ranks
-        divides = all(size % (rows * ranks) == 0 for _, size in sizes)
+        divides = all(size % (rows * ranks) == 0 for size in sizes)
         shape = recipe.length_of(stage), None if is_other and not divides else rows
         if shape != before:
             changes.append((first if changes else 0, shape[1]))

@@ -238,7 +238,7 @@ class MicroBatchSampler(Resumable):
                     "batch; let it change at the start of a step"
                 )
             if ranks is not None:
-                self._schedule.between(begin, end).check_multiple_of(ranks.rows_per_round)
+                self._schedule.check_multiple_of(ranks.rows_per_round, begin, end)
 
     def _ranks_at(self, position: int) -> RankLayout:
         """Return micro batch size and ranks of the step at a position.
@@ -481,7 +481,7 @@ class MicroBatchSampler(Resumable):
 
     @property
     def _most_rows(self) -> int:
-        return max(size for _, size in self._schedule.stages)
+        return max(self._schedule.sizes())
 
     def _state(self, position: LoaderPosition) -> dict[str, Any]:
         # the rows of the largest step, also before the run was resumed, bound those left of a step

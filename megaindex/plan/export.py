@@ -216,7 +216,9 @@ def megatron_flags(plan: Plan, run: Run) -> str:
             f"--rampup-batch-size {' '.join(map(str, run.batch.ramp))}",
         ]
     else:
-        stages = " ".join(f"{first * plan.sequence_length}:{b}" for first, b in run.batch.stages)
+        stages = " ".join(
+            f"{first * plan.sequence_length}:{b}" for first, b in run.batch.plain_stages
+        )
         flags.append(f"--step-batch-size-schedule {shlex.quote(stages)}")
     flags.append(f"--seed {run.seed}")
     flags.append(f"--eval-interval {run.evaluation.interval}")

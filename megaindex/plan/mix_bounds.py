@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.mixing import PerStream
 from megaindex.recipe.layout import PlannedStage, RecipeLayout
 from megaindex.recipe.recipe import Recipe
 
@@ -35,7 +36,8 @@ def earliest_repeats(layout: RecipeLayout, consumed_samples: int = 0) -> list[Ea
     """Return the earliest repeat of each source under any mix from ``consumed_samples`` on.
 
     Changed weights are exact to a sample for each stream, which the bound allows for; it is exact
-    for a source that may be drawn alone. Stages by repeat and choose keep their draws.
+    for a source that may be drawn alone. Stages by repeat and choose, or with batches of several
+    sizes, keep their draws.
 
     Raises:
         InvalidArgument: stages have several sequence lengths.
@@ -125,7 +127,9 @@ def _draws(
         stream = sources.index(source) if source in sources else None
         end = planned.first_sample + planned.num_samples
         known = min(max(consumed, planned.first_sample), end)
-        free = share if stage.by_proportion and recipe.exhaustion != "redistribute" else None
+        fixed = isinstance(planned.mixing, PerStream) and planned.mixing.batch_size is None
+        fixed = fixed or not stage.by_proportion or recipe.exhaustion == "redistribute"
+        free = None if fixed else share
         for first, stop, most in ((planned.first_sample, known, None), (known, end, free)):
             if first < stop:
                 yield _Draws(

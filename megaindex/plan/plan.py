@@ -107,7 +107,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         tail=run.tail,
         target=target_text(run),
         global_batch_size=run.batch.final,
-        batch_schedule=run.batch.stages,
+        batch_schedule=run.batch.plain_stages,
         consumed_samples=run.consumed_samples,
         **_totals(run, sizing, target, train, inputs),
         max_train_iters_without_repeat=limits.without_repeat,

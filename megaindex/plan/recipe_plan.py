@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.console import (
@@ -23,6 +24,7 @@ from megaindex.console import (
     text_of,
     warning,
 )
+from megaindex.index.mixing import PerStream
 from megaindex.index.skips import ranges_without
 from megaindex.plan.mix_bounds import EarliestRepeat, earliest_repeats
 from megaindex.plan.model import PackingFacts, json_object
@@ -67,10 +69,14 @@ class StageDraw:
     deferred: int = 0
     """Tokens left of the block in which a stage of another sequence length stopped reading the
     source, which its epoch does not serve; not a key of ``--json`` in other orders than blocks."""
+    batch_size: int | None = None
+    """Samples of a step that draws from the source; None, and not a key of ``--json``, where the
+    batch is that of the stage."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return {key: v for key, v in vars(self).items() if key != "deferred" or v}
+        optional = ("deferred", "batch_size")
+        return {key: v for key, v in vars(self).items() if key not in optional or v}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,9 @@ class StepRange:
     """Consecutive steps of one stage, batch size and sequence length.
 
     Before step k of them, ``first_sample + (k - first_step) * batch_size`` samples are consumed,
-    and ``sequence_length`` tokens with each of these steps' samples.
+    and ``sequence_length`` tokens with each of these steps' samples. Where the streams of the stage
+    have batch sizes of their own, the samples are ``first_sample`` and the first ``k - first_step``
+    of ``batch_sizes``.
     """
 
     stage: str
@@ -86,12 +94,22 @@ class StepRange:
     """Steps count from 0, skipped ones included."""
     end_step: int
     """One past the last step."""
-    batch_size: int
+    batch_size: int | None
+    """None where streams have batch sizes of their own."""
     sequence_length: int
     first_sample: int
     """Samples consumed before ``first_step``."""
     first_token: int
     """Tokens consumed here before ``first_step``: samples × sequence_length, padding included."""
+    batch_sizes: I64 | None = field(default=None, repr=False, compare=False)
+    """int64[steps]: samples of each step; None, and not a key of ``--json``, where batch_size has
+    them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        sizes = self.batch_sizes
+        own = {key: value for key, value in vars(self).items() if key != "batch_sizes"}
+        return own if sizes is None else {**own, "batch_sizes": sizes.tolist()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +234,8 @@ class RecipePlan:
         samples_masked: rows of the last batch that are padding without loss.
         sequence_length: tokens of a sample, without the extra one of the label; of the longest, if
             the stages differ.
-        batch_schedule: first sample and batch size of each stage of the `BatchSchedule`.
+        batch_schedule: first sample and batch size of each stage of the `BatchSchedule`; where
+            streams have batch sizes of their own, a mapping of sources to batch sizes.
         samples_per_rank: rows that each data-parallel rank reads; None where the recipe names
             no ranks.
         exhaustion: policy for a source that reaches its limits, as in `Recipe`.
@@ -247,7 +266,7 @@ class RecipePlan:
     tokens_consumed: int
     samples_masked: int
     sequence_length: int
-    batch_schedule: tuple[tuple[int, int], ...]
+    batch_schedule: tuple[tuple[int, int | dict[str, int]], ...]
     samples_per_rank: int | None
     exhaustion: str
     stopped_by: str
@@ -308,7 +327,7 @@ def make_recipe_plan(
         tokens_consumed=sum(draw.tokens for draw in draws),
         samples_masked=layout.samples_masked,
         sequence_length=max(stage.sequence_length for stage in layout.stages),
-        batch_schedule=layout.batch.stages,
+        batch_schedule=tuple(_schedule(layout)),
         samples_per_rank=None if parallel is None else _rows_read(layout, skip) // parallel,
         exhaustion=recipe.exhaustion,
         stopped_by=layout.stopped_by,
@@ -385,23 +404,33 @@ def _steps(layout: RecipeLayout) -> Iterator[StepRange]:
         several = list(pieces)
         length, begin = several[0].sequence_length, several[0].first_sample
         end = several[-1].first_sample + several[-1].num_samples
-        sizes = layout.batch.between(begin, end).stages
-        position = begin
-        for (_, size), (until, _) in zip(sizes, [*sizes[1:], (end, 0)], strict=True):
-            count = ceil_div(max(0, until - position), size)
-            if not count:
-                continue
+        for run in layout.batch.runs(begin, end):
+            count, position = run.steps or 0, run.samples_after(0)
+            is_one = isinstance(run.size, int)
             yield StepRange(
                 stage=name,
                 first_step=step,
                 end_step=step + count,
-                batch_size=size,
+                batch_size=run.size if isinstance(run.size, int) else None,
                 sequence_length=length,
                 first_sample=position,
                 first_token=tokens + (position - begin) * length,
+                batch_sizes=None if is_one else run.sizes(count),
             )
-            step, position = step + count, position + count * size
+            step += count
         tokens += (end - begin) * length
+
+
+def _schedule(layout: RecipeLayout) -> Iterator[tuple[int, int | dict[str, int]]]:
+    """Yield the first sample and the batch size of each stage of the schedule."""
+    names = [source.name for source in layout.recipe.sources]
+    sources = {stage.first_sample: stage.mixed.sources for stage in layout.stages}
+    for first, size in layout.batch.stages:
+        if isinstance(size, int):
+            yield first, size
+        elif first in sources:
+            streams = zip(sources[first], size.batch_sizes, strict=True)
+            yield first, {names[source]: each for source, each in streams}
 
 
 def _mix_effect(layout: RecipeLayout) -> MixEffect | None:
@@ -440,6 +469,8 @@ def _rows_read(layout: RecipeLayout, skip: SkipEffect | None) -> int:
 def _skipped_steps(layout: RecipeLayout) -> SkippedSteps | None:
     """Return the steps of a run with skips; None without any."""
     recipe = layout.recipe
+    if not recipe.skip:
+        return None
     bounds, _ = step_bounds(layout.batch, 0, layout.num_samples)
     return skip_steps(
         recipe.skip, layout.batch, bounds, num_samples=layout.num_samples,
@@ -530,7 +561,14 @@ def _stage_draw(
         epochs_end=size.epochs_at(begin + count),
         first_repeat=_first_beyond(layout, stage, stream, fresh),
         deferred=stage.deferred[stream],
+        batch_size=_own_batch_size(recipe, stage, stream),
     )
+
+
+def _own_batch_size(recipe: Recipe, stage: PlannedStage, stream: int) -> int | None:
+    """Return the batch size of a stream; None where no stream of the stage has one of its own."""
+    own = any(each.has_batch_sizes for each in recipe.stages if each.name == stage.name)
+    return stage.mixing.batch_sizes[stream] if own and isinstance(stage.mixing, PerStream) else None
 
 
 def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh: int) -> int | None:
@@ -749,20 +787,22 @@ def _short_stages(layout: RecipeLayout) -> Iterator[str]:
     recipe, position = layout.recipe, layout.recipe.first_sample
     stages = {stage.name: {s.source for s in stage.streams} for stage in recipe.stages}
     for end in layout.ends:
-        position += end.samples
+        begin, position = position, position + end.samples
         sources = stages.pop(end.stage)
         missing = end.samples_wanted - end.samples
         if missing <= 0 or end.length.startswith("tokens"):
             continue
-        rows = layout.batch.samples_after(1, position) - position
+        sizes = layout.batch.sizes(begin, position)
         later = [name for name, others in stages.items() if sources & others]
         outcome = "no later stage draws them"
         if later:
             outcome = f"stage {later[0]} goes on reading its sources from there"
         elif not stages:
+            rows = layout.batch.samples_after(1, position) - position
             outcome = f"tail pad serves them too and masks {rows - missing} rows of their batch"
         yield (
-            f"stage {end.stage}: whole batches of {rows} end {missing} samples short of its "
+            f"stage {end.stage}: whole batches of {_sizes_text(sizes)} end {missing} samples "
+            "short of its "
             f"{end.samples_wanted:,} ({end.length}); {outcome}"
         )
 
@@ -788,7 +828,10 @@ def _view(plan: RecipePlan) -> RenderableType:
 
 
 def _answer(plan: RecipePlan) -> RenderableType:
-    sizes = " → ".join(str(size) for _, size in plan.batch_schedule)
+    sizes = " → ".join(
+        _sizes_text([size] if isinstance(size, int) else size.values())
+        for _, size in plan.batch_schedule
+    )
     stages = len({draw.stage for draw in plan.draws})
     several = dict.fromkeys(steps.sequence_length for steps in plan.steps)
     lengths = " → ".join(map(str, several or [plan.sequence_length]))
@@ -835,6 +878,12 @@ def _answer(plan: RecipePlan) -> RenderableType:
     return answer_panel(*lines)
 
 
+def _sizes_text(sizes: Collection[int]) -> str:
+    """Return batch sizes, such as those of the streams of a stage."""
+    each = sorted({*sizes})
+    return " or ".join(map(str, each)) if len(each) <= 3 else f"{each[0]} … {each[-1]}"
+
+
 def _past_lines(plan: RecipePlan) -> list[Text]:
     if plan.past is None:
         return []
@@ -867,10 +916,12 @@ def _past_table(past: PlannedPast) -> RenderableType:
 
 
 def _stages(plan: RecipePlan) -> RenderableType:
+    sized = any(draw.batch_size for draw in plan.draws)
     table = FittedTable(
         TableColumn("stage", "name"),
         TableColumn("steps", "label"),
         TableColumn("source", "name"),
+        *["batch"] * sized,
         *("samples", "share", "epochs", "first repeat"),
     )
     before: tuple[str, int] | None = None
@@ -881,6 +932,7 @@ def _stages(plan: RecipePlan) -> RenderableType:
             draw.stage if shown else "",
             f"{draw.first_step:,} … {draw.end_step - 1:,}" if shown else "",
             draw.source,
+            *["" if draw.batch_size is None else f"{draw.batch_size:,}"] * sized,
             f"{draw.samples:,}",
             f"{100 * draw.share:.1f} %",
             f"{draw.epochs_begin:.2f} → {draw.epochs_end:.2f}",

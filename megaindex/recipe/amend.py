@@ -10,7 +10,7 @@ from typing import Any
 
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
-from megaindex.index.mixing import ChangedMixing, FixedMixing, PerStream
+from megaindex.index.mixing import ChangedMixing, FixedMixing
 from megaindex.index.orders.packed import most_documents
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, first_samples
 from megaindex.recipe.mix_changes import MixChanges
@@ -165,7 +165,7 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
         unit = mixing.table.unit
     else:
         assert isinstance(mixing, FixedMixing), "of one of two kinds"
-        first, unit = mixing, mixing.batch_size if isinstance(mixing, PerStream) else 1
+        first, unit = mixing, mixing.unit
     numbers = [mixed.sources[stream] for stream in streams]
     shuffles = [
         (

@@ -359,16 +359,13 @@ class _LayoutBuilder:
         self._add_batch(stage)
         deferred = self._move_cursors(stage)
         mixture = self._mixture(stage)
-        end = self._end(stage, mixture, is_last)
-        if end > _MOST_SAMPLES:
-            raise InvalidArgument(
-                f"stage {stage.name} ends with sample {end}; a run has at most 2**60 samples"
-            )
+        begin, first_step = self.position, self.step
+        sized = self._add_steps(mixture)
+        end = self._end(mixture, begin, first_step, is_last)
         if self.recipe.exhaustion == "redistribute":
             self._redistribute(mixture, stage.planned_samples or end - self.position)
         self._check_changes(mixture, end)
         without: list[str] = []
-        begin = self.position
         while self.position < end:
             draws = self._draws(mixture, begin, end, without)
             wanted = end - self.position
@@ -390,6 +387,10 @@ class _LayoutBuilder:
                     self.stopped_by = name
                     self.ends.pop()
                     return
+                if sized:
+                    self._add_steps(mixture)
+                    self.ends.pop()
+                    end = self._end(mixture, begin, first_step, is_last)
 
     def _draws(self, mixture: Mixture, begin: int, end: int, without: Sequence[str]) -> _Draws:
         """Return the draws from here to the end of a stage that began at ``begin``."""
@@ -405,8 +406,7 @@ class _LayoutBuilder:
                 if number not in sources and source.name not in without
             )
         names = [self.recipe.sources[number].name for number in every]
-        unit = first.batch_size if isinstance(first, PerStream) else 1
-        changed = changes.mixing(begin, end, self.position, names, first, unit)
+        changed = changes.mixing(begin, end, self.position, names, first, first.unit)
         return _Draws(first, sources) if changed is None else _Draws(changed, every)
 
     def _check_changes(self, mixture: Mixture, end: int) -> None:
@@ -422,6 +422,12 @@ class _LayoutBuilder:
             raise InvalidArgument(
                 f"{where} {at}, and its streams draw by repeat and choose, numbers of samples; "
                 "give them proportions"
+            )
+        if len({*mixture.batch_sizes}) > 1:
+            raise InvalidArgument(
+                f"{where} {at}, and its streams have batches of several sizes, whose steps do not "
+                "change; give them one batch_size, or end the stage there with megaindex.recipe."
+                "amend"
             )
         if self.recipe.exhaustion == "redistribute":
             raise InvalidArgument(
@@ -459,21 +465,34 @@ class _LayoutBuilder:
         Those of the recipe count samples from the start of the run, those of a stage from its own.
         """
         recipe, start = self.recipe, self.position
-        if all(each.batch is None for each in recipe.stages):
+        if all(each.batch is None and not each.has_batch_sizes for each in recipe.stages):
             return
         if stage.batch is None:
-            (_, size), *later = recipe.batch.between(start, None).stages
-            sizes = [(start, size), *later]
+            (_, size), *later = recipe.batch.between(start, None)
+            self._set_batch([(start, size), *later])
         else:
-            sizes = [(start + first, size) for first, size in stage.batch.stages]
-        earlier = [] if start == 0 else [each for each in self.batch.stages if each[0] < start]
-        if earlier and earlier[-1][1] == sizes[0][1]:
-            del sizes[0]
-        self.batch = BatchSchedule(stages=(*earlier, *sizes))
+            self._set_batch([(start + first, size) for first, size in stage.batch.stages])
+
+    def _add_steps(self, mixture: Mixture) -> bool:
+        """Continue the schedule with steps of the batch sizes of streams, if they have their own.
+
+        Return True if the sizes differ, so that the steps depend on the draws.
+        """
+        if not mixture.stage.has_batch_sizes:
+            return False
+        batches = mixture.batches
+        self._set_batch([(self.position, batches.batch_size or batches)])
+        return batches.batch_size is None
+
+    def _set_batch(self, sizes: Sequence[tuple[int, int | PerStream]]) -> None:
+        """Continue the schedule with these stages, of which the first begins at the position."""
+        earlier = [each for each in self.batch.stages if each[0] < self.position]
+        goes_on = bool(earlier) and earlier[-1][1] == sizes[0][1]
+        self.batch = BatchSchedule(stages=(*earlier, *sizes[goes_on:]))
 
     def _batch_sizes(self) -> list[int]:
         """Return the batch sizes from the position on."""
-        return [size for _, size in self.batch.between(self.position, None).stages]
+        return self.batch.sizes(self.position)
 
     def _move_cursors(self, stage: RecipeStage) -> dict[int, int]:
         """Move the cursors of the sources to where a stage begins to read them.
@@ -516,34 +535,43 @@ class _LayoutBuilder:
             sizes[i] = sizes[i].at_length(length)
         return mixture_of(self.recipe, stage, sizes, self._batch_sizes())
 
-    def _end(self, stage: RecipeStage, mixture: Mixture, is_last: bool) -> int:
-        """Return one past the last sample of the stage; add its steps."""
-        batch, start, length = self.batch, self.position, stage.length
+    def _end(self, mixture: Mixture, begin: int, first_step: int, is_last: bool) -> int:
+        """Return one past the last sample of a stage; count its steps from ``first_step`` on.
+
+        It began with sample ``begin``, and the steps up to the position have been laid out.
+        """
+        batch, stage, position = self.batch, mixture.stage, self.position
+        made, length = batch.iterations_within(position, begin), stage.length
+        self.masked = 0
         if length is not None and length.kind == "iterations":
-            self.step += int(length.value)
-            end = batch.samples_after(int(length.value), start)
-            self._append_end(stage, end - start, end)
-            return end
-        wanted = start + self._wanted(stage, mixture)
-        tail = self.recipe.tail if is_last else "drop"
-        steps = batch.iterations_within(wanted, start)
-        end = batch.samples_after(steps, start)
-        if end < wanted and tail != "drop":
-            steps, end = steps + 1, batch.samples_after(steps + 1, start)
-            if tail == "pad":
-                self.masked, end = end - wanted, wanted
-        if steps < 1:
+            steps = int(length.value) - made
+            end = batch.samples_after(steps, position)
+            wanted = end
+        else:
+            wanted = begin + self._wanted(stage, mixture)
+            tail = self.recipe.tail if is_last else "drop"
+            steps = batch.iterations_within(wanted, position)
+            end = batch.samples_after(steps, position)
+            if end < wanted and tail != "drop":
+                steps, end = steps + 1, batch.samples_after(steps + 1, position)
+                if tail == "pad":
+                    self.masked, end = end - wanted, wanted
+        if made + steps < 1:
             raise InvalidArgument(
-                f"stage {stage.name}: its {wanted - start} samples do not fill one batch of "
-                f"{batch.samples_after(1, start) - start}; make it longer"
+                f"stage {stage.name}: its {wanted - begin} samples do not fill one batch of "
+                f"{batch.samples_after(1, begin) - begin}; make it longer"
                 + (", or use tail pad" if is_last else "")
             )
-        self.step += steps
-        self._append_end(stage, wanted - start, end)
+        if end > _MOST_SAMPLES:
+            raise InvalidArgument(
+                f"stage {stage.name} ends with sample {end}; a run has at most 2**60 samples"
+            )
+        self.step = first_step + made + steps
+        self._append_end(stage, wanted - begin, end - begin)
         return end
 
-    def _append_end(self, stage: RecipeStage, wanted: int, end: int) -> None:
-        length, samples = stage.length, end - self.position
+    def _append_end(self, stage: RecipeStage, wanted: int, samples: int) -> None:
+        length = stage.length
         text = "epochs: 1" if length is None else f"{_KEYS[length.kind]}: {shown(length.value)}"
         self.ends.append(
             StageEnd(stage=stage.name, length=text, samples_wanted=wanted, samples=samples)
@@ -564,7 +592,8 @@ class _LayoutBuilder:
         most = [wanted if limit is None else min(limit, wanted) for limit in limits]
         possible = draws.mixing.longest(most, wanted)
         if mixture.stage.batching == "per_stream" and possible < wanted:
-            possible -= possible % mixture.batch_size
+            batches = mixture.batches
+            possible = batches.samples_after(batches.batches_within(possible))
         return possible
 
     def _redistribute(self, mixture: Mixture, total: int) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from operator import mul
 
 import numpy as np
 
@@ -23,10 +24,10 @@ class Mixture:
 
     recipe: Recipe
     stage: RecipeStage
-    batch_size: int
-    """Samples of a batch; of the last one of the stage, if it changes."""
     sources: list[int]
     """Number of the source that each stream reads."""
+    batch_sizes: list[int]
+    """Samples of a batch of each stream, under batching per_stream."""
     shares: list[int]
     """Relative draws of each stream, in samples; in batches under batching per_stream."""
     epoch: int
@@ -35,7 +36,7 @@ class Mixture:
     """Samples after which the shares are drawn exactly; None if there is no such number."""
 
     def remove(self, stream: int) -> None:
-        del self.sources[stream], self.shares[stream]
+        del self.sources[stream], self.shares[stream], self.batch_sizes[stream : stream + 1]
         self.period = None
 
     def mixing(self, piece: int) -> FixedMixing:
@@ -47,7 +48,12 @@ class Mixture:
             name = f"{stage.name}/{piece}"
             whole = {} if self.period is None else {"period": self.period}
             return Random(shares=shares, seed=self.recipe.seed, name=name, **whole)
-        return PerStream(shares=shares, batch_size=self.batch_size)
+        return self.batches
+
+    @property
+    def batches(self) -> PerStream:
+        """The draws of whole batches, under batching per_stream."""
+        return PerStream(shares=tuple(self.shares), batch_sizes=tuple(self.batch_sizes))
 
 
 def mixture_of(
@@ -69,44 +75,48 @@ def mixture_of(
     drawn = [sizes[i] for i in sources]
     counts = list(samples_per_epoch(stage, drawn, recipe.seed))
     exact = not stage.by_proportion or stage.epoch_size is not None
-    shares = counts
-    if not exact:
-        shares = [int(weight) for weight in divisor_weights(proportions(stage, drawn))]
-    unit = 1
+    own: list[int] = []
+    units = [1] * len(counts)
     if stage.batching == "per_stream":
-        unit = _one_batch_size(stage, batch_sizes)
-        shares = _whole_batches(stage, shares, unit) if exact else shares
-    epoch = sum(shares) * unit if exact else sum(counts)
+        own = units = _batch_sizes(stage, batch_sizes)
+    if exact:
+        shares = _whole_batches(stage, counts, units)
+    else:
+        each = zip(proportions(stage, drawn), units, strict=True)
+        shares = [int(w) for w in divisor_weights([share * units[0] / n for share, n in each])]
+    epoch = sum(map(mul, shares, units)) if exact else sum(counts)
     return Mixture(
         recipe=recipe,
         stage=stage,
-        batch_size=batch_sizes[-1],
         sources=sources,
+        batch_sizes=own,
         shares=shares,
         epoch=epoch,
         period=epoch if exact else None,
     )
 
 
-def _one_batch_size(stage: RecipeStage, sizes: Sequence[int]) -> int:
-    if len(sizes) > 1:
+def _batch_sizes(stage: RecipeStage, sizes: Sequence[int]) -> list[int]:
+    """Return the batch size of each stream: its own, or that of the stage."""
+    several = len(sizes) > 1
+    if several and any(stream.batch_size is None for stream in stage.streams):
         raise InvalidArgument(
             f"stage {stage.name}: batching per_stream needs one batch size, and the batch "
-            "schedule has several; use stratified or random"
+            "schedule has several; give every stream a batch_size, or use stratified or random"
         )
-    return sizes[0]
+    return [stream.batch_size or sizes[0] for stream in stage.streams]
 
 
-def _whole_batches(stage: RecipeStage, counts: list[int], size: int) -> list[int]:
+def _whole_batches(stage: RecipeStage, counts: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """Return the whole batches of each stream in an epoch of the mixture."""
-    for stream, count in zip(stage.streams, counts, strict=True):
+    for stream, count, size in zip(stage.streams, counts, sizes, strict=True):
         if count < size:
             raise InvalidArgument(
                 f"stage {stage.name}: stream {stream.source} gives {count} samples to an epoch "
                 f"of the mixture, less than one batch of {size}; raise it, or use batching "
                 "stratified"
             )
-    return [count // size for count in counts]
+    return [count // size for count, size in zip(counts, sizes, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

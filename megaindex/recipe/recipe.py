@@ -294,6 +294,8 @@ class Stream:
         choose: samples of the source in each epoch of the mixture.
         restart: begin with the first sample of the source, instead of going on from its
             position.
+        batch_size: samples of a step that draws from the source, over all ranks, under batching
+            per_stream; None: the batch of the stage.
 
     Raises:
         InvalidArgument: a setting is out of range, or excludes another.
@@ -304,6 +306,7 @@ class Stream:
     repeat: Fraction | None = None
     choose: int | None = None
     restart: bool = False
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         given = [k for k in ("proportion", "repeat", "choose") if getattr(self, k) is not None]
@@ -311,7 +314,9 @@ class Stream:
             raise InvalidArgument(
                 f"stream {self.source}: {' and '.join(given)} exclude each other; give one"
             )
-        make_plain(self, optional=["choose"])
+        make_plain(self, optional=["choose", "batch_size"])
+        if self.batch_size is not None:
+            check_between(f"stream {self.source}: batch_size", self.batch_size, 1, 2**53)
         for name in given:
             value = check_fraction(f"stream {self.source}: {name}", getattr(self, name))
             if name != "choose":
@@ -362,7 +367,8 @@ class RecipeStage:
             sources.
         weighting: proportions by size, in place of those of the streams.
         batching: stratified: draws spread as evenly as possible. random: these, shuffled in
-            blocks of 2048. per_stream: every batch is of one stream.
+            blocks of 2048. per_stream: every batch is of one stream, of its batch_size if it
+            has one; shares are those of samples.
         rounding: rule by which shares of an epoch_size, and repeats, are rounded to samples;
             "streaming" is that of mosaicml-streaming.
         sequence_length: tokens a sample; None: that of the recipe.
@@ -428,6 +434,13 @@ class RecipeStage:
             )
         check_choice(f"{where}: batching", self.batching, BATCHINGS)
         check_choice(f"{where}: rounding", self.rounding, ROUNDINGS)
+        sized = [stream.source for stream in self.streams if stream.batch_size is not None]
+        if sized and self.batching != "per_stream":
+            raise InvalidArgument(
+                f"{where}: stream {sized[0]} has a batch_size, and with batching {self.batching} "
+                "every step draws from all streams; use batching per_stream, or remove it and give "
+                "the stage a batch"
+            )
         self._check_length(where)
 
     def _check_length(self, where: str) -> None:
@@ -440,6 +453,11 @@ class RecipeStage:
                 f"{where}: its length must be a positive number, and whole except for epochs, got "
                 f"{shown(length.value)} {length.kind}"
             )
+
+    @property
+    def has_batch_sizes(self) -> bool:
+        """True if a stream has a batch size of its own."""
+        return any(stream.batch_size is not None for stream in self.streams)
 
     @property
     def by_proportion(self) -> bool:
@@ -608,6 +626,7 @@ class Recipe:
                 (stage.batch or self.batch).check_multiple_of(rows)
             except InvalidArgument as error:
                 raise InvalidArgument(f"stage {stage.name}: {error}") from None
+            self._check_batch_sizes(stage, rows)
         if not self.has_lengths:
             return
         scheduled = [s.name for s in self.stages if s.batch is None]
@@ -627,6 +646,28 @@ class Recipe:
             raise InvalidArgument(
                 f"evaluation: the stages have sequence lengths {_listed(self.stage_lengths)}; give "
                 "evaluation a sequence_length"
+            )
+
+    def _check_batch_sizes(self, stage: RecipeStage, rows: int) -> None:
+        """Check the batch sizes of a stage's streams, of which micro batches have ``rows``."""
+        if not stage.has_batch_sizes:
+            return
+        for stream in stage.streams:
+            if stream.batch_size is not None and stream.batch_size % rows:
+                raise InvalidArgument(
+                    f"stage {stage.name}: stream {stream.source}: batch_size {stream.batch_size} "
+                    f"must be a multiple of micro batch x data-parallel size = {rows}; change it, "
+                    "the micro batch or the ranks"
+                )
+        if any(skip.move for skip in self.skip):
+            raise InvalidArgument(
+                f"skip: moved samples make steps behind the end of the run, and the streams of "
+                f"stage {stage.name} have steps of several sizes; leave move out"
+            )
+        if stage is self.stages[-1] and self.evaluation and self.evaluation.batch_size is None:
+            raise InvalidArgument(
+                f"evaluation: its batches are those of the last step, and the streams of stage "
+                f"{stage.name} have several sizes; give evaluation a batch_size"
             )
 
     def _check_source_lengths(self, source: RecipeSource) -> None:

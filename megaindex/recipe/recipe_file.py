@@ -21,6 +21,12 @@ stages:
     mix:
       web: {proportion: 0.5}
       chat: {proportion: 0.5}
+  tune:
+    steps: 500
+    batching: per_stream              # each step draws from one source, here with its own batch
+    mix:
+      web: {proportion: 0.5}
+      chat: {proportion: 0.5, batch_size: 32}
 skip:                                 # see docs/record.md
   - {steps: "1200-1249 1300"}
   - {documents: bad.npy, source: web, from_step: 5000}
@@ -328,13 +334,14 @@ def _stream(source: str, mix: Section) -> Stream:
     if not isinstance(mix.values[source], Mapping):
         return Stream(source=source, proportion=mix.fraction(source))
     section = mix.section(source)
-    section.known("proportion", "repeat", "choose", "restart")
+    section.known("proportion", "repeat", "choose", "restart", "batch_size")
     return Stream(
         source=source,
         proportion=section.fraction("proportion"),
         repeat=section.fraction("repeat"),
         choose=section.integer("choose"),
         restart=section.flag("restart", False),
+        batch_size=section.integer("batch_size"),
     )
 
 
@@ -418,7 +425,7 @@ def _plain_batch(shape: Recipe | RecipeStage, length: int) -> dict[str, Any]:
     if shape.batch.is_constant:
         return {**batch, "global_batch_size": shape.batch.final}
     batch.pop("gradient_accumulation_steps", None)
-    stages = ((first * length, size) for first, size in shape.batch.stages)
+    stages = ((first * length, size) for first, size in shape.batch.plain_stages)
     return {**batch, "schedule": " ".join(f"{tokens}:{size}" for tokens, size in stages)}
 
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import one_in
 
-from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index import mixing as mixing_module
@@ -312,3 +313,101 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
 def test_a_part_that_cannot_be_is_refused(make: object, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         make()  # type: ignore[operator]
+
+
+@dataclass
+class StepModel:
+    """Steps of streams with batch sizes of their own, drawn one after another."""
+
+    left: list[int]
+    """Samples that each source may still give."""
+    rows: list[tuple[int, int]]
+    """(source, sample of it) of every sample."""
+    bounds: list[int]
+    streams: list[tuple[int, Fraction, int]]
+    """Source, draws to share and batch size of the streams of the stage."""
+    drawn: list[int]
+    given: list[int]
+    """Samples that each source gave."""
+
+    def next(self) -> int:
+        """The stream of the next step: the one of the least (2 draws + 1) / share."""
+        order = range(len(self.streams))
+        return min(order, key=lambda k: (2 * self.drawn[k] + 1) / self.streams[k][1])
+
+    def take(self, stream: int, samples: int) -> None:
+        source = self.streams[stream][0]
+        self.rows += [(source, self.given[source] + k) for k in range(samples)]
+        self.given[source] += samples
+        self.left[source] -= samples
+        self.drawn[stream] += 1
+        self.bounds.append(len(self.rows))
+
+
+def modelled(recipe: Recipe, sizes: Sequence[SourceSize]) -> StepModel:
+    """The steps of a recipe whose stages are all per_stream, one by one."""
+    most = 10**9 if recipe.exhaustion == "repeat" else 0
+    model = StepModel([most or s.samples for s in sizes], [], [0], [], [], [0] * len(sizes))
+    for stage in recipe.stages:
+        own = [(recipe.number(s.source), s, s.batch_size or recipe.batch.final)
+               for s in stage.streams]  # fmt: skip
+        counts = [int(s.choose or (s.repeat or 1) * sizes[k].samples) // n for k, s, n in own]
+        epoch = sum(n * count for count, (_, _, n) in zip(counts, own, strict=True))
+        if stage.by_proportion:
+            epoch = sum(sizes[k].samples for k, _, _ in own)
+        model.streams = [(k, s.proportion / n if s.proportion else Fraction(count), n)
+                         for count, (k, s, n) in zip(counts, own, strict=True)]  # fmt: skip
+        model.drawn = [0] * len(own)
+        length, begun, made = stage.length, len(model.rows), 0
+        wanted = epoch if length is None else int(length.value)
+        is_last, by_steps = stage is recipe.stages[-1], length is not None
+        by_steps = by_steps and length.kind == "iterations"  # type: ignore[union-attr]
+        while True:
+            missing = wanted - (made if by_steps else len(model.rows) - begun)
+            if missing <= 0:
+                break
+            stream = model.next()
+            source, _, size = model.streams[stream]
+            if not by_steps and missing < size:
+                if not is_last or recipe.tail == "drop":
+                    break
+                size = missing if recipe.tail == "pad" else size
+            if model.left[source] >= size:
+                model.take(stream, size)
+                made += 1
+                continue
+            del model.streams[stream]
+            model.drawn = [0] * len(model.streams)
+            if recipe.exhaustion == "stop" or not model.streams:
+                return model
+    return model
+
+
+@st.composite
+def sized_recipes(draw: st.DrawFn) -> tuple[Recipe, tuple[SourceSize, ...]]:
+    recipe, sizes = draw(recipes())
+    batch = st.sampled_from([None, 2, 4, 6])
+    stages = [
+        replace(stage, batching="per_stream", streams=tuple(
+            replace(stream, batch_size=draw(batch)) for stream in stage.streams))
+        for stage in recipe.stages
+    ]  # fmt: skip
+    return replace(recipe, stages=tuple(stages), data_parallel_size=2), sizes
+
+
+@one_in(2)
+@given(given_recipe=sized_recipes())
+def test_batch_sizes_of_streams(given_recipe: tuple[Recipe, tuple[SourceSize, ...]]) -> None:
+    recipe, sizes = given_recipe
+    layout = resolved(recipe, sizes)
+    if layout is None:
+        return
+    model = modelled(recipe, sizes)
+    bounds, _ = step_bounds(layout.batch, 0, layout.num_samples)
+    assert bounds.tolist() == model.bounds
+    assert layout.num_steps == len(model.bounds) - 1
+    assert served(layout) == model.rows
+    for k, bound in enumerate(model.bounds[:-1]):
+        assert layout.batch.samples_after(k) == bound
+        assert layout.batch.iterations_within(bound) == k
+        assert layout.batch.samples_after(1, bound) >= model.bounds[k + 1]

@@ -24,8 +24,10 @@ from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.inverse import scan, served_tokens
 from megaindex.index.orders.blocks import BlockedIndex
+from megaindex.index.skips import Skip
 from megaindex.loader import MicroBatchSampler, RecipeLoader, check_receipts, join_states
-from megaindex.lock import make_lock
+from megaindex.lock import make_lock, verify_lock
+from megaindex.lock.make import step_bounds_of
 from megaindex.plan.recipe_plan import RecipePlan, make_recipe_plan
 from megaindex.recipe import amend, check_past
 from megaindex.recipe.recipe import (
@@ -179,7 +181,7 @@ def check_against_model(opened: OpenRecipe, plan: RecipePlan) -> None:
         ModelSource(source.epoch, source.epoch.blocks.block_tokens)  # type: ignore[attr-defined,arg-type]
         for source in opened.sources
     ]
-    position = tokens = step = 0
+    position = tokens = step = begun = 0
     for each, ranges in itertools.zip_longest(
         recipe.stages, [list(g) for _, g in itertools.groupby(plan.steps, lambda r: r.stage)]
     ):
@@ -187,10 +189,16 @@ def check_against_model(opened: OpenRecipe, plan: RecipePlan) -> None:
         for row in ranges:
             assert (row.first_step, row.first_sample, row.first_token) == (step, position, tokens)
             assert (row.stage, row.sequence_length) == (each.name, length)
-            for _ in range(row.first_step, row.end_step):
-                for _ in range(row.batch_size):
+            steps = row.end_step - row.first_step
+            sizes = [row.batch_size] * steps if row.batch_sizes is None else row.batch_sizes
+            assert len(sizes) == steps
+            for size in sizes:
+                assert position == opened.layout.batch.samples_after(step)
+                for number in range(size):
                     source, places, width = inputs(opened, position)
                     assert width == length
+                    begun = source if number == 0 else begun
+                    assert begun == source or each.batching != "per_stream"
                     assert models[source].next_samples(1, length) == [places]
                     position, tokens = position + 1, tokens + length
                 step += 1
@@ -217,17 +225,20 @@ def recipes(draw: st.DrawFn, folder: Path) -> Recipe:
     for number, length in enumerate(lengths):
         names = draw(st.lists(st.sampled_from(sorted(TOKENS)), min_size=1, unique=True))
         rounds = draw(st.sampled_from([((0, 4),), ((0, 8),), ((0, 12), (13, 4))]))
-        stages.append(
-            stage(
-                f"s{number}",
-                draw(st.integers(1, 6)),
-                {name: draw(st.integers(1, 4)) for name in names},
-                sequence_length=length,
-                batch=BatchSchedule(stages=rounds),
-                micro_batch_size=draw(st.sampled_from([None, 1, 2])),
-                batching=draw(st.sampled_from(["stratified", "random"])),
-            )
+        batching = draw(st.sampled_from(["stratified", "random", "per_stream"]))
+        each = stage(
+            f"s{number}",
+            draw(st.integers(1, 6)),
+            {name: draw(st.integers(1, 4)) for name in names},
+            sequence_length=length,
+            batch=BatchSchedule(stages=rounds),
+            micro_batch_size=draw(st.sampled_from([None, 1, 2])),
         )
+        streams = each.streams
+        if batching == "per_stream":
+            streams = tuple(replace(s, batch_size=draw(st.sampled_from([4, 8, 12])))
+                            for s in streams)  # fmt: skip
+        stages.append(replace(each, batching=batching, streams=streams))
     return Recipe(
         sequence_length=8, batch=BatchSchedule.constant(4), data_parallel_size=2,
         sources=sources(folder, order="blocks"), stages=tuple(stages),
@@ -240,9 +251,22 @@ CLUSTERS = ((1, None), (2, None), (2, 2), (4, 1), (1, 4))
 @settings(max_examples=3)
 @given(data=st.data())
 def test_any_stages_serve_each_token_once(folder: Path, data: st.DataObject) -> None:
+    check_stages(folder, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(data=st.data())
+def test_many_stages_serve_each_token_once(folder: Path, data: st.DataObject) -> None:
+    check_stages(folder, data)
+
+
+def check_stages(folder: Path, data: st.DataObject) -> None:
     """Random shapes, killed and resumed on other ranks and micro batches: the tokens of the model,
     and receipts equal to the plan's."""
     opened = open_recipe(data.draw(recipes(folder)))
+    # a stage that names a source ends its block of another length, even if it draws none of it
+    assume(all(min(each.counts) > 0 for each in opened.layout.stages))
     check_against_model(opened, make_recipe_plan(opened.layout))
     states: list[dict[str, Any]] = []
     read: list[tuple[int, ...]] = []
@@ -564,3 +588,93 @@ def test_evaluation_has_a_length_of_its_own(folder: Path) -> None:
     opened = open_recipe(replace(three_stages(folder), evaluation=evaluation))
     rows = [row for batch in RecipeLoader(opened).evaluation() for row in batch["tokens"]]
     assert {row.numel() for row in rows} == {16}
+
+
+def sized(folder: Path, **more: Any) -> Recipe:
+    """Two stages, of which the first has steps of 8 and of 4 samples."""
+    first = stage("sized", 9, {"web": 1, "code": 1}, batching="per_stream")
+    code = replace(first.streams[1], batch_size=4)
+    first = replace(first, streams=(first.streams[0], code))
+    return Recipe(
+        sequence_length=8, batch=BatchSchedule.constant(8), micro_batch_size=2,
+        data_parallel_size=2,
+        sources=tuple(replace(s, block_tokens=None) for s in sources(folder)),
+        stages=(first, stage("plain", 2, {"web": 1})), **more,
+    )  # fmt: skip
+
+
+def test_batch_sizes_of_streams_end_to_end(folder: Path) -> None:
+    """Steps in the plan, the sampler and the audit; resumed inside a step, on other ranks."""
+    recipe = sized(folder)
+    assert recipe_of(to_mapping(recipe), "again", Path("/")).stages == recipe.stages
+    opened = open_recipe(recipe)
+    plan = make_recipe_plan(opened.layout)
+    assert [(d.source, d.batch_size, d.samples) for d in plan.draws[:2]] == [
+        ("web", 8, 24), ("code", 4, 24),
+    ]  # fmt: skip
+    sizes = [4, 8, 4] * 3
+    plain = plan.to_json()
+    assert plain["batch_schedule"] == [[0, {"web": 8, "code": 4}], [48, 8]]
+    row = plain["steps"][0]
+    assert (row["batch_size"], row["batch_sizes"], row["end_step"]) == (None, sizes, 9)
+    assert (plain["steps"][1]["first_sample"], plain["steps"][1]["first_token"]) == (48, 384)
+    assert "4 or 8 → 8 samples an iteration" in repr(plan)
+    bounds = [0, *itertools.accumulate([*sizes, 8, 8])]
+    assert stream_of_recipe(recipe).step_bounds.tolist() == bounds
+    lock = make_lock(recipe)
+    assert step_bounds_of(lock.content["subsets"]["train"]).tolist() == bounds
+    assert lock.content["subsets"]["train"]["index"]["stages"][0]["batch"] == [8, 4]
+    lock.write(folder / "sized.lock")
+    assert not verify_lock(folder / "sized.lock").findings
+    read: list[list[int]] = []
+    states: list[dict[str, Any]] = []
+    for ranks, micro, rounds in ((2, 2, 4), (4, 1, 3), (1, 4, 99)):
+        loaders = [
+            RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=ranks,
+                         micro_batch_size=micro)
+            for rank in range(ranks)
+        ]  # fmt: skip
+        for loader in loaders if states else ():
+            loader.load_state_dict(join_states(states))
+        for batches in itertools.islice(zip(*loaders, strict=True), rounds):
+            read += [row.tolist() for batch in batches for row in batch["tokens"]]
+        states = [loader.state_dict() for loader in loaders]
+    assert len(read) == opened.index.num_samples == bounds[-1]
+    assert check_receipts(states, opened.index).equal
+    whole = RecipeLoader(opened, data_parallel_size=1, micro_batch_size=4)
+    assert sorted(read) == sorted(row.tolist() for batch in whole for row in batch["tokens"])
+
+
+def test_batch_sizes_that_cannot_be_are_refused(folder: Path) -> None:
+    recipe = sized(folder)
+    first, plain = recipe.stages
+    web, code = first.streams
+    with pytest.raises(InvalidArgument, match="use batching per_stream, or remove it"):
+        replace(first, batching="random")
+    with pytest.raises(InvalidArgument, match="batch_size must be at least 1"):
+        replace(code, batch_size=0)
+    odd = replace(first, streams=(web, replace(code, batch_size=6)))
+    message = "stream code: batch_size 6 must be a multiple of micro batch x data-parallel size = 4"
+    assert message in refused(recipe, stages=(odd, plain))
+    ramp = BatchSchedule(stages=((0, 4), (8, 8)))
+    assert "give every stream a batch_size" in refused(recipe, batch=ramp)
+    evaluation = RecipeEvaluation(source=RecipeSource(name="validation", path=str(folder / "code")))
+    message = refused(recipe, stages=(first,), evaluation=evaluation)
+    assert "give evaluation a batch_size" in message
+    assert "leave move out" in refused(recipe, skip=Skip(steps="2", move=True))
+    with pytest.raises(InvalidArgument, match="must be a multiple of micro batch"):
+        RecipeLoader(open_recipe(recipe), data_parallel_size=8)
+    opened = open_recipe(recipe)
+    loader = RecipeLoader(opened)
+    with pytest.raises(InvalidArgument, match="batches of several sizes.*recipe.amend"):
+        loader.set_mix({"web": 1, "code": 2}, at=3)
+    assert loader.set_mix({"web": 1, "code": 2}, at=9) == 9
+    with pytest.raises(InvalidArgument, match="sample 6 is not the first of a step"):
+        next(iter(MicroBatchSampler(
+            num_samples=64, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=2,
+            consumed_samples=6, global_batch_size=opened.layout.batch)))  # fmt: skip
+    with pytest.raises(InvalidArgument, match="6 is not the end of a step"):
+        amend(opened.layout, consumed_samples=6, stages=[plain])
+    going_on = open_recipe(amend(opened.layout, consumed_samples=12, stages=[plain]))
+    check_past(opened.layout, going_on.layout, 12)
+    assert going_on.layout.batch.samples_after(3) == 20
