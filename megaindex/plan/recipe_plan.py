@@ -684,13 +684,11 @@ def _first_reads(layout: RecipeLayout, source: int) -> list[tuple[int, int, int]
             )
             if number != source or count == 0:
                 continue
-            if reads and reads[-1][0] == length:
-                if begin != reads[-1][2]:
-                    return reads
+            if reads and (length, begin) == (reads[-1][0], reads[-1][2]):
                 reads[-1] = length, reads[-1][1], begin + count
             elif reads and begin == 0:
                 return reads
-            else:
+            else:  # another length, or the next block after a stage that drew nothing in another
                 reads.append((length, begin, begin + count))
     return reads
 

@@ -326,6 +326,28 @@ def test_three_lengths_end_to_end(folder: Path) -> None:
         assert row == [total.tokens_per_epoch - total.blocks.served, total.blocks.served]
 
 
+def test_a_stage_that_draws_none_of_a_source_is_counted(folder: Path) -> None:
+    """It names the source, so it ends its block; what is read before and after is all counted."""
+    recipe = replace(three_stages(folder), stages=(
+        stage("a", 4, {"web": 1, "code": 1}),
+        stage("b", 1, {"web": 1, "code": 13}, sequence_length=32,
+              batch=BatchSchedule.constant(6)),
+        stage("c", 3, {"web": 1}),
+    ))  # fmt: skip
+    opened = open_recipe(recipe)
+    assert opened.layout.stages[1].counts[0] == 0
+    web = make_recipe_plan(opened.layout).sources[0]
+    seen = {
+        place
+        for position in range(opened.index.num_samples)
+        for source, places, _ in [inputs(opened, position)]
+        for place in places
+        if source == 0
+    }
+    assert web.blocks is not None
+    assert web.blocks.served == len(seen)
+
+
 def test_documents_not_begun_stay_whole(folder: Path) -> None:
     """A later stage reads whole documents: all but those that a cut of its own divides."""
     opened = open_recipe(three_stages(folder))
