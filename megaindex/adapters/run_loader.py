@@ -35,9 +35,9 @@ IGNORED = -100  # label without loss, of PyTorch's cross_entropy and of all thre
 class RunLoader:
     """Iterable over the batches of one rank of a locked run, for trainers that save one state.
 
-    Trainers take it as it is: it is no DataLoader, so none gives it another sampler or divides it
-    between the ranks once more. It is made on every rank, and fails on all of them if one cannot
-    open the run. It is iterated once: the order holds all epochs.
+    Trainers take it as it is: since it is not a DataLoader, they neither replace its sampler nor
+    divide it between the ranks once more. It is made on every rank, and fails on all of them if one
+    cannot open the run. It is iterated once: the order holds all epochs.
 
     Args:
         lock: path of the lock, or the lock.

@@ -248,7 +248,7 @@ class BlendChange:
             are left out are not drawn until a later change names them; new ones begin.
 
     Raises:
-        InvalidArgument: a number is out of range, or there are no weights.
+        InvalidArgument: a number is out of range, or weights is empty.
     """
 
     consumed_samples: int
@@ -282,7 +282,7 @@ class AmendedBlend:
         changes: the changes, in order; the last one is the blend of today.
 
     Raises:
-        InvalidArgument: the data path mixes weights and bare paths, or there are no changes.
+        InvalidArgument: the data path mixes weights and bare paths, or changes is empty.
     """
 
     data_path: Sequence[str | float]

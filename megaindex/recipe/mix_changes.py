@@ -222,7 +222,7 @@ class MixChanges:
 
     def first_difference(self, other: MixChanges, end: int) -> int | None:
         """Return the first sample before ``end`` at which another record changes to other weights,
-        or does not change; None if there is none."""
+        or does not change; None if they are equal."""
         ours, theirs = self.before(end), other.before(end)
         names = sorted({*self.sources, *other.sources})
         common = min(ours.size, theirs.size)

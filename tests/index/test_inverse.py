@@ -111,7 +111,7 @@ def test_stages(tmp_path: Path, order: str) -> None:
             sources=(2, 0, 1), begins=(225, 75, 0), num_samples=200,
         ),
         MixedStage(
-            mixing=PerStream(shares=(1, 1), batch_size=9),
+            mixing=PerStream(shares=(1, 1), batch_sizes=(9, 9)),
             sources=(1, 1), begins=(50, 100), num_samples=90,
         ),
     )  # fmt: skip
@@ -138,7 +138,9 @@ def test_extensions(tmp_path: Path) -> None:
 def test_positions_of_draws(shares: list[int], most: int, data: st.DataObject) -> None:
     kinds = [
         Stratified(shares=tuple(shares)),
-        PerStream(shares=tuple(shares), batch_size=data.draw(st.integers(1, 3000))),
+        PerStream(
+            shares=tuple(shares), batch_sizes=(data.draw(st.integers(1, 3000)),) * len(shares)
+        ),
         Random(shares=tuple(shares), seed=1, name="x", period=data.draw(st.integers(1, 9000))),
     ]
     for mixing in kinds:

@@ -25,7 +25,7 @@ def mixing_of(kind: str, shares: tuple[int, ...], period: int) -> Mixing:
     if kind == "stratified":
         return Stratified(shares=shares)
     if kind == "per stream":
-        return PerStream(shares=shares, batch_size=3)
+        return PerStream(shares=shares, batch_sizes=(3,) * len(shares))
     return Random(shares=shares, seed=5, name="stage", period=period)
 
 
@@ -72,7 +72,7 @@ def test_shares_are_exact_after_every_period(
 
 @given(shares=SHARES)
 def test_batches_are_of_one_stream(shares: tuple[int, ...]) -> None:
-    mixing = PerStream(shares=shares, batch_size=3)
+    mixing = PerStream(shares=shares, batch_sizes=(3,) * len(shares))
     batches = mixing.lookup(np.arange(3 * sum(shares))).stream.reshape(-1, 3)
     assert (batches == batches[:, :1]).all()
     assert np.bincount(batches[:, 0], minlength=len(shares)).tolist() == list(shares)
@@ -123,8 +123,8 @@ def test_a_mixing_travels_to_another_process(kind: str) -> None:
 def test_shares_are_checked(shares: tuple[int, ...], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         Stratified(shares=shares)
-    with pytest.raises(InvalidArgument, match="batch_size must be at least 1, got 0"):
-        PerStream(shares=(1,), batch_size=0)
+    with pytest.raises(InvalidArgument, match="batch_size must be from 1 to .*, got 0"):
+        PerStream(shares=(1,), batch_sizes=(0,))
     with pytest.raises(InvalidArgument, match="period must be at least 1, got 0"):
         Random(shares=(1,), seed=0, name="", period=0)
     with pytest.raises(InvalidArgument, match=r"at most 2\*\*60 positions"):

@@ -74,7 +74,7 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
 
 
 def refuse_split(name: str) -> None:
-    """Raise InvalidArgument if training data that is no blend is to be amended."""
+    """Raise InvalidArgument if training data other than a blend is to be amended."""
     if framework().policy.amend is not None:
         raise InvalidArgument(
             f"amend: {name} is split into training, validation and test data, and a blend is not; "
@@ -164,7 +164,7 @@ class LongerTextSamples(NeoxTextSamples):
         return self.longer.num_samples
 
     def epoch(self, number: int) -> NeoxDataset:
-        """Return the samples; there is no further epoch."""
+        """Return the samples, the same in every epoch."""
         del number
         return NeoxDataset(self.longer, self.text)
 
