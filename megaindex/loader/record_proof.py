@@ -290,7 +290,7 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
     if index is None and "recipe" in state:
         opened = open_recipe(StoredRecipe.read(state).recipe_here)
         index, layout = opened.index, opened.layout
-        bounds, _ = step_bounds(layout.batch, 0, layout.num_samples)
+        bounds, _ = step_bounds(layout.batch, 0, layout.end_sample)
     elif index is None and locked is not None:
         index, bounds = _index_by_lock(inner, locked), locked.step_bounds
     elif index is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -391,3 +392,21 @@ def test_a_past_beyond_the_limits_is_refused(folder: Path) -> None:
         open_recipe(made)
     with pytest.raises(MissingFile, match=r"nothing\.txt is not there"):
         open_recipe(recipe(folder, "{steps: 9, read: {a: {documents: nothing.txt}}}"))
+
+
+def test_steps_behind_a_past_are_compared(folder: Path) -> None:
+    """Records of runs whose batches differ only behind the samples that are served here alone."""
+    pytest.importorskip("torch")
+    from megaindex.loader import RecipeLoader, compare_records
+
+    records = []
+    for batch in ("0:4", "0:4 1120:8"):
+        text = RECIPE.replace("micro_batch_size: 2, data_parallel_size: 2", f"schedule: '{batch}'")
+        (folder / "schedule.yaml").write_text(text + "past: {steps: 10, read: {a: {samples: 3}}}\n")
+        opened = open_recipe(read_recipe(folder / "schedule.yaml"))
+        loader = RecipeLoader(opened, data_parallel_size=1, micro_batch_size=4)
+        for _ in itertools.islice(loader, 30):
+            pass
+        records.append([loader.state_dict()])
+    proof = compare_records(*records)
+    assert proof.differences == ("samples before step 36: 144 in the first, 148 in the second",)
