@@ -20,6 +20,7 @@ from megaindex.arithmetic import INT32_MAX, ceil_div, samples_in, shuffle_dtype
 from megaindex.builders.extend import AmendedBlend, draw_changes, end_of_changes, read_on, reads_of
 from megaindex.builders.single import build_index
 from megaindex.cache.cache import fetch
+from megaindex.cache.fingerprint import stamps_of
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
@@ -115,7 +116,7 @@ def amended_data(
         seed: seed of the run.
         end: samples of the run.
         cache_dir: directory of the framework's arrays; None: in memory.
-        key: JSON values by which the framework's arrays are known.
+        key: JSON values by which the framework's arrays are known, besides their corpora.
 
     Raises:
         InvalidArgument: the changes do not fit the run.
@@ -131,7 +132,13 @@ def amended_data(
     stages = draw_changes(amended.changes, names, served, end)
     sources = [*sources, *map(open_source, names[len(sources) :])]
     folder = None if cache_dir is None else os.path.join(cache_dir, FOLDER)
-    known = {"order": "amended blend", "run": key, "changes": _plain(amended), "end": end}
+    named = [*names, *(path for change in amended.changes for path in change.weights)]
+    known = {
+        "order": "amended blend",
+        "run": [key, stamps_of(list(dict.fromkeys(map(absolute, named))))],
+        "changes": _plain(amended),
+        "end": end,
+    }
     types: Shapes = {
         "dataset_index": ((end,), "int16"),
         "dataset_sample_index": ((end,), "int64"),

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from megaindex.adapters.run_loader import RunLoader, from_first_rank
-from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.io.atomic import AtomicFiles
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
+from megaindex.io.atomic import write_file
 from megaindex.io.json_files import Damaged, read_object
+from megaindex.io.os_errors import as_storage_error
 from megaindex.lock.lock_file import Lock
 
 try:
@@ -160,23 +161,17 @@ def _only(batches: Sequence[Any]) -> Any:
 def _read(checkpoint: str) -> dict[str, Any]:
     path = os.path.join(checkpoint, FILE)
     try:
-        return read_object(path)
-    except FileNotFoundError:
+        with as_storage_error(path, "cannot read"):
+            return read_object(path)
+    except MissingFile:
         raise MissingFile(
             f"{path}: does not exist: the checkpoint was written without megaindex, or not "
             "completely; resume from one that has the file"
         ) from None
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error}") from None
     except Damaged as error:
         raise FormatError(f"{path}: {error}; resume from an intact checkpoint") from None
 
 
 def _write(path: str, state: dict[str, Any]) -> bool:
-    files = AtomicFiles([path], overwrite=True)
-    try:
-        files.open(path).write(json.dumps(state).encode())
-        files.publish()
-    finally:
-        files.discard()
+    write_file(path, lambda file: file.write(json.dumps(state).encode()), overwrite=True)
     return True

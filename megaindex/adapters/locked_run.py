@@ -18,7 +18,7 @@ from megaindex.index.block_receipts import receipts_between
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.index.skips import Skips, read_skips
 from megaindex.index.spans import Index
-from megaindex.lock.check import fault_error, sound_files, source_fault
+from megaindex.lock.check import refuse, sound_files, source_fault
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import block_bounds, step_bounds_of
 from megaindex.lock.settings import with_files
@@ -86,9 +86,7 @@ class LockedRun:
         if len(rows) != len(prefixes):
             raise self._error(subset, "sources", str(len(rows)), str(len(prefixes)))
         for row, prefix in zip(rows, prefixes, strict=True):
-            fault = source_fault(self._lock.sources[row], prefix)
-            if fault is not None:
-                raise fault_error(self._lock, *fault, f" (source {row})")
+            refuse(self._lock, source_fault(self._lock.sources[row], prefix), f" (source {row})")
         self._check_samples(subset, index)
 
     def _check_samples(self, subset: str, index: Index) -> None:

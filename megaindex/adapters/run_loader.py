@@ -107,7 +107,7 @@ class RunLoader:
         lengths = loader.sequence_lengths
         if length is not None and lengths != {length}:
             raise InvalidArgument(
-                f"{self._name}: has samples of {' and '.join(map(str, sorted(lengths)))} tokens, "
+                f"{self._name}: has samples of {_listed(lengths)} tokens, "
                 f"and the trainer {length}; its sequence length must be that of all samples"
             )
         if micro_batches is None:
@@ -116,7 +116,7 @@ class RunLoader:
         rows = check_between("micro_batches_per_step", micro_batches, 1) * _rows(loader)
         if sizes != {rows}:
             raise InvalidArgument(
-                f"{self._name}: has steps of {' and '.join(map(str, sorted(sizes)))} samples, and "
+                f"{self._name}: has steps of {_listed(sizes)} samples, and "
                 f"the trainer {rows}, {micro_batches} of {_rows(loader)}; set its gradient "
                 "accumulation so that they are equal, or lock the run with its batch size"
             )
@@ -145,7 +145,7 @@ class RunLoader:
         sizes = self._step_sizes(self._loader)
         if len(sizes) > 1:
             raise InvalidArgument(
-                f"{self._name}: has steps of {' and '.join(map(str, sorted(sizes)))} samples, and "
+                f"{self._name}: has steps of {_listed(sizes)} samples, and "
                 "the trainer steps of one size; lock the run with one batch size"
             )
         return sizes.pop() // _rows(self._loader)
@@ -190,6 +190,10 @@ class RunLoader:
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Continue from `state_dict`; see `megaindex.loader.Loader.load_state_dict`."""
         self._loader.load_state_dict(state, allow=allow)
+
+
+def _listed(sizes: Collection[int]) -> str:
+    return " and ".join(map(str, sorted(sizes)))
 
 
 def _labels(batch: Batch) -> torch.Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -160,7 +161,7 @@ def extend_run(
         def further(seed: int) -> Any:
             if not order.row.is_framework:  # nothing that it stores depends on the seed
                 return replace(old, seed=seed).extend(1)
-            return build_index(dataset, seed=seed, epochs=1, **common)
+            return _one_epoch(dataset, common, seed)
 
         index = extend_index(
             old,
@@ -193,6 +194,11 @@ def extend_run(
     return _extended_blend(old, weights, consumed, more, seed, common)
 
 
+def _one_epoch(dataset: IndexedDataset, common: dict[str, Any], seed: int) -> Index:
+    """Return a further epoch of a source, with a seed of its own."""
+    return build_index(dataset, seed=seed, epochs=1, **common)
+
+
 def _extended_blend(
     old: BlendedIndex,
     weights: Sequence[float] | None,
@@ -212,11 +218,8 @@ def _extended_blend(
         if count == 0:
             sources.append(source)
             continue
-
-        def further(seed: int, dataset: IndexedDataset = dataset) -> Index:
-            return build_index(dataset, seed=seed, epochs=1, **common)
-
         check_built(dataset.path_prefix, source, begin)
+        further = partial(_one_epoch, dataset, common)
         sources.append(
             extend_index(
                 source, consumed_samples=begin, more_samples=count, seed=seed, further=further
@@ -308,6 +311,12 @@ class AmendedBlend:
         """Their weights; None without."""
         weights = [source.weight for source in self.sources if source.weight is not None]
         return weights or None
+
+    @property
+    def detail(self) -> str:
+        """Number and last place of the changes, for logs."""
+        last = self.changes[-1].consumed_samples
+        return f"{len(self.changes)} change(s), the last at sample {last}"
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> AmendedBlend:
@@ -448,10 +457,7 @@ def amend_run(
     datasets += [open_dataset(path, order) for path in names[len(datasets) :]]
     sources = []
     for number, (begin, stop) in enumerate(reads_of(stages, served, len(names))):
-
-        def further(seed: int, dataset: IndexedDataset = datasets[number]) -> Index:
-            return build_index(dataset, seed=seed, epochs=1, **common)
-
+        further = partial(_one_epoch, datasets[number], common)
         source = indices[number] if number < len(indices) else further(seed)
         if stop > begin:
             source = read_on(names[number], source, begin, stop - begin, seed, further)
@@ -498,8 +504,9 @@ def end_of_changes(
             f"the first change is at sample {positions[0]}, beyond the {num_samples} samples of "
             "the run as it was planned; give the num_samples of that run"
         )
-    end = planned if more_samples is None else positions[-1]
-    end += 0 if more_samples is None else check_setting("more_samples", more_samples)
+    end = planned
+    if more_samples is not None:
+        end = positions[-1] + check_setting("more_samples", more_samples)
     if positions[-1] >= end:
         raise InvalidArgument(
             f"the change at sample {positions[-1]} lies at or beyond the end of the run, sample "

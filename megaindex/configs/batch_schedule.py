@@ -171,6 +171,11 @@ class BatchSchedule:
             iterations += run.steps
         return iterations
 
+    def iterations_reaching(self, samples: int) -> int:
+        """Return the fewest iterations that consume at least ``samples``."""
+        iterations = self.iterations_within(samples)
+        return iterations + (self.samples_after(iterations) < samples)
+
     def iterations_for(self, samples: int) -> int:
         """Return Megatron-LM's iterations for ``--train-samples``, from the first sample on.
 
@@ -180,8 +185,7 @@ class BatchSchedule:
         if self.ramp is None and not self.stepped:
             return self.iterations_within(samples)
         if self.ramp is None:
-            iterations = self.iterations_within(samples)
-            return iterations + (self.samples_after(iterations) < samples)
+            return self.iterations_reaching(samples)
         iterations = self.iterations_within(min(self.ramp[2], samples)) + 1
         return iterations + max(0, samples - self.samples_after(iterations)) // self.final
 

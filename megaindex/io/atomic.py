@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from megaindex.errors import StorageError
@@ -176,6 +176,21 @@ class AtomicFiles:
             except FileExistsError:
                 del self._placed[path]  # of another writer, even if both link to one file
                 raise _already_there(path) from None
+
+
+def write_file(path: str, write: Callable[[BinaryIO], object], *, overwrite: bool = False) -> None:
+    """Publish one file of the content that ``write`` writes, see `AtomicFiles`.
+
+    Raises:
+        StorageError: the file exists, or cannot be written.
+    """
+    files = AtomicFiles([path], overwrite=overwrite)
+    try:
+        with as_storage_error(path, "cannot write"):
+            write(files.open(path))
+        files.publish()
+    finally:
+        files.discard()
 
 
 def _identity(path: str) -> _Identity:

@@ -359,9 +359,7 @@ class RecipeLoader:
     @property
     def next_step(self) -> int:
         """The first step, from 0, of which no sample was returned; the earliest for `set_mix`."""
-        batch, consumed = self._opened.layout.batch, self._loader.decided_samples
-        steps = batch.iterations_within(consumed)
-        return steps + (batch.samples_after(steps) < consumed)
+        return self._opened.layout.batch.iterations_reaching(self._loader.decided_samples)
 
     def set_mix(self, weights: Mapping[str, Any], at: int | None = None) -> int:
         """Draw with other weights from a step on, in the same iteration.

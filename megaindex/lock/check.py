@@ -422,10 +422,18 @@ def source_fault(source: LockedSource, path: str) -> tuple[str, Fault] | None:
     return None
 
 
-def fault_error(lock: Lock, file: str, fault: Fault, note: str = "") -> FormatError | MissingFile:
-    """Return the error of a file that differs from a lock."""
+def refuse(lock: Lock, found: tuple[str, Fault] | None, note: str = "") -> None:
+    """Raise the error of a file that differs from a lock, if one was found.
+
+    Raises:
+        MissingFile: the file is not there.
+        FormatError: it is another.
+    """
+    if found is None:
+        return
+    file, fault = found
     kind = MissingFile if fault.rule == "missing" else FormatError
-    return kind(
+    raise kind(
         f"{file}: {fault.where}: must be {fault.expected}, as in {lock.path}{note}, got "
         f"{fault.found}; {fault.remedy}"
     )
@@ -440,9 +448,7 @@ def sound_files(lock: Lock, search: Folder | None = None) -> list[str]:
     """
     paths = located_files(lock, search)
     for file, path in zip(lock.files, paths, strict=True):
-        fault = file_fault(file, path)
-        if fault is not None:
-            raise fault_error(lock, *fault)
+        refuse(lock, file_fault(file, path))
     return paths
 
 

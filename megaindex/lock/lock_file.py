@@ -71,7 +71,7 @@ from typing import Any
 
 from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.format.header import Fault
-from megaindex.io.atomic import AtomicFiles
+from megaindex.io.atomic import write_file
 from megaindex.io.json_files import Damaged, parse_object
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_file, check_local, is_remote
@@ -210,12 +210,7 @@ class Lock:
         target = os.fspath(path)
         check_local(target, "write the lock to a disk and upload it")
         placed = _placed(self.content, os.path.dirname(os.path.abspath(target)))
-        files = AtomicFiles([target], overwrite=overwrite)
-        try:
-            files.open(target).write(lock_text(placed))
-            files.publish()
-        finally:
-            files.discard()
+        write_file(target, lambda file: file.write(lock_text(placed)), overwrite=overwrite)
         return read_lock(target)
 
 

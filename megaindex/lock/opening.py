@@ -17,8 +17,8 @@ from megaindex.index.receipts import fingerprint_keys
 from megaindex.index.skips import ServedIndex, Skip, SkippedIndex
 from megaindex.index.spans import Index
 from megaindex.lock.check import (
-    fault_error,
     paths_in,
+    refuse,
     sound_files,
     source_fault,
 )
@@ -160,9 +160,7 @@ def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:
     """Return the prefix of each pair, whose files are those of the lock."""
     paths = paths_in(lock, search)
     for source, path in zip(lock.sources, paths, strict=True):
-        fault = source_fault(source, path)
-        if fault is not None:
-            raise fault_error(lock, *fault)
+        refuse(lock, source_fault(source, path))
     return paths
 
 

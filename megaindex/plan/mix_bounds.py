@@ -146,12 +146,9 @@ def _draws(
 def _first(draws: Iterator[_Draws], layout: RecipeLayout, source: int) -> int | None:
     """Return the first position that can serve a sample of the source again."""
     recipe, epoch = layout.recipe, layout.sizes[source].samples
-    limits = recipe.sources[source]
+    allowed = epoch + 1
     if recipe.exhaustion != "repeat":
-        most = (limits.max_epochs or Fraction(1)) * (limits.max_fraction or Fraction(1))
-        allowed = int(epoch * most)
-    else:
-        allowed = epoch + 1
+        allowed = int(epoch * recipe.sources[source].most_epochs)
     if allowed <= epoch and not any(
         stream.restart for stage in recipe.stages for stream in stage.streams
     ):

@@ -75,8 +75,12 @@ class StageDraw:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        optional = ("deferred", "batch_size")
-        return {key: v for key, v in vars(self).items() if key not in optional or v}
+        return _set_fields(self, "deferred", "batch_size")
+
+
+def _set_fields(record: object, *optional: str) -> dict[str, Any]:
+    """Return the fields of a record, the optional ones where they are set."""
+    return {key: value for key, value in vars(record).items() if key not in optional or value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +112,8 @@ class StepRange:
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
         sizes = self.batch_sizes
-        own = {key: value for key, value in vars(self).items() if key != "batch_sizes"}
-        return own if sizes is None else {**own, "batch_sizes": sizes.tolist()}
+        listed = None if sizes is None else sizes.tolist()
+        return _set_fields(replace(self, batch_sizes=listed), "batch_sizes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +157,7 @@ class SourceTotal:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        optional = ("packing", "blocks")
-        return {key: v for key, v in vars(self).items() if key not in optional or v is not None}
+        return _set_fields(self, "packing", "blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,20 +445,15 @@ def _mix_effect(layout: RecipeLayout) -> MixEffect | None:
 
 
 def _remaining(layout: RecipeLayout, consumed: int) -> RemainingRun:
-    recipe = layout.recipe
-    step = layout.batch.iterations_within(consumed)
-    step += layout.batch.samples_after(step) < consumed
-    served = [0] * len(layout.sizes)
-    for stage in layout.stages:
-        within = min(max(consumed - stage.first_sample, 0), stage.num_samples)
-        for source, count in zip(stage.mixed.sources, stage.mixing.counts(within), strict=True):
-            served[source] += int(count)
-    left = zip(recipe.sources, layout.drawn(), served, strict=True)
+    step = layout.batch.iterations_reaching(consumed)
+    left = {source.name: 0 for source in layout.recipe.sources}
+    for number, _, begin, end in layout.ranges_drawn(consumed, layout.end_sample):
+        left[layout.recipe.sources[number].name] += end - begin
     return RemainingRun(
         first_step=step,
         steps=max(layout.num_steps - step, 0),
         samples=max(layout.end_sample - consumed, 0),
-        sources={source.name: drawn - made for source, drawn, made in left},
+        sources=left,
     )
 
 

@@ -337,7 +337,7 @@ class _LayoutBuilder:
         if self.recipe.exhaustion == "repeat":
             return None
         source = self.recipe.sources[i]
-        share = (source.max_epochs or Fraction(1)) * (source.max_fraction or Fraction(1))
+        share = source.most_epochs
         blocks = self.sizes[i].blocks
         if blocks is None:
             return int(self.sizes[i].samples * share)

@@ -21,7 +21,7 @@ from megaindex._types import I64, U32
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.index.mixing import ChangedMixing, FixedMixing, MixTable, row_of_weights
 from megaindex.index.skips import load_npy
-from megaindex.io.atomic import AtomicFiles
+from megaindex.io.atomic import write_file
 from megaindex.io.os_errors import as_storage_error
 from megaindex.kernels.reference.mix import UNIT
 from megaindex.validation import CheckpointReader, check_fraction, shown
@@ -127,12 +127,7 @@ class MixChanges:
             StorageError: the file exists, or cannot be written.
         """
         path = os.fspath(path)
-        files = AtomicFiles([path], overwrite=overwrite)
-        try:
-            np.save(files.open(path), self.to_array())
-            files.publish()
-        finally:
-            files.discard()
+        write_file(path, lambda file: np.save(file, self.to_array()), overwrite=overwrite)
         return replace(self, path=path)
 
     def to_array(self) -> I64:
@@ -210,9 +205,7 @@ class MixChanges:
         """Return the record with a column for each of these sources, which include its own."""
         if self.sources == tuple(names):
             return self
-        columns = self._columns(names)
-        weights = self.weights[:, columns] * (columns >= 0).astype(np.uint32)
-        rows = _Rows(self.positions.copy(), weights)
+        rows = _Rows(self.positions.copy(), self._weights_in(self._columns(names), slice(None)))
         return replace(self, sources=tuple(names), path="", _rows=rows)
 
     def before(self, position: int) -> MixChanges:
@@ -226,10 +219,7 @@ class MixChanges:
         ours, theirs = self.before(end), other.before(end)
         names = sorted({*self.sources, *other.sources})
         common = min(ours.size, theirs.size)
-        a, b = (
-            each.weights[:common][:, each._columns(names)] * (each._columns(names) >= 0)
-            for each in (ours, theirs)
-        )
+        a, b = (each._weights_in(each._columns(names), slice(common)) for each in (ours, theirs))
         same = (ours.positions[:common] == theirs.positions[:common]) & (a == b).all(axis=1)
         at = int(np.argmin(same)) if not same.all() else common
         found = [int(each.positions[at]) for each in (ours, theirs) if at < each.size]
@@ -239,6 +229,11 @@ class MixChanges:
         """Return the column of each source; -1 of those that the weights do not name."""
         numbers = {name: number for number, name in enumerate(self.sources)}
         return np.array([numbers.get(name, -1) for name in names], np.int64)
+
+    def _weights_in(self, columns: I64, rows: slice) -> U32:
+        """Return weights of changes in these columns, uint32[changes, n]; 0 for column -1."""
+        weights: U32 = self.weights[rows][:, columns] * (columns >= 0).astype(np.uint32)
+        return weights
 
     def mixing(
         self,
@@ -297,7 +292,7 @@ class MixChanges:
             table = self._rows.tables[key] = MixTable(before, start, columns.size, unit)
         if table.size < high - low:
             rows = slice(low + table.size, high)
-            weights = self.weights[rows][:, columns] * (columns >= 0).astype(np.uint32)
+            weights = self._weights_in(columns, rows)
             starts = np.maximum(self.positions[rows] - piece, 0) // unit
             table.add(starts, _whole(weights, self.positions[rows]))
         return ChangedMixing(

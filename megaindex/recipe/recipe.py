@@ -129,6 +129,11 @@ class RecipeSource:
                 "allows more than one epoch"
             )
 
+    @property
+    def most_epochs(self) -> Fraction:
+        """Epochs that its limits allow the run to draw."""
+        return (self.max_epochs or Fraction(1)) * (self.max_fraction or Fraction(1))
+
     def _check_kind(self, where: str) -> None:
         check_choice(f"{where}: kind", self.kind, ("pretraining", "finetuning"))
         if self.long_documents == _BY_ORDER:

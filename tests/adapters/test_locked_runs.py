@@ -80,6 +80,18 @@ def test_the_lock_of_another_framework_is_refused(core: Any, tmp_path: Path) -> 
         adapter.install(lock=lock, skip=Skip(steps="1"))
 
 
+def neox_run(args: Any, **data: Any) -> dict[str, Any]:
+    """Return the settings of a run of GPT-NeoX's arguments, by default of a blend of all paths."""
+    words = [word for path in args.paths for word in ("1.0", path)]
+    return {
+        "order": "neox", "sequence_length": args.seq_length, "seed": args.seed,
+        "train_iters": args.train_iters, "eval_iters": args.eval_iters,
+        "eval_interval": args.eval_interval, "micro_batch_size": args.batch_size,
+        "data_parallel_size": 1,
+        **(data or {f"{name}_data_path": words for name in ("train", "valid", "test")}),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("blend", [False, True])
 def test_neox_builds_what_was_locked(neox: Any, tmp_path: Path, blend: bool) -> None:
     lengths = np.random.default_rng(8).integers(1, 40, 150).tolist()
@@ -88,16 +100,8 @@ def test_neox_builds_what_was_locked(neox: Any, tmp_path: Path, blend: bool) -> 
         tmp_path, sizes, split="60,20,20", train_batch_size=4, batch_size=4, world_size=1
     )
     args.data_path = None if blend else args.paths[0]
-    data: dict[str, Any] = {"data_path": args.paths[0], "split": "60,20,20"}
-    if blend:
-        words = [word for path in args.paths for word in ("1.0", path)]
-        data = {f"{name}_data_path": words for name in ("train", "valid", "test")}
-    run = {
-        "order": "neox", "sequence_length": args.seq_length, "seed": args.seed,
-        "train_iters": args.train_iters, "eval_iters": args.eval_iters,
-        "eval_interval": args.eval_interval, "micro_batch_size": 4, "data_parallel_size": 1,
-    }  # fmt: skip
-    lock = make_lock(**data, **run)
+    data = {} if blend else {"data_path": args.paths[0], "split": "60,20,20"}
+    lock = make_lock(**neox_run(args, **data))
     neox_adapter.install(lock=lock)
     loaders_of(args)
     for path in Path(args.paths[0]).parent.glob("*_indexmap_*"):
@@ -127,13 +131,7 @@ def test_the_loader_of_all_trainers_serves_the_samples_of_a_framework(
         lengths = np.random.default_rng(8).integers(1, 40, 150).tolist()
         settings = {"train_batch_size": 12, "batch_size": 12, "world_size": 1, "train_iters": 40}
         args = arguments(tmp_path, [lengths, lengths[::-1]], **settings)
-        words = [word for path in args.paths for word in ("1.0", path)]
-        lock = make_lock(
-            order="neox", sequence_length=args.seq_length, seed=args.seed, train_iters=40,
-            eval_iters=args.eval_iters, eval_interval=args.eval_interval, micro_batch_size=12,
-            data_parallel_size=1,
-            **{f"{name}_data_path": words for name in ("train", "valid", "test")},
-        )  # fmt: skip
+        lock = make_lock(**neox_run(args))
         neox_adapter.install(lock=lock)
         train = loaders_of(args)["train"].dataset
         texts = [torch.as_tensor(train[number]["text"]) for number in range(480)]
@@ -216,16 +214,8 @@ def test_neox_skips_what_the_lock_skips(neox: Any, tmp_path: Path, blend: bool) 
     skip = SKIPS if blend else SKIPS[:2]
     args = arguments(tmp_path, sizes, split="60,20,20", **settings)
     args.data_path = None if blend else args.paths[0]
-    data: dict[str, Any] = {"data_path": args.paths[0], "split": "60,20,20"}
-    if blend:
-        words = [word for path in args.paths for word in ("1.0", path)]
-        data = {f"{name}_data_path": words for name in ("train", "valid", "test")}
-    run = {
-        "order": "neox", "sequence_length": args.seq_length, "seed": args.seed,
-        "train_iters": args.train_iters, "eval_iters": args.eval_iters,
-        "eval_interval": args.eval_interval, "micro_batch_size": 4, "data_parallel_size": 1,
-    }  # fmt: skip
-    lock = make_lock(**data, **run, skip=skip)
+    data = {} if blend else {"data_path": args.paths[0], "split": "60,20,20"}
+    lock = make_lock(**neox_run(args, **data), skip=skip)
     texts = []
     for given in ({"lock": lock}, {"skip": skip}):
         neox_adapter.install(**given)

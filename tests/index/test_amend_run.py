@@ -170,8 +170,7 @@ def test_wrong_changes_are_refused(corpora: Any, changes: Any, message: str) -> 
 def test_an_amended_run_is_trained_on_from_its_checkpoint(corpora: list[IndexedDataset]) -> None:
     """A new source joins; on other ranks, the receipts are those of the amended plan."""
     pytest.importorskip("torch")
-    from megaindex.loader import Loader, MicroBatchSampler, Recorder
-    from megaindex.loader.receipts import check_receipts, join_states
+    from support.checkpoint_runs import served_over_a_restart
 
     a, _, c = names(corpora)[:3]
     run = amend_run(
@@ -179,30 +178,6 @@ def test_an_amended_run_is_trained_on_from_its_checkpoint(corpora: list[IndexedD
         changes=[BlendChange(consumed_samples=96, weights={c: 1, a: 2})],
     )  # fmt: skip
 
-    def loaders(index: Any, ranks: int) -> list[Loader]:
-        return [
-            Loader(
-                index, index.datasets,
-                MicroBatchSampler(
-                    num_samples=index.num_samples, micro_batch_size=2, data_parallel_rank=rank,
-                    data_parallel_size=ranks, global_batch_size=12, tail="pad",
-                ),
-                recorder=Recorder([f"{k}" * 32 for k in range(len(index.datasets))]),
-            )
-            for rank in range(ranks)
-        ]  # fmt: skip
-
-    before = loaders(run.old, 2)
-    for loader in before:
-        batches = iter(loader)
-        for _ in range(96 // 4):
-            next(batches)
-    state = join_states([loader.state_dict() for loader in before])
-    after = loaders(run.index, 3)
-    for loader in after:
-        loader.load_state_dict(state)
-        for _ in loader:
-            pass
-    check = check_receipts([loader.state_dict() for loader in after], run.index)
+    check = served_over_a_restart(run.old, run.index, 96)
     assert check.equal
     assert check.served.total.count == run.num_samples == 200

@@ -131,8 +131,7 @@ def test_a_run_is_trained_on_from_its_checkpoint(
 ) -> None:
     """On other ranks, with receipts that are those of the extended plan."""
     pytest.importorskip("torch")
-    from megaindex.loader import Loader, MicroBatchSampler, Recorder
-    from megaindex.loader.receipts import check_receipts, join_states
+    from support.checkpoint_runs import served_over_a_restart
 
     sources = corpora if blend else corpora[:1]
     how: Any = {"weights": (0.6, 0.3, 0.1)} if blend else {}
@@ -141,31 +140,7 @@ def test_a_run_is_trained_on_from_its_checkpoint(
         more_samples=200, **how,
     )  # fmt: skip
 
-    def loaders(index: Any, ranks: int) -> list[Loader]:
-        return [
-            Loader(
-                index, sources,
-                MicroBatchSampler(
-                    num_samples=index.num_samples, micro_batch_size=2, data_parallel_rank=rank,
-                    data_parallel_size=ranks, global_batch_size=12, tail="pad",
-                ),
-                recorder=Recorder([f"{k}" * 32 for k in range(len(sources))]),
-            )
-            for rank in range(ranks)
-        ]  # fmt: skip
-
-    before = loaders(run.old, 2)
-    for loader in before:
-        batches = iter(loader)
-        for _ in range(96 // 4):
-            next(batches)
-    state = join_states([loader.state_dict() for loader in before])
-    after = loaders(run.index, 3)
-    for loader in after:
-        loader.load_state_dict(state)
-        for _ in loader:
-            pass
-    check = check_receipts([loader.state_dict() for loader in after], run.index)
+    check = served_over_a_restart(run.old, run.index, 96)
     assert check.equal
     assert check.served.total.count == run.num_samples == 296
 

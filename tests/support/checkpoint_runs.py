@@ -15,7 +15,9 @@ import xxhash
 import megaindex
 from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.corpus import corpus_fingerprint
+from megaindex.index.spans import Index, datasets_of
 from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, Recorder
+from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states
 from megaindex.recipe import (
     BatchSchedule,
     OpenRecipe,
@@ -29,6 +31,37 @@ from megaindex.recipe import (
 
 RANKS = 2
 S = 16
+
+
+def served_over_a_restart(old: Index, new: Index, consumed: int) -> ReceiptCheck:
+    """Serve ``consumed`` samples of an index on two ranks, then the rest of another one on three,
+    and return the comparison of the receipts with the second."""
+
+    def loaders(index: Index, ranks: int) -> list[Loader]:
+        sources = datasets_of(index)
+        return [
+            Loader(
+                index, sources,
+                MicroBatchSampler(
+                    num_samples=index.num_samples, micro_batch_size=2, data_parallel_rank=rank,
+                    data_parallel_size=ranks, global_batch_size=12, tail="pad",
+                ),
+                recorder=Recorder([f"{k}" * 32 for k in range(len(sources))]),
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+
+    before = loaders(old, 2)
+    for loader in before:
+        for _ in itertools.islice(loader, consumed // 4):
+            pass
+    state = join_states([loader.state_dict() for loader in before])
+    after = loaders(new, 3)
+    for loader in after:
+        loader.load_state_dict(state)
+        for _ in loader:
+            pass
+    return check_receipts([loader.state_dict() for loader in after], new)
 
 
 def write(prefix: Path, documents: Iterable[Any]) -> IndexedDataset:

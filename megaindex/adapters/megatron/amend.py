@@ -17,7 +17,6 @@ from megaindex.adapters.megatron.batches import index_of, samples_index
 from megaindex.adapters.megatron.core import core, is_built_here
 from megaindex.adapters.reports import MEGATRON
 from megaindex.builders.extend import AmendedBlend
-from megaindex.cache.fingerprint import stamps_of
 from megaindex.errors import InvalidArgument
 
 _KEPT = "_megaindex_splits"
@@ -105,19 +104,16 @@ def _amended(builder: Any, old: Any, amended: AmendedBlend, end: int) -> Any:
         datasets.append(column[0])
         return _source(column[0])
 
-    sources = [_source(dataset) for dataset in datasets]
-    paths = [source.path for source in sources]
-    paths += [path for change in amended.changes for path in change.weights if path not in paths]
     data = amended_data(
         amended,
         samples_index(old),
-        sources,
+        [_source(dataset) for dataset in datasets],
         open_source=open_source,
         row=core().policy.row,
         seed=int(config.random_seed),
         end=end,
         cache_dir=config.path_to_cache or None,
-        key=[old.unique_description_hash, stamps_of(paths)],
+        key=old.unique_description_hash,
     )
     for number, arrays in data.longer.items():
         datasets[number] = _with_arrays(datasets[number], arrays)
@@ -135,10 +131,7 @@ def _amended(builder: Any, old: Any, amended: AmendedBlend, end: int) -> Any:
         dataset_index=data.dataset_index,
         dataset_sample_index=data.dataset_sample_index,
     )
-    detail = f"{len(amended.changes)} change(s), the last at sample " + str(
-        amended.changes[-1].consumed_samples
-    )
-    MEGATRON.serve("BlendedDataset", "train", "amended", samples=end, detail=detail)
+    MEGATRON.serve("BlendedDataset", "train", "amended", samples=end, detail=amended.detail)
     return blend
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,8 @@ from megaindex.adapters.neox.samples import NeoxTextSamples
 from megaindex.adapters.neox.skips import is_training, samples_index
 from megaindex.adapters.reports import NEOX
 from megaindex.builders.extend import AmendedBlend
-from megaindex.cache.fingerprint import stamps_of
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
-from megaindex.index.blended_index import LazyIndex
 from megaindex.io.paths import absolute
 from megaindex.loader.neox_dataset import NeoxDataset
 
@@ -42,9 +40,7 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
     old = object.__new__(type(self))
     blend.init_blend(old, made, amended.weights or [1.0])
     sources = [_source(dataset) for dataset in made]
-    paths = [source.path for source in sources]
     first = made[0].megaindex
-    stamped = [*paths, *(path for change in amended.changes for path in change.weights)]
     data = amended_data(
         amended,
         samples_index(old),
@@ -59,7 +55,6 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
             [[each.megaindex.data_prefix, each.megaindex.requested] for each in made],
             [str(weight) for weight in amended.weights or [1.0]],
             [first.seq_length, first.seed, framework().policy.mark, framework().exact],
-            stamps_of(list(dict.fromkeys(map(absolute, stamped)))),
         ],
     )
     for number, arrays in data.longer.items():
@@ -68,9 +63,7 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
     self._exact = framework().exact
     self.dataset_index, self.dataset_sample_index = data.dataset_index, data.dataset_sample_index
     self.size = end
-    last = amended.changes[-1].consumed_samples
-    detail = f"{len(amended.changes)} change(s), the last at sample {last}"
-    NEOX.serve(type(self).__name__, "train", "amended", samples=end, detail=detail)
+    NEOX.serve(type(self).__name__, "train", "amended", samples=end, detail=amended.detail)
 
 
 def refuse_split(name: str) -> None:
@@ -168,21 +161,6 @@ class LongerTextSamples(NeoxTextSamples):
         del number
         return NeoxDataset(self.longer, self.text)
 
-    def lazy_index(self) -> LazyIndex:
-        """Return the index, as of `NeoxTextSamples`."""
-        longer = self.longer
-        return LazyIndex(
-            name=f"{self.data_prefix} ({self.name})",
-            num_samples=longer.num_samples,
-            num_epochs=longer.num_epochs,
-            tokens_per_epoch=longer.tokens_per_epoch,
-            sequence_length=longer.sequence_length,
-            add_extra_token=longer.add_extra_token,
-            order=longer.order,
-            has_arrays=True,
-            open=self._first_index,
-        )
-
 
 def _with_arrays(dataset: Any, arrays: Any) -> Any:
     """Return a copy of a dataset with other arrays."""
@@ -190,15 +168,7 @@ def _with_arrays(dataset: Any, arrays: Any) -> Any:
     old: Any = samples.epoch(0).index
     given = {field.name: getattr(samples, field.name) for field in fields(samples) if field.init}
     given |= {"_epochs": {}}
-    longer = ArrayIndex(
-        order=old.order,
-        sequence_lengths=old.sequence_lengths,
-        sequence_length=old.sequence_length,
-        num_epochs=old.num_epochs,
-        tokens_per_epoch=old.tokens_per_epoch,
-        add_extra_token=old.add_extra_token,
-        **arrays,
-    )
+    longer = replace(old, **arrays)
     made = copy.copy(dataset)  # whose attributes are complete
     for name, array in (("doc_idx", "document_index"), ("sample_idx", "sample_index"),
                         ("shuffle_idx", "shuffle_index")):  # fmt: skip

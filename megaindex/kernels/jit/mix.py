@@ -7,7 +7,7 @@ import numpy as np
 
 from megaindex._types import I16, I64, U32
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.reference.mix import MOST_DEFICIT, MOST_POSITION, UNIT, check_fill
+from megaindex.kernels.reference.mix import MOST_DEFICIT, UNIT, check_fill, check_lengths
 
 _WINDOW = 4096
 
@@ -164,8 +164,7 @@ def _check(shares: U32, deficits: I64, wrong: int) -> None:
 
 
 def mix_table(shares: U32, lengths: I64, deficits: I64, counts: I64) -> None:
-    if lengths.size and not 0 <= int(lengths.min()) <= int(lengths.max()) <= MOST_POSITION:
-        raise InvalidArgument("lengths: must be from 0 to 2**60")
+    check_lengths(lengths)
     _check(shares, deficits, _table(shares, lengths, deficits, counts))
 
 

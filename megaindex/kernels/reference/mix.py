@@ -37,8 +37,7 @@ def mix_table(shares: U32, lengths: I64, deficits: I64, counts: I64) -> None:
     Raises:
         InvalidArgument: a row does not sum to UNIT, or a deficit or length is out of range.
     """
-    if lengths.size and not 0 <= int(lengths.min()) <= int(lengths.max()) <= MOST_POSITION:
-        raise InvalidArgument("lengths: must be from 0 to 2**60")
+    check_lengths(lengths)
     for k, length in enumerate(lengths.tolist()):
         weights, owed = _segment(shares[k], deficits[k])
         drawn = _counts(weights, owed, length)
@@ -85,6 +84,11 @@ def mix_fill(
             ordinals[position - begin] = counts[k, stream] + drawn[stream]
             drawn[stream] += 1
         at, k = stop, k + 1
+
+
+def check_lengths(lengths: I64) -> None:
+    if lengths.size and not 0 <= int(lengths.min()) <= int(lengths.max()) <= MOST_POSITION:
+        raise InvalidArgument("lengths: must be from 0 to 2**60")
 
 
 def check_fill(starts: I64, begin: int, size: int) -> None:
