@@ -604,7 +604,7 @@ class Recipe:
             if not 0 <= least <= most <= 1 or most == 0:
                 raise InvalidArgument(
                     f"mix_bounds: {name}: must be two shares from 0 to 1, the lower first, got "
-                    f"[{shown(least)}, {shown(most)}]"
+                    f"[{float(least):g}, {float(most):g}]"
                 )
         lows = sum((low for _, low, _ in self.mix_bounds), Fraction(0))
         highs = sum((high for _, _, high in self.mix_bounds), Fraction(0))
