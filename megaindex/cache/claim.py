@@ -39,6 +39,7 @@ from megaindex.io.paths import open_at_once
 
 logger = logging.getLogger("megaindex")
 
+STALE_AFTER = 60.0
 _LONGEST = 4096  # bytes read of a claim, which has about 200
 _MOST_PID = 2**31 - 1
 
@@ -74,18 +75,23 @@ def read_claim(path: Path) -> str | None:
         raise storage_error(error, str(path), "cannot read the claim") from error
 
 
-def remove_dead(path: Path, dead: str, *, deadline: float | None = None) -> None:
+def remove_dead(
+    path: Path, dead: str, *, deadline: float | None = None, stale_after: float = STALE_AFTER
+) -> None:
     """Remove the claim with the text ``dead`` of a process that ended, if it is still there.
 
     Under a claim named after its token, so that a waiter that read the text earlier cannot remove
     the claim of the next builder. If another process holds that, wait for it until ``deadline``.
     """
-    guard = Claim(path.parent, f"{path.name}.{_token_in_names(dead)}")
+    guard = Claim(path.parent, f"{path.name}.{_token_in_names(dead)}", stale_after=stale_after)
     try:
         if not guard.acquire():
             if deadline is not None:
                 guard.wait(deadline)
-        elif token_of(read_claim(path)) == token_of(dead):
+            return
+        with guard:  # a file system may take longer than a minute
+            if token_of(read_claim(path)) != token_of(dead):
+                return
             with as_storage_error(str(path), "cannot remove the claim of a process that ended"):
                 path.unlink(missing_ok=True)
             logger.warning("%s: its holder (%s) ended; claim removed", path, describe_holder(dead))
@@ -146,7 +152,6 @@ def _is_zombie(pid: int) -> bool:
 
 T = TypeVar("T")
 
-STALE_AFTER = 60.0
 _BEATS = 12  # increments of the counter in the time after which a claim is stale
 _DEFAULT_TIMEOUT = 3600.0
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
@@ -294,7 +299,7 @@ class Claim:
             if seen != last:
                 last, since = seen, now
             if holder_is_dead(seen) or now - since > self._stale_after:
-                remove_dead(self._path, seen, deadline=deadline)
+                remove_dead(self._path, seen, deadline=deadline, stale_after=self._stale_after)
                 return True
             if now > deadline:
                 raise StorageError(

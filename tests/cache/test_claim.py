@@ -195,6 +195,27 @@ def test_the_claim_of_the_next_builder_stays(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["key.claim"]
 
 
+def test_a_slow_removal_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim under which another one is removed counts on while the file system takes long."""
+    dead = Claim(tmp_path, "key")
+    assert dead.acquire()
+    path, unlink = tmp_path / "key.claim", Path.unlink
+    seen: list[int] = []
+
+    def slow_unlink(self: Path, missing_ok: bool = False) -> None:
+        if self == path:
+            (guard,) = (p for p in tmp_path.glob("key.claim.*") if p.name.endswith(".claim"))
+            deadline = time.monotonic() + 10
+            while len({*seen}) < 3 and time.monotonic() < deadline:
+                seen.append(json.loads(guard.read_text() or '{"count": 0}')["count"])
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", slow_unlink)
+    remove_dead(path, path.read_text(), stale_after=0.12)
+    assert len({*seen}) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP])
 def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     def refuse(*args: Any) -> None:
