@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -166,7 +167,7 @@ def _print(reports: Sequence[Report]) -> None:
     from megaindex.console import print_lines, print_view
 
     for report in reports:
-        counted = ", ".join(f"{count:,} {name}" for name, count in report.counted.items())
+        counted = ", ".join(_amount(*each) for each in report.counted.items())
         depth = "every byte read" if report.full else _DEPTHS.get(report.kind, _DEPTHS["pair"])
         number = len(report.findings)
         verdict = f"{number or 'no'} finding{'' if number == 1 else 's'}"
@@ -174,6 +175,13 @@ def _print(reports: Sequence[Report]) -> None:
         print_lines([f"{report.path}: {report.kind}, {amounts}; {depth}: {verdict}"])
         if report.findings:
             print_view(_table(report))
+
+
+def _amount(name: str, count: int) -> str:
+    """Return "2 pairs" or "1 pair"; the first plural word of the name counts."""
+    if count == 1:
+        name = re.sub(r"ies\b", "y", name) if "ies" in name else re.sub(r"s\b", "", name, count=1)
+    return f"{count:,} {name}"
 
 
 def _table(report: Report) -> FittedTable:
