@@ -6,6 +6,7 @@ Keys are those of MaxText main (2026-08). Files name their base in ``base_config
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,12 @@ _DEFAULTS = {
     "eval_per_device_batch_size": 0.0,
     "expansion_factor_real_data": -1,
 }
+_TAKEN = (
+    *_DEFAULTS, "base_config", "grain_train_files", "grain_eval_files", "mmap_npy_split",
+    "grain_train_mixture_config_path", "enable_rampup_batch_size",
+)  # fmt: skip
+# Similar keys of MaxText itself, which do not matter here.
+_OTHERS = ("per_device_batch_size_start", "per_device_batch_size_increment")
 _REMEDIES = {
     "hf": TOKENIZE,
     "tfds": TOKENIZE,
@@ -188,6 +195,7 @@ def read_maxtext_config(words: Sequence[str], devices: int | None) -> MaxTextCon
     for file in files:
         given |= _with_base(file)
     given |= _from_words([word for word in words if _WORD.fullmatch(word)])
+    _refuse_typing_errors(given, files)
     values = Section(files[-1], _DEFAULTS | given)
     config = MaxTextConfig(values=values, folder=Path(files[-1]).parent, devices=devices)
     kind = values.text("dataset_type")
@@ -218,6 +226,16 @@ def read_maxtext_config(words: Sequence[str], devices: int | None) -> MaxTextCon
     if not values.flag("enable_data_shuffling", True):
         raise values.error("enable_data_shuffling", "true: the order here is always shuffled")
     return config
+
+
+def _refuse_typing_errors(given: Mapping[str, Any], files: Sequence[str]) -> None:
+    """Refuse unknown keys similar to those read here, as MaxText refuses every unknown key."""
+    for key in given:
+        near = difflib.get_close_matches(key, _TAKEN, 1, cutoff=0.8)
+        if near and key not in (*_TAKEN, *_OTHERS):
+            raise InvalidArgument(
+                f"{FLAG}: {', '.join(files)}: MaxText has no setting {key}; did you mean {near[0]}?"
+            )
 
 
 def _with_base(path: str) -> dict[str, Any]:

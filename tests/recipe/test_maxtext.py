@@ -127,6 +127,7 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
         (("eval_interval=3", "grain_eval_files=web,1;code,1"), "evaluates on one source, got 2"),
         (("grain_file_type=mmap_npy", "mmap_npy_split=1,1,1"), "mmap_npy_split must be two"),
         (("a=[",), r"a=\[: while parsing"),
+        (("grain_train_file=web",), "no setting grain_train_file; did you mean grain_train_files"),
     ],
 )
 def test_what_cannot_be_read_is_refused(
@@ -134,6 +135,12 @@ def test_what_cannot_be_read_is_refused(
 ) -> None:
     assert main(["plan", "--maxtext-config", "run.yml", *words, "--world-size", "4"]) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_other_settings_of_maxtext_are_ignored(folder: Path) -> None:
+    """Also those whose names are similar to settings of the data."""
+    words = ["per_device_batch_size_start=4.0", "eval_start_step=3", "model_name=llama2-7b"]
+    assert read_maxtext(["run.yml", *words], 4) == read_maxtext(["run.yml"], 4)
 
 
 def test_devices_and_files_are_needed(folder: Path) -> None:
