@@ -157,11 +157,15 @@ class AuditStream:
         return _cumulated(np.concatenate([source.lengths for source in self.sources]))
 
     @property
-    def lengths_text(self) -> str:
-        """The sequence length, or those of the stages one after another."""
+    def sequence_lengths(self) -> tuple[int, ...]:
+        """The sequence length, or those of the stages one after another, each once."""
         index = self.index
-        lengths = dict.fromkeys(getattr(index, "part_lengths", (index.sequence_length,)))
-        return " → ".join(f"{length:,}" for length in lengths)
+        return tuple(dict.fromkeys(getattr(index, "part_lengths", (index.sequence_length,))))
+
+    @property
+    def lengths_text(self) -> str:
+        """The sequence lengths for display."""
+        return " → ".join(f"{length:,}" for length in self.sequence_lengths)
 
     @property
     def samples_served(self) -> int:
@@ -315,10 +319,7 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
 def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditStream:
     """Return the stream of an opened recipe; see `stream_of_recipe`."""
     recipe = opened.layout.recipe
-    consumed, schedule = max(consumed_samples, recipe.first_sample), opened.layout.batch
-    bounds, past = step_bounds(schedule, consumed, opened.layout.end_sample)
-    if recipe.past is not None:  # steps of the past serve nothing here
-        bounds[: recipe.past.steps] = recipe.first_sample
+    bounds, past = opened.layout.step_bounds(consumed_samples)
     stream = AuditStream(
         index=opened.unskipped,
         sources=tuple(
@@ -345,7 +346,7 @@ def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditS
         micro_batch_size=recipe.common_micro_batch_size,
         data_parallel_size=recipe.common_data_parallel_size,
     )
-    return skipped_stream(stream, recipe.skip, schedule)
+    return skipped_stream(stream, recipe.skip, opened.layout.batch)
 
 
 def _order_of(opened: OpenRecipe) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from megaindex._types import I64
+from megaindex._types import I32, I64
 from megaindex.builders.single import build_index, packed_index
 from megaindex.cache.cache import fetch
 from megaindex.cache.fingerprint import corpus_fingerprint
@@ -20,14 +20,16 @@ from megaindex.index.bins import BinIndex, make_bins
 from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
 from megaindex.index.blending import Rule, fill_blend
 from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.index.frameworks import lengths_of
 from megaindex.index.mixing import FixedMixing, Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
+from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import STRIDE, EpochIndex
 from megaindex.index.orders.framework import Sink
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.skips import LossMask, SkippedIndex, Skips, read_ids
 from megaindex.index.spans import Index, datasets_of
-from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
 from megaindex.recipe.mix_changes import MixChanges
 
 Folder = str | os.PathLike[str]
@@ -58,22 +60,32 @@ def build_described(
     if node["order"] == "skipped":
         index = build_described(node["index"], datasets, cache_dir=cache_dir, files=files)
         return skipped_index(node, index, [len(dataset) for dataset in datasets], files)
+    build = partial(build_described, cache_dir=cache_dir, files=files)
     if node["order"] == "sequence":
-        parts = []
-        for part in node["parts"]:
-            index = build_described(part["index"], datasets, cache_dir=cache_dir)
-            parts.append(Stage(index=index, samples=_samples(part["ranges"])))
-        return ExtendedIndex(stages=tuple(parts))
+        parts = [(build(part["index"], datasets), part["ranges"]) for part in node["parts"]]
+        staged = tuple(index for index, _ in parts if isinstance(index, StagedIndex))
+        if len(staged) == len(parts):
+            return _of_lengths(staged, [ranges for _, ranges in parts])
+        return ExtendedIndex(
+            stages=tuple(Stage(index=index, samples=_samples(ranges)) for index, ranges in parts)
+        )
     if node["order"] not in ("blend", "stages"):
-        return _leaf(node, datasets[0], cache_dir)
+        return _leaf(node, datasets[0], cache_dir, files)
     leaves = [{**node["common"], **own} for own in node["sources"]]
-    indices = tuple(
-        _leaf(leaf, dataset, cache_dir) for leaf, dataset in zip(leaves, datasets, strict=True)
-    )
+    indices = tuple(build(leaf, [dataset]) for leaf, dataset in zip(leaves, datasets, strict=True))
     if node["order"] == "blend":
         return _blend(node, indices)
     stages = _stages(node["stages"], len(indices), files)
-    return StagedIndex(sources=indices, stages=tuple(stages))
+    first = node.get("first_position", 0)
+    return StagedIndex(sources=indices, stages=tuple(stages), first_position=first)
+
+
+def _of_lengths(parts: tuple[StagedIndex, ...], ranges: Sequence[Any]) -> StageSequence:
+    """Return the stages of several sequence lengths, all samples of each part."""
+    whole = [[[0, part.num_samples, 1]] for part in parts]
+    if ranges != whole:
+        raise InvalidArgument(f"ranges of parts with stages must be {whole}; restore the lock")
+    return StageSequence(parts=parts)
 
 
 def skipped_index(
@@ -112,7 +124,9 @@ def skipped_index(
     return SkippedIndex.of(index, skips, list(map(str, range(len(documents)))), documents)
 
 
-def _leaf(node: Node, dataset: IndexedDataset, cache_dir: Folder | None) -> Index:
+def _leaf(
+    node: Node, dataset: IndexedDataset, cache_dir: Folder | None, files: Sequence[str]
+) -> Index:
     """Return the index of one source."""
     begin, end = node["documents"]
     if not 0 <= begin < end <= len(dataset):
@@ -120,7 +134,10 @@ def _leaf(node: Node, dataset: IndexedDataset, cache_dir: Folder | None) -> Inde
             f"{dataset.path_prefix}: the documents of an epoch are {begin} to {end - 1}, and it "
             f"has {len(dataset)}; restore the dataset"
         )
-    index = _KINDS[node["order"]](node, dataset, range(begin, end), cache_dir)
+    if "without" in node:
+        index = _epoch_without(node, dataset, files[node["without"]])
+    else:
+        index = _KINDS[node["order"]](node, dataset, range(begin, end), cache_dir)
     if index.num_samples != node["samples"]:
         raise InvalidArgument(
             f"{dataset.path_prefix}: {node['epochs']} epochs of its documents {begin} to "
@@ -140,12 +157,12 @@ def _common(node: Node) -> dict[str, Any]:
 
 
 def _epoch(
-    node: Node, dataset: IndexedDataset, documents: range, cache_dir: Folder | None
-) -> Index:
-    lengths = dataset.sequence_lengths
-    large = cache_dir is not None and len(documents) >= _WORTH_KEEPING
+    node: Node, dataset: IndexedDataset, documents: range | I32, cache_dir: Folder | None
+) -> EpochIndex:
+    whole = isinstance(documents, range)
+    large = whole and cache_dir is not None and len(documents) >= _WORTH_KEEPING
     return EpochIndex(
-        sequence_lengths=lengths,
+        sequence_lengths=dataset.sequence_lengths,
         documents=documents,
         tokens_per_epoch=_tokens(dataset, documents),
         num_epochs=node["epochs"],
@@ -154,6 +171,20 @@ def _epoch(
         datasets=(dataset,),
         fetch_table=partial(_fetch_table, node, dataset, cache_dir) if large else None,
         **_common(node),
+    )
+
+
+def _epoch_without(node: Node, dataset: IndexedDataset, path: str) -> Index:
+    """Return the index of the documents that are not in a file."""
+    documents = np.setdiff1d(range(*node["documents"]), read_ids(path)).astype(np.int32)
+    return replace(_epoch(node, dataset, documents, None), without=path)
+
+
+def _blocks(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:
+    of_epochs = {**node, "epochs_mixed": 1, "left_over": "drop", "epochs": 1}
+    blocks = PassBlocks(_epoch(of_epochs, dataset, documents, None), node["block_tokens"])
+    return BlockedIndex(
+        blocks=blocks, sequence_length=node["sequence_length"], num_epochs=node["epochs"]
     )
 
 
@@ -238,13 +269,20 @@ def _arrays(
     )
 
 
-_KINDS = {"epoch": _epoch, "window": _window, "packed": _packed, "bins": _bins, "arrays": _arrays}
+_KINDS: dict[str, Callable[..., Index]] = {
+    "arrays": _arrays,
+    "bins": _bins,
+    "blocks": _blocks,
+    "epoch": _epoch,
+    "packed": _packed,
+    "window": _window,
+}
 
 
-def _tokens(dataset: IndexedDataset, documents: range) -> int:
+def _tokens(dataset: IndexedDataset, documents: range | I32) -> int:
     if len(documents) == len(dataset):
         return dataset.num_tokens
-    return int(dataset.sequence_lengths[documents.start : documents.stop].sum(dtype=np.int64))
+    return int(lengths_of(dataset.sequence_lengths, documents).sum(dtype=np.int64))
 
 
 def _blend(node: Node, indices: tuple[Index, ...]) -> BlendedIndex:

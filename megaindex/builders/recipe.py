@@ -436,7 +436,9 @@ def _unread(past: PastRead, epoch: Any, dataset: IndexedDataset) -> EpochIndex |
     tokens = int(dataset.sequence_lengths[documents].sum(dtype=np.int64))
     if tokens < epoch.sequence_length + EXTRA:
         return None
-    unread: EpochIndex = replace(epoch, documents=documents, tokens_per_epoch=tokens)
+    unread: EpochIndex = replace(
+        epoch, documents=documents, tokens_per_epoch=tokens, without=past.documents
+    )
     return unread
 
 

@@ -72,18 +72,24 @@ def _facts(lock: Any) -> dict[str, Any]:
 
 
 def _subset_facts(subset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a subset; ``samples`` and ``steps`` are positions, with those skipped."""
+    """Return the facts of a subset; ``samples`` and ``steps`` are positions, with those skipped.
+
+    Of a run that joined another system's, they are those that follow ``first_step``.
+    """
     import numpy as np
 
-    from megaindex.lock.make import step_bounds_of
+    from megaindex.lock.make import first_step, step_bounds_of
 
     left_out = np.array(subset["index"].get("left_out", ()), np.int64).reshape(-1, 2)
-    firsts = step_bounds_of(subset)[:-1]
+    bounds = step_bounds_of(subset)
+    past = first_step(bounds)
+    firsts, samples = bounds[past:-1], int(bounds[-1] - bounds[0])
     begins, ends = (np.searchsorted(column, firsts, "right") for column in left_out.T)
     return {
-        "samples": subset["samples"],
+        **({"first_step": past} if past else {}),
+        "samples": samples,
         "steps": firsts.size,
-        "samples_served": subset["samples"] - int(np.diff(left_out).sum()),
+        "samples_served": samples - int(np.diff(left_out).sum()),
         "steps_made": int((begins == ends).sum()),
         "receipt": subset["receipts"]["total"],
     }
@@ -97,5 +103,6 @@ def _print(facts: dict[str, Any]) -> None:
         print(
             f"  {name:<5}  {subset['samples_served']:,} samples, {subset['steps_made']:,} steps"
             + f" ({skipped:,} skipped)" * (skipped > 0)
+            + (f" from step {subset['first_step']:,} on" if "first_step" in subset else "")
             + f", receipt {subset['receipt']}"
         )

@@ -1,7 +1,7 @@
 """Description of an index as JSON values, from which its samples can be computed again.
 
 docs/lock-format.md specifies how. Pairs appear by the number of their source only, files of mix
-changes by their path.
+changes and of documents left out by their path.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from megaindex.index.blended_index import BlendedIndex, LazyIndex
 from megaindex.index.blending import exact_values
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream, Random
+from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.keyed import BlockOrder
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index
-from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
 from megaindex.validation import shown
 
 Node = dict[str, Any]
@@ -52,7 +53,17 @@ def _unknown(index: Index) -> InvalidArgument:
 
 def _epoch(index: EpochIndex) -> Node:
     own = {"epochs_mixed": index.epochs_mixed, "left_over": index.left_over}
+    if index.without:
+        every = range(index.sequence_lengths.size)
+        return _computed("epoch", index, every, {**own, "without": index.without})
     return _computed("epoch", index, index.documents, own)
+
+
+def _blocks(index: BlockedIndex) -> Node:
+    blocks, epochs = index.blocks, index.blocks.epochs
+    node = _computed("blocks", epochs, epochs.documents, {"block_tokens": blocks.block_tokens})
+    own = {"sequence_length": index.sequence_length, "samples": index.num_samples}
+    return {**node, **own, "epochs": index.num_epochs}
 
 
 def _window(index: WindowIndex) -> Node:
@@ -126,12 +137,29 @@ def _blend(index: BlendedIndex) -> Node:
 
 def _staged(index: StagedIndex) -> Node:
     cursors = [0] * len(index.sources)
-    stages = [_stage(stage, cursors) for stage in index.stages]
-    sources = _with_common([describe_index(each) for each in index.sources])
-    return {"order": "stages", "stages": stages, **sources}
+    stages = [describe_stage(stage, cursors) for stage in index.stages]
+    node: Node = {"order": "stages", "stages": stages}
+    if index.first_position:
+        node["first_position"] = index.first_position
+    return {**node, **_with_common([describe_index(each) for each in index.sources])}
 
 
-def _stage(stage: MixedStage, cursors: list[int]) -> Node:
+def _lengths(index: StageSequence) -> Node:
+    """Return the parts of one sequence length each, every one in its own positions."""
+    parts = [{"ranges": [[0, part.num_samples, 1]], "index": _staged(part)} for part in index.parts]
+    return {"order": "sequence", "parts": parts}
+
+
+def described_stages(node: Node) -> list[Node]:
+    """Return the stages of the description of a recipe's run, of all lengths, skipped or not."""
+    inner = node["index"] if node["order"] == "skipped" else node
+    if inner["order"] == "sequence":
+        return [stage for part in inner["parts"] for stage in part["index"]["stages"]]
+    stages: list[Node] = inner["stages"]
+    return stages
+
+
+def describe_stage(stage: MixedStage, cursors: list[int]) -> Node:
     """Return a stage; ``cursors`` are the samples of each source before it, and then after it."""
     node: Node = {"samples": stage.num_samples, **_mixing(stage.mixing)}
     if stage.sources != tuple(range(len(cursors))):
@@ -204,10 +232,12 @@ _KINDS: dict[type, Callable[[Any], Node]] = {
     ArrayIndex: _arrays,
     BinIndex: _bins,
     BlendedIndex: _blend,
+    BlockedIndex: _blocks,
     EpochIndex: _epoch,
     ExtendedIndex: _sequence,
     LazyIndex: lambda index: describe_index(index.index),
     PackedIndex: _packed,
     StagedIndex: _staged,
+    StageSequence: _lengths,
     WindowIndex: _window,
 }

@@ -18,7 +18,6 @@ import numpy as np
 
 from megaindex._types import I64
 from megaindex.builders.recipe import open_recipe
-from megaindex.configs.batch_schedule import step_bounds
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.block_receipts import (
     DEFAULT_STRIDE,
@@ -44,9 +43,10 @@ from megaindex.index.spans import Index
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.loader.recipe_loader import StoredRecipe
 from megaindex.lock.lock_file import Lock
-from megaindex.lock.make import block_bounds, step_bounds_of
-from megaindex.lock.opening import locked_index, locked_skips
+from megaindex.lock.make import block_bounds, first_step, step_bounds_of
+from megaindex.lock.opening import locked_index, locked_mix, locked_skips
 from megaindex.lock.settings import differences
+from megaindex.recipe.mix_changes import MixChanges
 from megaindex.validation import CheckpointReader, shown
 
 States = Sequence[Mapping[str, Any]]
@@ -66,6 +66,7 @@ class RunRecord:
         tokens_masked: labels of the samples served that are of masked documents.
         skip: the skips of the run.
         is_lock: True for a lock, which plans samples and has served none.
+        first_sample: position of the first sample, behind those of a past in another system.
     """
 
     consumed_samples: int
@@ -75,6 +76,7 @@ class RunRecord:
     tokens_masked: int
     skip: tuple[Skip, ...]
     is_lock: bool = False
+    first_sample: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -101,7 +103,8 @@ class RunRecord:
         if self.is_lock:
             count = self.check.planned.total.count
             return (
-                f"lock of {self.consumed_samples:,} samples{more}; its receipts are those of the "
+                f"lock of {self.consumed_samples - self.first_sample:,} samples{more}; its "
+                f"receipts are those of the "
                 f"{count:,} planned samples"
             )
         return f"at sample {self.consumed_samples:,}{more}; {self.check}"
@@ -216,10 +219,11 @@ def compare_records(
     common = min(min(plan.position, plan.order.num_samples) for plan in plans)
     where = _first_difference(plans, common)
     added, removed = _skips_apart(*plans)
+    first_sample = min(plan.record.first_sample for plan in plans)
     return RecordProof(
         first=plans[0].record,
         second=plans[1].record,
-        common_samples=common,
+        common_samples=max(0, common - first_sample),
         first_difference=where,
         added=added,
         removed=removed,
@@ -239,6 +243,8 @@ class _Plan:
     """First sample of each step without skips, and the end; None: not known."""
     stride: int = DEFAULT_STRIDE
     lock: Lock | None = None
+    mix: MixChanges | None = None
+    """Changes of the mix; None without any."""
 
     @property
     def order(self) -> Index:
@@ -267,8 +273,9 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
         itertools.zip_longest(map(str, found), receipts["blocks"])
     ):
         if ours != theirs:
+            step = first_step(bounds) + number * receipts["block_steps"]
             raise FormatError(
-                f"{lock.path}: the receipt of steps from {number * receipts['block_steps']} on "
+                f"{lock.path}: the receipt of steps from {step} on "
                 f"must be {ours}, that of its samples, got {theirs}; restore the lock"
             )
     planned = BlockReceipts(stride=LONGEST_STRIDE, blocks={0: sum(found, Receipt())})
@@ -281,16 +288,17 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
         fingerprints=fingerprints,
         step_bounds=np.append(bounds[:-1][bounds[:-1] < end], end),
         lock=lock,
+        mix=locked_mix(lock, search),
     )
 
 
 def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan | None) -> _Plan:
     inner = state["loader"] if isinstance(state.get("loader"), Mapping) else state
-    bounds = None
+    bounds = mix = None
     if index is None and "recipe" in state:
         opened = open_recipe(StoredRecipe.read(state).recipe_here)
-        index, layout = opened.index, opened.layout
-        bounds, _ = step_bounds(layout.batch, 0, layout.end_sample)
+        index, mix = opened.index, opened.layout.recipe.mix_changes
+        bounds, _ = opened.layout.step_bounds()
     elif index is None and locked is not None:
         index, bounds = _index_by_lock(inner, locked), locked.step_bounds
     elif index is None:
@@ -307,6 +315,7 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
         fingerprints=stored_receipt(inner["receipt"]).fingerprints,
         step_bounds=bounds,
         stride=check.served.stride,
+        mix=mix,
     )
 
 
@@ -389,6 +398,7 @@ def _record(
         tokens_masked=masked,
         skip=tuple(skip),
         is_lock=is_lock,
+        first_sample=getattr(index, "first_position", 0),
     )
 
 
@@ -447,14 +457,42 @@ def _differences(
     ):
         yield from _apart(f"fingerprint of source {number}", *pair)
     if where is not None:
-        begin, end = where[0], min(where[1], common)
-        keys = (plan.keys for plan in plans)
-        sample = explain(first.order, second.order, begin, end, *keys)
+        end = min(where[1], common)
+        begin = min(end, max(where[0], *(plan.record.first_sample for plan in plans)))
+        sample = explain(first.order, second.order, begin, end, *(plan.keys for plan in plans))
+        changed = _first_changed_mix(plans, common)
+        if changed is not None:
+            yield _mix_difference(plans, changed)
         yield from [] if sample is None else [str(sample)]
-        yield from _described("order", *(_description(plan.order) for plan in plans))
+        if sample is None or changed is None or sample.position < changed:
+            yield from _described("order", *(_description(plan.order) for plan in plans))
     yield from _step_difference(first, second, common)
     if first.lock is not None and second.lock is not None:
         yield from _locked_differences(first.lock, second.lock)
+
+
+def _first_changed_mix(plans: Sequence[_Plan], end: int) -> int | None:
+    """Return the first sample before ``end`` at which the weights change differently, or None."""
+    first, second = (plan.mix for plan in plans)
+    if first is None and second is None:
+        return None
+    one = first or second
+    assert one is not None, "of one or both"
+    empty = MixChanges.empty(one.sources)
+    return (first or empty).first_difference(second or empty, end)
+
+
+def _mix_difference(plans: Sequence[_Plan], sample: int) -> str:
+    """Return the weights that a sample is drawn with by each record."""
+    bounds = plans[0].step_bounds
+    step = -1 if bounds is None else int(np.searchsorted(bounds, sample, "right")) - 1
+    texts = []
+    for plan in plans:
+        weights = None if plan.mix is None else plan.mix.weights_from(sample)
+        shares = (f"{name} {share:.6g}" for name, share in (weights or {}).items())
+        texts.append("no change" if weights is None else ", ".join(shares))
+    where = f"mix at step {step} (sample {sample})"
+    return f"{where}: {texts[0]} in the first, {texts[1]} in the second"
 
 
 def _apart(what: str, first: object, second: object) -> Iterator[str]:

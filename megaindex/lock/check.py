@@ -31,6 +31,7 @@ from megaindex.lock.make import (
     Folder,
     block_bounds,
     file_facts,
+    first_step,
     idx_hash,
     resolved_subsets,
     step_bounds_of,
@@ -223,13 +224,14 @@ class _Check:
                 return 0
         cache.keep(datasets)
         subset = lock.subset(name)
-        steps = step_bounds_of(subset).size - 1
-        if not 0 <= step < steps:
+        bounds = step_bounds_of(subset)
+        first, last = first_step(bounds), bounds.size - 2
+        if not first <= step <= last:
             raise OutOfRange(
-                f"{lock.path}: step must be from 0 to {steps - 1} of subset {name}, got {step}"
+                f"{lock.path}: step must be from {first} to {last} of subset {name}, got {step}"
             )
         index, keys = self._index(lock, name, datasets)
-        block = step // subset["receipts"]["block_steps"]
+        block = (step - first) // subset["receipts"]["block_steps"]
         return self._blocks(lock, name, index, keys, range(block, block + 1))
 
     def tokens(self, lock: Lock, paths: Sequence[str]) -> int:
@@ -304,8 +306,8 @@ class _Check:
         subset = lock.content["subsets"][name]
         locked, block_steps = subset["receipts"]["blocks"], subset["receipts"]["block_steps"]
         steps = step_bounds_of(subset)
-        bounds = block_bounds(steps, block_steps)
-        if len(bounds) - 1 != len(locked) or block_steps >= steps.size:
+        past, bounds = first_step(steps), block_bounds(steps, block_steps)
+        if len(bounds) - 1 != len(locked) or block_steps >= steps.size - past:
             self.add(lock.path, f"blocks of {name}", f"subsets.{name}.receipts.blocks",
                      f"{len(locked)} of {block_steps} steps", f"{len(bounds) - 1}")  # fmt: skip
             return 0
@@ -313,7 +315,8 @@ class _Check:
         receipts = receipts_between(index, inside, keys, progress=self.progress)
         for block, receipt in zip(blocks, receipts, strict=True):
             if str(receipt) != locked[block]:
-                first, end = block * block_steps, min((block + 1) * block_steps, steps.size - 1)
+                first = past + block * block_steps
+                end = min(first + block_steps, steps.size - 1)
                 samples = f"samples {bounds[block]} to {bounds[block + 1] - 1}"
                 self.add(lock.path, f"receipt of {name}", f"steps {first} to {end - 1} ({samples})",
                          str(receipt), locked[block])  # fmt: skip

@@ -39,6 +39,7 @@ from megaindex.plan.sizing import SplitPart
 from megaindex.plan.sources import parts_of
 from megaindex.progress import Bar, silent
 from megaindex.recipe.mix_changes import MixChanges
+from megaindex.recipe.past import Past
 from megaindex.recipe.recipe import Recipe
 
 Folder = str | os.PathLike[str]
@@ -83,22 +84,9 @@ def make_lock(
             raise InvalidArgument(
                 f"a recipe has all settings, also {next(iter(settings))}; change the recipe"
             )
-        _refuse_blocks(run)
         return _lock_of(run, tokens, cache_dir, progress, bar)
     with given_run(run, settings) as given:
         return _lock_of(given, tokens, cache_dir, progress, bar)
-
-
-def _refuse_blocks(recipe: Recipe) -> None:
-    """Refuse order blocks, which the format of locks does not describe."""
-    blocked = [s.name for s in recipe.sources if recipe.order_of(s) == "blocks"]
-    if recipe.has_lengths or blocked:
-        why = "stages of several sequence lengths"
-        raise InvalidArgument(
-            f"a lock cannot describe {why if recipe.has_lengths else 'order blocks'} "
-            f"(source {(blocked or [recipe.sources[0].name])[0]}); keep the recipe and the states "
-            "of its loader, whose receipts `megaindex audit --recipe` and check_receipts verify"
-        )
 
 
 def _lock_of(
@@ -109,11 +97,6 @@ def _lock_of(
     bar: Bar,
 ) -> Lock:
     run = _with_absolute_paths(run)
-    if isinstance(run, Recipe) and run.past is not None:
-        raise InvalidArgument(
-            "past: a run that joined another system's cannot be locked, because the lock holds no "
-            "order of its first steps; keep the recipe with the receipts of the loader's states"
-        )
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
     streams = streams_of(run, opened, cache_dir)
     paths = paths_of(run)
@@ -177,6 +160,7 @@ def _with_absolute_paths(run: Recipe | Run) -> Recipe | Run:
             sources=tuple(map(placed, run.sources)),
             skip=tuple(map(_with_absolute_file, run.skip)),
             mix_changes=_placed_changes(run.mix_changes),
+            past=_placed_past(run.past),
             evaluation=None
             if evaluation is None
             else replace(evaluation, source=placed(evaluation.source)),
@@ -203,6 +187,17 @@ def _placed_changes(changes: MixChanges | None) -> MixChanges | None:
             "them with MixChanges.write"
         )
     return replace(changes, path=absolute(changes.path))
+
+
+def _placed_past(past: Past | None) -> Past | None:
+    """Return the past with the absolute paths of its lists of documents."""
+    if past is None:
+        return None
+    placed = (
+        replace(read, documents=absolute(read.documents)) if read.documents else read
+        for read in past.read
+    )
+    return replace(past, read=tuple(placed))
 
 
 def _with_absolute_file(skip: Skip) -> Skip:
@@ -309,7 +304,7 @@ def resolved_subset(
     return {
         "samples": stream.num_samples,
         "sources": [rows[absolute(dataset.path_prefix)] for dataset in datasets_of(stream.index)],
-        "index": compact(_with_mix_rows(_node_of(stream, files), files)),
+        "index": compact(_with_file_rows(_node_of(stream, files), files)),
         "steps": _steps(stream.step_bounds),
         "past_steps": stream.past_steps,
         "masked_rows": stream.masked_rows,
@@ -319,13 +314,17 @@ def resolved_subset(
     }
 
 
-def _with_mix_rows(node: dict[str, Any], files: Mapping[str, int]) -> dict[str, Any]:
-    """Return a description of an index with the row of the file of mix changes, not its path."""
-    inner = node["index"] if node["order"] == "skipped" else node
-    for stage in inner.get("stages", ()):
-        if stage["rule"] == "changed":
-            stage["file"] = files[stage["file"]]
-    return node
+def _with_file_rows(node: Any, files: Mapping[str, int]) -> Any:
+    """Return a description of an index with rows of files in place of their paths."""
+    if isinstance(node, list):
+        return [_with_file_rows(each, files) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: files[each] if key in ("file", "without") and isinstance(each, str)
+        else _with_file_rows(each, files)
+        for key, each in node.items()
+    }  # fmt: skip
 
 
 def _node_of(stream: AuditStream, files: Mapping[str, int]) -> dict[str, Any]:
@@ -368,9 +367,14 @@ def step_bounds_of(subset: Mapping[str, Any]) -> I64:
     return np.append(np.concatenate(pieces), subset["samples"]).astype(np.int64)
 
 
+def first_step(bounds: I64) -> int:
+    """Return the first step that has samples: 0, or behind the steps of a past elsewhere."""
+    return int(np.searchsorted(bounds, bounds[0], "right")) - 1
+
+
 def block_bounds(bounds: I64, block_steps: int) -> list[int]:
-    """Return the first sample of each block of steps, and the number of samples."""
-    return [*bounds[:-1:block_steps].tolist(), int(bounds[-1])]
+    """Return the first sample of each block of steps from `first_step` on, and the last end."""
+    return [*bounds[first_step(bounds) : -1 : block_steps].tolist(), int(bounds[-1])]
 
 
 def _receipts(
@@ -382,7 +386,7 @@ def _receipts(
     keys = fingerprint_keys(
         [fingerprints[rows[absolute(d.path_prefix)]] for d in datasets_of(stream.index)]
     )
-    steps, samples = stream.num_steps, stream.num_samples
+    steps, samples = stream.num_steps - first_step(stream.step_bounds), stream.samples_served
     least = max(ceil_div(steps, _MOST_BLOCKS), ceil_div(_LEAST_BLOCK * steps, samples))
     block_steps = min(steps, least)
     bounds = block_bounds(stream.step_bounds, block_steps)

@@ -25,6 +25,7 @@ from megaindex.lock.check import (
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import Folder, resolved_subset, streams_of
 from megaindex.lock.settings import differences, leaves, read_run
+from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
 from megaindex.validation import shown
 
@@ -225,8 +226,18 @@ def locked_skips(lock: Lock) -> tuple[Skip, ...]:
     return tuple(found)
 
 
+def locked_mix(lock: Lock, search: Folder | None = None) -> MixChanges | None:
+    """Return the changes of the mix of a locked recipe; None without any."""
+    given = lock.content["settings"].get("recipe", {}).get("mix_changes")
+    if given is None:
+        return None
+    return MixChanges.read(sound_files(lock, search)[given["file"]], given["sources"])
+
+
 def side_from_lock(lock: Folder | Lock) -> Side:
     """Return the training samples of a lock as a side of `megaindex.audit.compare`.
+
+    Those of a run that joined another system's are numbered from its own first sample on.
 
     Raises:
         MissingFile, StorageError: the lock or a source cannot be read.
@@ -237,8 +248,10 @@ def side_from_lock(lock: Folder | Lock) -> Side:
     if isinstance(index, SkippedIndex):  # samples served, in order of training
         served = index.skips.served_before(train["samples"])
         index = ServedIndex(index, index.skips, served)
-    elif index.num_samples > train["samples"]:
-        index = ExtendedIndex(stages=(Stage(index=index, samples=range(train["samples"])),))
+    first = getattr(index, "first_position", 0)
+    if first or index.num_samples > train["samples"]:
+        of_run = Stage(index=index, samples=range(first, train["samples"]))
+        index = ExtendedIndex(stages=(of_run,))
     corpora = lock.fingerprints("train")
     corpus: object = corpora[0] if len(corpora) == 1 else corpora
     settings = {"corpus": corpus, **dict(leaves(lock.content["settings"]))}

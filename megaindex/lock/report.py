@@ -62,7 +62,8 @@ class RunReport:
         receipt: receipt of all training samples, 32 hex digits.
         order: name of the order.
         settings: further settings of the run by name.
-        sequence_length: tokens of a sample.
+        sequence_length: tokens of a sample, the most if stages differ.
+        sequence_lengths: those of the stages one after another, each once.
         samples: samples served.
         steps: steps made, without those skipped.
         steps_skipped: steps that are not made, or whose samples are served behind the end.
@@ -75,6 +76,7 @@ class RunReport:
     order: str
     settings: dict[str, Any]
     sequence_length: int
+    sequence_lengths: tuple[int, ...]
     samples: int
     steps: int
     steps_skipped: int
@@ -91,7 +93,7 @@ class RunReport:
         facts = [
             ("order", self.order),
             *((name.replace("_", " "), value) for name, value in self.settings.items()),
-            ("tokens of a sample", f"{self.sequence_length:,}"),
+            ("tokens of a sample", " → ".join(f"{each:,}" for each in self.sequence_lengths)),
             ("samples served", f"{self.samples:,}"),
             ("steps made", f"{self.steps:,}"),
             ("steps skipped", f"{self.steps_skipped:,}"),
@@ -212,6 +214,7 @@ def report_run(
         order=stream.order,
         settings=dict(stream.settings),
         sequence_length=stream.index.sequence_length,
+        sequence_lengths=stream.sequence_lengths,
         samples=int(np.diff(stream.step_bounds)[made].sum()),
         steps=int(made.sum()),
         steps_skipped=skipped,

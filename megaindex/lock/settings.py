@@ -18,12 +18,11 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.megatron_versions import find_version
 from megaindex.configs.run import Data, Evaluation, Run, Source, Target
 from megaindex.errors import FormatError
-from megaindex.index.description import describe_index
+from megaindex.index.description import describe_stage, described_stages
 from megaindex.index.frameworks import SPLITS
 from megaindex.index.mixing import FixedMixing
 from megaindex.index.order_settings import make_order, order_of
 from megaindex.index.skips import Skip, read_skips
-from megaindex.index.staged_index import StagedIndex
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.recipe import Recipe, RecipeStage
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
@@ -47,10 +46,12 @@ def paths_of(run: Recipe | Run) -> list[str]:
 
 
 def files_of(run: Recipe | Run) -> list[str]:
-    """Return the paths of the files of skipped documents and mix changes, each once."""
+    """Return the paths of the files of documents and of mix changes, each once."""
     named = [skip.documents for skip in run.skip if isinstance(skip.documents, str)]
     if isinstance(run, Recipe) and run.mix_changes is not None and run.mix_changes.path:
         named.append(run.mix_changes.path)
+    if isinstance(run, Recipe) and run.past is not None:
+        named += [read.documents for read in run.past.read if read.documents]
     return list(dict.fromkeys(named))
 
 
@@ -86,15 +87,18 @@ def settings_of(
         run: a recipe or a run under a framework.
         rows: row of each pair in the lock, by its path.
         opened: the opened recipe, of a recipe.
-        files: row of each file of skipped documents, by its path.
+        files: row of each file of documents or mix changes, by its path.
     """
-    skip = {"skip": skip_settings(run.skip, files or {})} if run.skip else {}
+    named = files or {}
+    skip = {"skip": skip_settings(run.skip, named)} if run.skip else {}
     if isinstance(run, Recipe):
         assert opened is not None, "of a recipe"
         recipe = {**_recipe_settings(opened, rows), **skip}
         if run.mix_changes is not None:
-            row = (files or {})[run.mix_changes.path]
+            row = named[run.mix_changes.path]
             recipe["mix_changes"] = {**recipe["mix_changes"], "file": row}
+        for read in _documents_read(recipe):
+            read["documents"] = named[read["documents"]]
         return {"kind": "recipe", "recipe": recipe}
     return {"kind": "run", "run": {**_run_settings(run, rows), **skip}}
 
@@ -113,7 +117,7 @@ def read_run(
         index: description of the index of the train subset, whose shares they may refer to.
         paths: prefix of each pair, by its row.
         where: name of the lock, for messages.
-        files: path of each file of skipped documents, by its row.
+        files: path of each file of documents or mix changes, by its row.
 
     Raises:
         FormatError: the settings cannot be read.
@@ -126,7 +130,9 @@ def read_run(
             if "mix_changes" in mapping:
                 changes = mapping["mix_changes"]
                 mapping["mix_changes"] = {**changes, "file": files[changes["file"]]}
-            _write_out_mixes(mapping, index["index"] if index["order"] == "skipped" else index)
+            for read in _documents_read(mapping):
+                read["documents"] = files[read["documents"]]
+            _write_out_mixes(mapping, index)
             return recipe_of(mapping, where, Path("/"))
         if settings["kind"] != "run":
             raise ValueError(f"unknown kind {settings['kind']!r}")
@@ -137,6 +143,12 @@ def read_run(
             f"{where}: its settings cannot be read ({reason}); restore the file, or lock the run "
             "again"
         ) from None
+
+
+def _documents_read(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a past that are known by documents."""
+    read = recipe.get("past", {}).get("read", {})
+    return [each for each in read.values() if "documents" in each]
 
 
 def _with_rows(value: Any, rows: Mapping[str, int]) -> Any:
@@ -222,17 +234,11 @@ def _stage_shares(opened: OpenRecipe, stages: Sequence[RecipeStage]) -> dict[str
 
 def _same_run(opened: OpenRecipe, other: RecipeLayout) -> bool:
     """Return True if a layout of the same sources has the same samples and steps."""
-    layout, index = opened.layout, opened.unskipped
-    assert isinstance(index, StagedIndex), "locks have one sequence length"
-    described = [
-        describe_index(
-            StagedIndex(
-                sources=index.sources,
-                stages=tuple(each.mixed for each in planned.stages),
-            )
-        )
-        for planned in (layout, other)
-    ]
+    layout = opened.layout
+    described = []
+    for planned in (layout, other):
+        cursors = [0] * len(planned.sizes)
+        described.append([describe_stage(each.mixed, cursors) for each in planned.stages])
     same = ("num_steps", "samples_masked", "ends", "stopped_by")
     return described[0] == described[1] and all(
         getattr(layout, name) == getattr(other, name) for name in same
@@ -256,7 +262,7 @@ def _write_out_mixes(mapping: Mapping[str, Any], index: Any) -> None:
         numbers = range(len(names)) if mix["sources"] is None else mix["sources"]
         given = mix.get("proportions", [None] * len(numbers))
         if isinstance(given, dict):
-            given = index["stages"][given["shares_of_stage"]]["shares"]
+            given = described_stages(index)[given["shares_of_stage"]]["shares"]
         stage["mix"] = {names[n]: value for n, value in zip(numbers, given, strict=True)}
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megaindex._types import I64
-from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream
 from megaindex.index.skips import Skips, resolve_skips
@@ -121,6 +121,15 @@ class RecipeLayout:
     def begins(self) -> list[int]:
         """First sample of each source that the run reads."""
         return first_unread(self.recipe, self.sizes)
+
+    def step_bounds(self, consumed_samples: int = 0) -> tuple[I64, int]:
+        """Return int64[steps + 1], the first sample of each step and the end, and the steps before
+        ``consumed_samples``; those of a past in another system have no samples."""
+        first = self.recipe.first_sample
+        bounds, past = step_bounds(self.batch, max(consumed_samples, first), self.end_sample)
+        if self.recipe.past is not None:
+            bounds[: self.recipe.past.steps] = first
+        return bounds, past
 
     @cached_property
     def skips(self) -> Skips | None:

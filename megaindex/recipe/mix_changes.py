@@ -225,6 +225,14 @@ class MixChanges:
         found = [int(each.positions[at]) for each in (ours, theirs) if at < each.size]
         return min(found, default=None)
 
+    def weights_from(self, position: int) -> dict[str, float] | None:
+        """Return the shares that a change at ``position`` sets, by source; None without one."""
+        at = int(np.searchsorted(self.positions, position))
+        if at == self.size or self.positions[at] != position:
+            return None
+        pairs = zip(self.sources, self.weights[at].tolist(), strict=True)
+        return {name: units / UNIT for name, units in pairs if units}
+
     def _columns(self, names: Sequence[str]) -> I64:
         """Return the column of each source; -1 of those that the weights do not name."""
         numbers = {name: number for number, name in enumerate(self.sources)}

@@ -8,16 +8,12 @@ const range = (n, value = (i) => i) => Array.from({ length: n }, (_, i) => value
 const total = (values) => values.reduce((a, b) => a + b);
 const swap = (list, i, j) => { [list[i], list[j]] = [list[j], list[i]]; };
 const memo = (make, kept = new Map()) => (x) => (kept.has(x) ? kept : kept.set(x, make(x))).get(x);
-
 // ---- XXH3-128 of 17 bytes or more ------------------------------------------------------------------------
-const SECRET = Buffer.from(
-  'b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221' +
-  'b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8' +
-  'a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb' +
-  '170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e', 'hex');
-const [A1, A2, A3] = [0x9E3779B1n, 0x85EBCA77n, 0xC2B2AE3Dn];
-const [B1, B2, B3, B4, B5] = [0x9E3779B185EBCA87n, 0xC2B2AE3D27D4EB4Fn, 0x165667B19E3779F9n,
-  0x85EBCA77C2B2AE63n, 0x27D4EB2F165667C5n];
+const SECRET = Buffer.from('uP5sOSOkS758AYEs9yGtHN7UbemDkJfbckCkpLezZx/LeeZOzMDleIJa0H3M/3IhuAhGdPdDJI7gNZDmgTom' +
+  'TDwoUruRwwDLiNBlixtTLqNxZEiXog35TjgZ70ap3qzYqPp2P+OcND/53LvHxwtPHYpR4EvNtFkxyJ9+ydl4c2TqxayDNNPrw8WBoP/6' +
+  'E2PrFw3dUbfw2knTFlUmKdRonisWvlh9R6H8j/i40XrQMc5FyzqPlRYEKK/X+8q7S0B+', 'base64');
+const [A1, A2, A3, B1, B2, B3, B4, B5] = [0x9E3779B1n, 0x85EBCA77n, 0xC2B2AE3Dn, 0x9E3779B185EBCA87n,
+  0xC2B2AE3D27D4EB4Fn, 0x165667B19E3779F9n, 0x85EBCA77C2B2AE63n, 0x27D4EB2F165667C5n];
 const secret = memo((at) => SECRET.readBigUInt64LE(at));
 const fold = (a, b) => u64(a * b) ^ (a * b >> 64n), end32 = (h) => h ^ h >> 32n;
 const avalanche = (h) => end32(u64((h ^ h >> 37n) * 0x165667919E3779F9n));
@@ -29,9 +25,8 @@ function hash(data) { // returns [high, low]
       low = u64(low + fold(at(a) ^ secret(s), at(a + 8) ^ secret(s + 8))) ^ u64(at(b) + at(b + 8));
       high = u64(high + fold(at(b) ^ secret(s + 16), at(b + 8) ^ secret(s + 24))) ^ u64(at(a) + at(a + 8));
     };
-    if (length <= 128) {
-      for (let k = length - 1 >> 5; k >= 0; k--) mix(16 * k, length - 16 * (k + 1), 32 * k);
-    } else {
+    if (length <= 128) for (let k = length - 1 >> 5; k >= 0; k--) mix(16 * k, length - 16 * (k + 1), 32 * k);
+    else {
       for (let i = 0; i < 128; i += 32) mix(i, i + 16, i);
       [low, high] = [avalanche(low), avalanche(high)];
       for (let i = 128; i + 32 <= length; i += 32) mix(i, i + 16, i - 125);
@@ -47,8 +42,7 @@ function hash(data) { // returns [high, low]
   });
   for (let stripe = 0; stripe < Math.floor((length - 1) / 64); stripe++) {
     add(64 * stripe, 8 * (stripe % 16));
-    if (stripe % 16 < 15) continue;
-    sums.forEach((x, i) => { sums[i] = u64((x ^ x >> 47n ^ secret(128 + 8 * i)) * A1); });
+    if (stripe % 16 === 15) sums.forEach((x, i) => { sums[i] = u64((x ^ x >> 47n ^ secret(128 + 8 * i)) * A1); });
   }
   add(length - 64, 121);
   const merged = (start, s) => avalanche(u64(range(4).reduce((sum, i) => sum +
@@ -56,12 +50,8 @@ function hash(data) { // returns [high, low]
   return [merged(~(n * B2), 117), merged(n * B1, 11)];
 }
 const hex = (...words) => words.map((word) => word.toString(16).padStart(16, '0')).join('');
-
 // ---- keys and permutations -------------------------------------------------------------------------------
-function finish(x, [s, m, t, k, u]) {
-  const y = u64((x ^ x >> s) * m), z = u64((y ^ y >> t) * k);
-  return z ^ z >> u;
-}
+const finish = (x, [s, m, t, k, u], y = u64((x ^ x >> s) * m), z = u64((y ^ y >> t) * k)) => z ^ z >> u;
 const SPLIT_MIX = [30n, 0xBF58476D1CE4E5B9n, 27n, 0x94D049BB133111EBn, 31n];
 function keyOf(...parts) {
   const [high, low] = hash(Buffer.from(['megaindex', ...parts].join('/')));
@@ -69,14 +59,13 @@ function keyOf(...parts) {
   const halves = (i) => [Number(word(i) & LOW), Number(word(i) >> 32n)];
   return { word, halves, rounds: (first) => range(48, (r) => halves(first + r)) };
 }
+const round32 = (x, shift, factor) => Math.imul(x ^ x >>> shift, factor);
 const high32 = (x, y) => Math.floor(((x >>> 16) * y + Math.floor((x & 0xffff) * y / 65536)) / 65536); // x · y >> 32
 function network(rounds, n) {
   const rows = Math.ceil(Math.sqrt(n)), columns = Math.ceil(n / rows);
-  const keyed = ([flip, factor], x, size) => {
-    const y = Math.imul(x ^ flip, 0x85EBCA6B);
-    return high32(Math.imul(y ^ y >>> 15, factor | 1) >>> 0, size);
-  };
-  const perm = (i) => {
+  const keyed = ([flip, factor], x, size) =>
+    high32(round32(Math.imul(x ^ flip, 0x85EBCA6B), 15, factor | 1) >>> 0, size);
+  return function perm(i) {
     let left = Math.floor(i / columns), right = i % columns;
     for (let r = 0; r < 8; r += 2) {
       left = (left + keyed(rounds[r], right, rows)) % rows;
@@ -84,7 +73,6 @@ function network(rounds, n) {
     }
     return left * columns + right < n ? left * columns + right : perm(left * columns + right);
   };
-  return perm;
 }
 function permutation(key, n) { // returns perm(key, n, ·)
   if (n >= 4096) return network(key.rounds(0), n);
@@ -92,10 +80,7 @@ function permutation(key, n) { // returns perm(key, n, ·)
   for (let i = n - 1; i > 0; i--) swap(t, i, Number(key.word(i) % BigInt(i + 1)));
   return (i) => t[i];
 }
-function h32(x) {
-  const y = Math.imul(x ^ x >>> 16, 0x85EBCA6B), z = Math.imul(y ^ y >>> 13, 0xC2B2AE35);
-  return (z ^ z >>> 16) >>> 0;
-}
+const h32 = (x, z = round32(round32(x, 16, 0x85EBCA6B), 13, 0xC2B2AE35)) => (z ^ z >>> 16) >>> 0;
 function rankPermutation(key, length, n) { // returns rank_perm(key, length, n, ·)
   const [low, high] = key.halves(length);
   const rounds = key.rounds(2 ** 32).map(([a, b]) => [(low ^ a) >>> 0, (high ^ b) >>> 0]);
@@ -106,9 +91,8 @@ function rankPermutation(key, length, n) { // returns rank_perm(key, length, n, 
   }, first);
 }
 function shuffler(seed) { // MT19937; returns the function that shuffles the head of a list, then its rest
-  const s = Uint32Array.of(seed, ...Array(623));
+  let at = 624, s = Uint32Array.of(seed, ...Array(623));
   for (let i = 1; i < 624; i++) s[i] = Math.imul(1812433253, s[i - 1] ^ s[i - 1] >>> 30) + i;
-  let at = 624;
   const next = () => {
     for (let i = 0; at === 624 && i < 624; i++) {
       const y = (s[i] & 0x80000000) | (s[(i + 1) % 624] & 0x7fffffff);
@@ -127,7 +111,6 @@ function shuffler(seed) { // MT19937; returns the function that shuffles the hea
   };
   return (list, head) => shuffle(shuffle(list, 0, head), head, list.length);
 }
-
 // ---- nodes: functions from a sample to its spans [source, document, offset, length] ----------------------
 function cutter(documents, lengths) { // returns the function that cuts tokens [x, y) out of a list
   const starts = new Float64Array(documents.length + 1);
@@ -142,36 +125,59 @@ function cutter(documents, lengths) { // returns the function that cuts tokens [
     return spans;
   };
 }
-function inBlocks({ seed, name }, blockOf, first, spansOf) {
-  const shuffled = memo((b) => permutation(keyOf(seed, b, 'samples', name), first(b + 1) - first(b)));
+function inBlocks({ seed, name }, blockOf, first, spansOf, numberOf = (b) => b) {
+  const shuffled = memo((b) => permutation(keyOf(seed, numberOf(b), 'samples', name), first(b + 1) - first(b)));
   return (i) => spansOf(blockOf(i), shuffled(blockOf(i))(i - first(blockOf(i))));
 }
 const inEpochs = (node, P, spansOf) => inBlocks(node, (i) => Math.floor(i / P), (b) => b * P, spansOf);
-const tokensOf = ({ documents }, lengths) => lengths.subarray(...documents).reduce((a, b) => a + b, 0);
+function documentsOf({ documents: [begin, end], without }, lengths, tableOf) { // returns them and their tokens
+  const left = new Set(without === undefined ? [] : tableOf(without).flat());
+  const documents = range(end - begin, (i) => begin + i).filter((d) => !left.has(d));
+  return [documents, documents.reduce((sum, d) => sum + lengths[d], 0)];
+}
+const passesOf = ({ seed, name, order }, documents, lengths, k = 1) => memo((b) => {
+  const n = k * documents.length, perm = order !== 'window' && permutation(keyOf(seed, b, 'documents', name), n);
+  const list = range(n, (p) => documents[(perm ? perm(p) : p) % documents.length]);
+  return { list, cut: cutter(list, lengths) };
+});
 const ORDERS = {
   arrays(node, [{ lengths }]) {
-    const { documents: [begin, end], sequence_length: S, extra, epochs: E, final_epoch_apart: apart } = node;
-    const n = end - begin, T = tokensOf(node, lengths), shuffle = shuffler(node.seed);
-    const cut = cutter(shuffle(range(E * n, (p) => begin + p % n), apart ? (E - 1) * n : E * n), lengths);
+    const { sequence_length: S, extra, epochs: E, final_epoch_apart: apart } = node, shuffle = shuffler(node.seed);
+    const [documents, T] = documentsOf(node, lengths), n = documents.length;
+    const cut = cutter(shuffle(range(E * n, (p) => documents[p % n]), apart ? (E - 1) * n : E * n), lengths);
     const order = shuffle(range(node.samples), apart ? Math.floor(((E - 1) * T - extra) / S) : node.samples);
     return (i) => cut(order[i] * S, Math.min((order[i] + 1) * S + extra, E * T));
   },
-  epoch(node, [{ lengths }]) {
-    const { documents: [begin, end], sequence_length: S, extra, epochs_mixed: k, seed, name } = node;
-    const n = end - begin, B = k * tokensOf(node, lengths), carry = node.left_over === 'carry';
-    const each = Math.floor((B - extra) / S);
+  epoch(node, [{ lengths }], tableOf) {
+    const { sequence_length: S, extra, epochs_mixed: k } = node, [documents, T] = documentsOf(node, lengths, tableOf);
+    const B = k * T, carry = node.left_over === 'carry', each = Math.floor((B - extra) / S);
     const first = (b) => (carry ? Math.max(0, Math.floor((b * B - extra) / S)) : b * each);
-    const pass = memo((b) => {
-      const perm = node.order === 'window' ? (p) => p : permutation(keyOf(seed, b, 'documents', name), k * n);
-      return cutter(range(k * n, (p) => begin + perm(p) % n), lengths);
-    });
+    const passes = passesOf(node, documents, lengths, k);
     const blockOf = (i) => Math.floor(carry ? (i * S + S + extra - 1) / B : i / each);
     return inBlocks(node, blockOf, first, (b, c) => {
       const x = carry ? (first(b) + c) * S - b * B : c * S, y = x + S + extra;
-      return x >= 0 ? pass(b)(x, y) : [...pass(b - 1)(x + B, B), ...pass(b)(0, y)];
+      return x >= 0 ? passes(b).cut(x, y) : [...passes(b - 1).cut(x + B, B), ...passes(b).cut(0, y)];
     });
   },
   window: (node, sources) => ORDERS.epoch({ ...node, epochs_mixed: 1 }, sources), // of documents in place
+  blocks(node, [{ lengths }]) {
+    const { sequence_length: S, extra, block_tokens: size } = node, [documents, T] = documentsOf(node, lengths);
+    const passes = passesOf(node, documents, lengths), blocks = [], firsts = [0];
+    const apart = [64, 32, 16, 8, 4, 2, 1].find((g) => g === 1 || g * 16 * T <= documents.length * size);
+    range(node.epochs).forEach((e) => {
+      const bounds = [0, T];
+      passes(e).list.reduce((x, d, p) => {
+        if (p % apart === 0 && x - bounds.at(-2) >= size && T - x >= size) bounds.splice(-1, 0, x);
+        return x + lengths[d];
+      }, 0);
+      bounds.slice(1).forEach((end, b) => {
+        blocks.push({ number: `${e}/${b}`, cut: (x) => passes(e).cut(bounds[b] + x, bounds[b] + x + S + extra) });
+        firsts.push(firsts.at(-1) + Math.max(0, Math.floor((end - bounds[b] - extra) / S)));
+      });
+    });
+    const blockOf = (i) => firsts.findLastIndex((first) => first <= i);
+    return inBlocks(node, blockOf, (b) => firsts[b], (b, c) => blocks[b].cut(c * S), (b) => blocks[b].number);
+  },
   packed(node, [{ lengths }]) {
     const { sequence_length: S, extra, seed, name } = node, pieces = byLength(piecesOf(node, lengths, S), S);
     const bins = pack(pieces.map((p) => p.length), node.max_documents, 1, true);
@@ -191,14 +197,14 @@ const ORDERS = {
   },
   blend(node, sources) {
     const { rule, weights, uncounted } = node, nodes = rowsOf(node), children = builtOf(nodes, sources);
-    const draw = rule === 'greedy' ? greedy(weights.map(double)) : divisor(weights);
+    const draw = rule === 'greedy' ? greedy(weights.map((text) => double(text))) : divisor(weights);
     return (p) => {
       const [q, j] = draw(p), n = nodes[q].samples;
       return children(q, uncounted && j >= n ? j % Math.max(1, n - uncounted) : j);
     };
   },
   stages(node, sources, tableOf) {
-    const children = builtOf(rowsOf(node), sources), cursors = sources.map(() => 0);
+    const children = builtOf(rowsOf(node), sources, tableOf), cursors = sources.map(() => 0);
     const stages = node.stages.map((stage) => {
       const from = stage.sources || range(sources.length), draw = MIXING[stage.rule](stage, tableOf);
       const begins = stage.begins || from.map((q) => cursors[q]);
@@ -208,10 +214,10 @@ const ORDERS = {
       });
       return [stage.samples, (p) => children(from[draw(p)[0]], begins[draw(p)[0]] + draw(p)[1])];
     });
-    return (p) => oneAfterAnother(stages, p);
+    return (p) => oneAfterAnother(stages, p - (node.first_position || 0));
   },
-  sequence({ parts }, sources) {
-    const served = parts.map(({ index, ranges }) => [build(index, sources), ranges]).flatMap(([child, ranges]) =>
+  sequence({ parts }, ...others) {
+    const served = parts.map(({ index, ranges }) => [build(index, ...others), ranges]).flatMap(([child, ranges]) =>
       ranges.map(([begin, end, times]) => [(end - begin) * times, (p) => child(begin + p % (end - begin))]));
     return (p) => oneAfterAnother(served, p);
   },
@@ -226,10 +232,8 @@ const ORDERS = {
   },
 };
 const build = (node, ...others) => ORDERS[node.order](node, ...others);
-function builtOf(nodes, sources) {
-  const children = nodes.map((node, q) => build(node, [sources[q]]));
-  return (q, sample) => children[q](sample).map(([, ...span]) => [q, ...span]);
-}
+const builtOf = (nodes, sources, tableOf, children = nodes.map((node, q) => build(node, [sources[q]], tableOf))) =>
+  (q, sample) => children[q](sample).map(([, ...span]) => [q, ...span]);
 const rowsOf = ({ common, columns, rows }) => rows.map((row) => Object.assign({}, common,
   ...columns.map((name, k) => (row[k] === null ? {} : { [name]: row[k] }))));
 const oneAfterAnother = ([[size, spansOf], ...rest], p) => (p < size ? spansOf(p) : oneAfterAnother(rest, p - size));
@@ -238,11 +242,8 @@ function piecesOf({ documents: [begin, end], long_documents: long }, lengths, S)
   return Array.from(lengths.subarray(begin, end), used).flatMap((tokens, d) =>
     range(Math.ceil(tokens / S), (k) => [0, begin + d, k * S, Math.min(tokens - k * S, S)]));
 }
-function byLength(pieces, S) {
-  const lists = range(S + 1, () => []);
-  pieces.forEach((piece) => lists[piece[3]].push(piece));
-  return lists;
-}
+const byLength = (pieces, S, lists = range(S + 1, () => [])) =>
+  pieces.forEach((piece) => lists[piece[3]].push(piece)) || lists;
 function pack(count, most, least, stacked) { // returns the [length, rank] of the pieces of each bin
   const layers = [], capacity = count.length - 1;
   let open = [];
@@ -264,12 +265,9 @@ function pack(count, most, least, stacked) { // returns the [length, rank] of th
     ...range(each, (r) => [length, rank + i * each + r])];
   return layers.flatMap((layer) => range(layer.bins - layer.covered, (i) => inBin(layer, layer.covered + i)));
 }
-
 // ---- draws: functions from a position to [stream, number of the draw] ------------------------------------
-function double(text) {
-  const [, digits, fraction, exponent] = /^0x([01]\.([0-9a-f]+))p([+-]\d+)$/.exec(text);
-  return parseInt(digits.replace('.', ''), 16) * 2 ** (exponent - 4 * fraction.length);
-}
+const double = (text, [, digits, fraction, exponent] = /^0x([01]\.([0-9a-f]+))p([+-]\d+)$/.exec(text)) =>
+  parseInt(digits.replace('.', ''), 16) * 2 ** (exponent - 4 * fraction.length);
 function drawing(drawn, choose) { // returns the draws behind those counted in drawn
   const first = total(drawn), draws = [], next = (stream) => [stream, drawn[stream]++];
   return (p) => {
@@ -277,10 +275,8 @@ function drawing(drawn, choose) { // returns the draws behind those counted in d
     return draws[p - first];
   };
 }
-const greedy = (shares) => drawing(shares.map(() => 0), (i, drawn) => {
-  const behind = shares.map((share, q) => share * Math.max(i, 1) - drawn[q]);
-  return behind.indexOf(Math.max(...behind));
-});
+const greedy = (shares) => drawing(shares.map(() => 0), (i, drawn, behind = shares.map((share, q) =>
+  share * Math.max(i, 1) - drawn[q])) => behind.indexOf(Math.max(...behind)));
 const soonest = (weights, due) => range(weights.length).filter((q) => weights[q]).reduce((best, q) =>
   (due[q] * weights[best] < due[best] * weights[q] ? q : best));
 function divisor(weights) {
@@ -326,7 +322,6 @@ const MIXING = {
     return inBatches((i) => (i < earlier.length ? before(i) : draw(i)), batch);
   },
 };
-
 // ---- steps, rows, receipts, files ------------------------------------------------------------------------
 function dealt([first, samples, rows], D, M, workOf) { // returns the positions of each micro batch
   const e = Math.floor(samples / (rows / M)), sizes = range(rows / M, (m) => e + (m < samples % (rows / M)));
@@ -346,6 +341,12 @@ function dealt([first, samples, rows], D, M, workOf) { // returns the positions 
     }
     return round;
   });
+}
+function widthOf({ parts, index, rows, sequence_length: S, ...node }, p, source) { // the S of a sample
+  if (parts) return oneAfterAnother(parts.flatMap(({ index: part, ranges }) => ranges.map(([begin, end, times]) =>
+    [(end - begin) * times, () => widthOf(part, 0, source)])), p);
+  return index ? widthOf(index, Math.min(p, node.end - 1), source)
+    : rows ? widthOf(rowsOf({ rows, ...node })[source], 0, 0) : S;
 }
 const squares = (spans, S) => spans.reduce(([sum, room], [, , , length]) => // the work of a sample
   [sum + Math.min(length, room) ** 2, room - Math.min(length, room)], [0, S])[0];
@@ -380,20 +381,19 @@ function main([file, name, what, ...numbers]) {
   const text = fs.readFileSync(file), lock = JSON.parse(text), [a, b] = numbers.map(Number);
   const digest = createHash('sha256').update(text.subarray(0, text.lastIndexOf(lock.digest))).digest('hex');
   if (digest !== lock.digest) throw new Error(`${file}: digest ${digest}, not ${lock.digest}`);
-  const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named);
-  const subset = lock.subsets[name], size = subset.receipts.block_steps;
+  const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named), subset = lock.subsets[name];
   const sources = subset.sources.map((row) => openSource(pathOf, rowsOf(lock.sources)[row]));
   const spansOf = build(subset.index, sources, (row) => tableIn(pathOf(lock.files[row].path)));
   const steps = subset.steps.flatMap(([first, n, count]) => range(count, (k) => [first + k * n, n, n]));
   steps.at(-1)[2] += subset.masked_rows;
-  const widthOf = (node) => node.sequence_length || widthOf(node.common || node.index || node.parts[0].index);
-  const workOf = numbers[2] && ((p) => squares(spansOf(p), widthOf(subset.index)));
+  const made = steps.filter(([, n]) => n > 0), size = subset.receipts.block_steps;
+  const workOf = numbers[2] && ((p) => squares(spansOf(p), widthOf(subset.index, p, spansOf(p)[0][0])));
   const batches = memo((step) => dealt(steps[step], a, b, workOf));
   const positionOf = ([step, rank, w]) => batches(step)[Math.floor(w / b) * a + rank][w % b];
   const shown = (p) => (p === undefined ? 'padding' : [p, ...spansOf(p).map((span) => span.join(':'))].join(' '));
   const receipt = (served) => BigInt.asUintN(128, total(served.flatMap(([first, n]) =>
     range(n, (i) => receiptOf(first + i, spansOf(first + i), sources))))).toString(16).padStart(32, '0');
-  const lines = what === 'receipts' ? range(b - a, (k) => receipt(steps.slice((a + k) * size, (a + k + 1) * size)))
+  const lines = what === 'receipts' ? range(b - a, (k) => receipt(made.slice((a + k) * size, (a + k + 1) * size)))
     : fs.readFileSync(0, 'utf8').trim().split('\n').map((line) => shown(positionOf(line.split(' ').map(Number))));
   process.stdout.write(`${lines.join('\n')}\n`);
 }

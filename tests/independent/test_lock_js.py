@@ -75,7 +75,41 @@ sources: {web: web, code: {path: code, max_epochs: 3}, chat: {path: chat, order:
 stages:
   a: {steps: 130, mix: {web: 0.8, code: 0.1, chat: 0.1}}
 """
+LENGTHS = """
+sequence_length: 8
+seed: 7
+batch: {global_batch_size: 12}
+sources:
+  web: {path: web, block_tokens: 700}
+  code: {path: code, block_tokens: 300}
+  chat: {path: chat, order: blocks}
+  many: {path: many}
+stages:
+  a: {steps: 90, mix: {web: 0.5, code: 0.3, chat: 0.2}}
+  b: {steps: 30, sequence_length: 64, batching: random, mix: {chat: 3, web: 1, code: 1}}
+  c: {steps: 30, sequence_length: 32, batching: per_stream, mix: {code: 3, web: 1, many: 1}}
+  d: {steps: 50, sequence_length: 32, mix: {web: {proportion: 1, restart: true}, code: 2, chat: 1}}
+  e: {steps: 90, batch: {global_batch_size: 24}, mix: {web: 1, code: 2}}
+skip: [{steps: "3 95-99"}, {documents: bad.ids, source: web, from_step: 5}]
+mix_changes: {file: mix.npy, sources: [chat, web, code]}
+"""
+PAST = """
+sequence_length: 32
+seed: 7
+batch: {global_batch_size: 12}
+sources: {web: web, code: code, chat: {path: chat, order: packed}}
+past:
+  steps: 5000
+  read: {web: {documents: bad.ids, epochs: 1}, code: {documents: bad.npy}, chat: {tokens: 900}}
+stages:
+  a: {steps: 40, mix: {web: 0.5, code: 0.3, chat: 0.2}}
+  b: {steps: 60, batching: random, mix: {chat: 3, web: 1, code: 1}}
+"""
 RUNS: Mapping[str, Any] = {
+    "lengths": LENGTHS,
+    "past": PAST,
+    "past of several lengths": LENGTHS.replace("skip:", "# skip:").replace("mix_changes:", "# ")
+    + "past: {steps: 700, read: {web: {epochs: 2.3}, code: {samples: 90}}}",
     "mixes": RECIPE + MIXES,
     "limited mixes": LIMITED + MIXES,
     "recipe": RECIPE,
@@ -226,7 +260,7 @@ def rows_of(stream: AuditStream, *, balanced: bool) -> Iterator[tuple[str, int |
 
 def texts_of(stream: AuditStream) -> dict[int, list[str]]:
     """Return the spans of each position that is served, as the program prints them."""
-    positions = np.arange(stream.num_samples)
+    positions = np.arange(stream.step_bounds[0], stream.num_samples)
     if stream.skips is not None:
         positions = positions[~stream.skips.is_hole(positions)]
     spans = stream.index.locate(positions)
@@ -253,7 +287,7 @@ def compare(
     assert found == expected
 
 
-@pytest.mark.parametrize("name", ["recipe", "megatron", "skips"])
+@pytest.mark.parametrize("name", ["recipe", "megatron", "skips", "lengths", "past"])
 def test_rows(name: str, node: str) -> None:
     stream, _ = locked(name, "train")
     compare(node, stream, "train", queries=QUERIES)

@@ -222,3 +222,45 @@ def test_a_checkpoint_of_a_recipe_is_compared_with_a_lock() -> None:
     )
     assert cli("prove", "after.json", "recipe.lock")[0] == 0
     assert compare_records(plain, skipped).holds
+
+
+def changed_mix(text: str, **changes: Any) -> Any:
+    """The lock of a recipe, with changes of its mix at steps 10 and ``at``."""
+    at, weights = changes["at"], changes["weights"]
+    half = 2**30
+    rows = [[8 * 10, 0, half, half], [8 * at, *weights]]
+    np.save("other.npy", np.array(rows))
+    Path("changed.yaml").write_text(text.replace("mix.npy", "other.npy"))
+    return make_lock(read_recipe("changed.yaml")).write("changed.lock", overwrite=True)
+
+
+def test_a_changed_mix_is_named_by_step_and_weights() -> None:
+    """Of two locks of several sequence lengths, and of a checkpoint and a lock."""
+    text = Path("lengths.yaml").read_text()
+    plain = make_lock(read_recipe("lengths.yaml")).write("lengths.lock", overwrite=True)
+    whole = 2**31
+    other = changed_mix(text, at=30, weights=[0, whole // 4, whole - whole // 4])
+    named = "mix at step 30 (sample 240): no change in the first, code 0.25, web 0.75 in the second"
+    proof = compare_records(plain, other)
+    assert not proof.holds
+    assert proof.differences[0] == named
+    assert proof.differences[1].startswith("sample 24")
+    assert len(proof.differences) == 2
+    pytest.importorskip("torch")
+    served = run(plain, 31 * 2, 2)
+    assert compare_records(plain, served).holds
+    assert compare_records(served, other).differences[0] == named
+    assert compare_records(run(plain, 29 * 2, 2), other).holds  # before it
+
+
+def test_records_of_a_past_are_compared_from_its_end_on() -> None:
+    pytest.importorskip("torch")
+    lock = make_lock(read_recipe("past.yaml")).write("past.lock", overwrite=True)
+    states = run(lock, 10, 2)
+    proof = compare_records(lock, states)
+    assert (proof.holds, proof.common_samples) == (True, 8 * 5)
+    assert str(proof).startswith("first: lock of 96 samples; ")
+    Path("later.yaml").write_text(Path("past.yaml").read_text().replace("5000", "5001"))
+    later = make_lock(read_recipe("later.yaml")).write("later.lock", overwrite=True)
+    named = "samples before step 0: 40000 in the first, 40008 in the second"
+    assert named in compare_records(lock, later).differences

@@ -41,6 +41,34 @@ python pretrain_gpt.py --seq-length 32 --micro-batch-size 2 --global-batch-size 
   --rampup-batch-size 4 4 24 --train-samples 100 --split 90,5,5 --eval-iters 1 \\
   --data-path 0.25 data/web 0.75 data/code
 """
+LENGTHS = """
+sequence_length: 16
+batch: {micro_batch_size: 2, data_parallel_size: 2, global_batch_size: 8}
+sources:
+  web: {path: data/web, block_tokens: 300}
+  code: {path: data/code, block_tokens: 300}
+  chat: {path: data/chat, block_tokens: 400}
+stages:
+  short: {steps: 60, mix: {web: 0.7, code: 0.3}}
+  long:
+    steps: 6
+    sequence_length: 48
+    batch: {micro_batch_size: 1, global_batch_size: 4}
+    mix: {web: 1, code: 1}
+  short_again: {steps: 4, mix: {web: 1, code: 1, chat: 1}}
+mix_changes: {file: mix.npy, sources: [chat, code, web]}
+skip: [{steps: "2 61"}, {documents: bad.ids, source: web, from_step: 3}]
+"""
+PAST = """
+sequence_length: 32
+batch: {micro_batch_size: 2, data_parallel_size: 2, global_batch_size: 8}
+sources: {web: data/web, code: data/code, chat: data/chat}
+past:
+  steps: 5000
+  read: {web: {documents: bad.ids, epochs: 1}, code: {tokens: 900}}
+stages:
+  all: {steps: 12, mix: {web: 2, code: 1, chat: 1}}
+"""
 SKIPS = """
 skip:
   - {steps: "2 5-6"}
@@ -50,6 +78,8 @@ skip:
 """
 RUNS = {
     "recipe": "--recipe run.yaml",
+    "lengths": "--recipe lengths.yaml",
+    "past": "--recipe past.yaml",
     "neox": "--neox-config neox.yml --world-size 1",
     "megatron": "--megatron-args train.sh --world-size 2",
     "flags": "--data-path data/web --order epoch --left-over carry --seq-length 32 --epochs 2.5 "
@@ -71,6 +101,11 @@ def write_inputs(folder: Path) -> None:
         if name == "code":
             write_corpus(folder / "data" / "mask", lengths, np.uint8)
     (folder / "run.yaml").write_text(RECIPE)
+    (folder / "lengths.yaml").write_text(LENGTHS)
+    (folder / "past.yaml").write_text(PAST)
+    half = 2**30
+    rows = [[8 * 10, 0, half, half], [8 * 60 + 4 * 2, 0, half // 2, half + half // 2]]
+    np.save(folder / "mix.npy", np.array(rows))
     (folder / "skips.yaml").write_text(SKIPS)
     (folder / "bad.ids").write_text(" ".join(map(str, range(0, 100, 3))))
     (folder / "neox.yml").write_text(NEOX)

@@ -159,6 +159,8 @@ class EpochIndex(DocumentOrder):
     add_extra_token: int = 1
     datasets: tuple[IndexedDataset, ...] = ()
     """The dataset of the index; empty if it was built from lengths alone."""
+    without: str = ""
+    """File of the sequence ids of the dataset that ``documents`` leaves out, for a description."""
     fetch_table: FetchTable | None = field(default=None, repr=False)
     """Function of the number of a block, the length of its table and a function that fills it,
     which returns the table, perhaps from a cache; None: tables are computed in memory."""
