@@ -32,7 +32,13 @@ from megaindex.plan.rows import evaluation_of
 from megaindex.plan.serving import ServedRange, loader_passes
 from megaindex.plan.sizing import Sizing, SplitPart
 from megaindex.plan.sources import Parts, parts_of, sizing_of
-from megaindex.plan.target import ResolvedTarget, masked_rows, phases_of, resolve_target
+from megaindex.plan.target import (
+    ResolvedTarget,
+    masked_rows,
+    phase_request,
+    phases_of,
+    resolve_target,
+)
 from megaindex.recipe.recipe import Recipe
 from megaindex.validation import check_setting, setting_or_none, shown
 
@@ -488,13 +494,6 @@ def _check(run: Run) -> None:
             "--dataloader-type cyclic, --full-validation and --skip-train cannot be audited; "
             "remove them"
         )
-    if run.phases and run.consumed_samples:
-        phases = " ".join(map(str, run.phases))
-        raise InvalidArgument(
-            f"--phase-transition-iterations {phases} with --consumed-samples "
-            f"{run.consumed_samples}: phases are counted from the run's first sample; audit the "
-            "whole run, without --consumed-samples"
-        )
 
 
 def _check_consumed(run: Run, whole: ResolvedTarget) -> None:
@@ -528,13 +527,15 @@ def _train_index(
     cache_dir: Folder | None,
 ) -> Index:
     """Return the index of the train split, with Megatron's phases the indices in sequence."""
-    phases = phases_of(run, target.train_iters)
+    phases = phases_of(run, target)
     if not phases:
         asked, consumed = target.samples_requested, target.samples_consumed
         return _index(run, sizing, parts, asked, consumed, cache_dir)
     stages = [
         Stage(
-            index=_index(run, sizing, parts, phase.samples, phase.samples, cache_dir),
+            index=_index(
+                run, sizing, parts, phase_request(run, target, phase), phase.samples, cache_dir
+            ),
             samples=range(phase.samples),
         )
         for phase in phases

@@ -295,11 +295,13 @@ def resolve(settings: Settings) -> Run:
             "--rampup-batch-size needs --train-samples: Megatron-LM stops with an AssertionError; "
             "give --train-samples in place of --train-iters"
         )
+    schedule = batch_schedule(settings, sizes.global_batch, version)
+    consumed = parse_count(settings.consumed_samples or "0", "--consumed-samples")
     return Run(
         order=order,
         sequence_length=settings.seq_length,
         data=_data(settings),
-        batch=batch_schedule(settings, sizes.global_batch, version),
+        batch=schedule,
         target=_target(settings),
         variance_buffer=parse_buffer(settings.variance_buffer),
         surplus=_surplus(settings.mid_level_dataset_surplus),
@@ -311,8 +313,8 @@ def resolve(settings: Settings) -> Run:
         data_parallel_size=sizes.data_parallel,
         micro_batch_size=sizes.micro_batch,
         gradient_accumulation_steps=sizes.accumulation,
-        consumed_samples=parse_count(settings.consumed_samples or "0", "--consumed-samples"),
-        phases=_phases(settings),
+        consumed_samples=consumed,
+        phases=_phases(settings, schedule, consumed),
         skip=settings.skip or (),
         iterations_to_skip=settings.iterations_to_skip or (),
         coverage=check_choice(
@@ -536,10 +538,21 @@ def _check_evaluation_batch(settings: Settings, sizes: BatchSizes) -> None:
         )
 
 
-def _phases(settings: Settings) -> tuple[int, ...]:
+def _phases(settings: Settings, schedule: BatchSchedule, consumed: int) -> tuple[int, ...]:
     phases = settings.phase_transition_iterations or ()
     if any(a >= b for a, b in zip((0, *phases), phases, strict=False)):
         raise InvalidArgument(
             f"--phase-transition-iterations must be positive and rising, got {list(phases)}"
+        )
+    if phases and not schedule.is_constant:
+        raise InvalidArgument(
+            "--phase-transition-iterations and a schedule of batch sizes: Megatron-LM counts the "
+            "samples of a phase by one global batch size, so that a resumed run leaves out samples "
+            "or repeats them; give --global-batch-size alone"
+        )
+    if phases and consumed % schedule.final:
+        raise InvalidArgument(
+            f"--consumed-samples must be a multiple of the global batch size {schedule.final} with "
+            f"--phase-transition-iterations, which are counted in whole batches, got {consumed}"
         )
     return tuple(phases)

@@ -178,7 +178,7 @@ class LoaderRestart:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Iterations [begin, end) for which Megatron builds separate datasets."""
+    """Iterations [begin, end) of the run for which Megatron builds separate datasets."""
 
     begin: int
     end: int

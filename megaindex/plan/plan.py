@@ -26,6 +26,7 @@ from megaindex.plan.target import (
     iteration_limits,
     masked_rows,
     permuted,
+    phase_request,
     phases_of,
     resolve_target,
     tails_of,
@@ -81,7 +82,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
     parts = parts_of(run.data, row, run.packing, sequence_length=run.sequence_length)
     sizing = sizing_of(run, row, parts["train"], "train", progress)
     target = resolve_target(run, sizing)
-    phases = phases_of(run, target.train_iters)
+    phases = phases_of(run, target)
     train = _train_rows(run, sizing, parts["train"], target, phases)
     evaluation = evaluation_of(run, target.train_iters, parts)
     limits = iteration_limits(run, sizing, train)
@@ -162,7 +163,12 @@ def _train_rows(
         replace(row, phase=number)
         for number, phase in enumerate(phases, 1)
         for row in rows_of(
-            run, sizing, parts, "train", requested=phase.samples, consumed=phase.samples
+            run,
+            sizing,
+            parts,
+            "train",
+            requested=phase_request(run, target, phase),
+            consumed=phase.samples,
         )
     )
 

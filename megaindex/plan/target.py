@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.run import Run
@@ -236,23 +237,23 @@ def _epochs_now(train: Sequence[Row], num_sources: int) -> list[int] | None:
 
 def _furthest(run: Run, samples: int) -> int:
     """Return the most iterations in which no phase takes more than ``samples`` samples."""
+    if not run.phases:
+        return run.batch.iterations_within(samples, run.consumed_samples)
+    most = run.batch.iterations_within(samples)  # of a phase; batches are of one size
     begins = [0, *run.phases]
-    for begin, end in zip(begins, [*run.phases, None], strict=True):
-        start = run.batch.samples_after(begin, run.consumed_samples)
-        # samples consumed before a resume count in the first phase
-        limit = samples if begin == 0 else start + samples
-        last = begin + run.batch.iterations_within(limit, start)
-        if end is None or last < end:
-            return last
-    raise AssertionError("the last phase has no end")
+    last = next(
+        (begin + most for begin, end in pairwise(begins) if begin + most < end), begins[-1] + most
+    )
+    return max(0, last - run.batch.iterations_within(run.consumed_samples))
 
 
 def _neighbours(run: Run, sizing: Sizing, last: int, now: Sequence[int]) -> tuple[Neighbour, ...]:
     """Return the effect of the last number of iterations within these epochs, and of the next."""
     if sizing.asks_one_epoch:
         return ()
-    begin = max((b for b in run.phases if b <= last), default=0)
-    before = run.batch.samples_after(begin, run.consumed_samples) if begin else 0
+    made = run.batch.iterations_within(run.consumed_samples) if run.phases else 0
+    begin = max((b for b in run.phases if b <= made + last), default=0)
+    before = run.batch.samples_after(begin)
     neighbours = []
     for iterations in (last, last + 1):
         samples = run.batch.samples_after(iterations, run.consumed_samples) - before
@@ -275,16 +276,28 @@ def _neighbours(run: Run, sizing: Sizing, last: int, now: Sequence[int]) -> tupl
     return tuple(neighbours)
 
 
-def phases_of(run: Run, iterations: int) -> tuple[Phase, ...]:
-    """Return Megatron's phases, each with datasets for its own iterations."""
+def phases_of(run: Run, target: ResolvedTarget) -> tuple[Phase, ...]:
+    """Return Megatron's phases since the start of the run, each with datasets of its own."""
     if not run.phases:
         return ()
-    ends = [end for end in run.phases if end < iterations] + [iterations]
+    size = run.batch.final
+    last = run.consumed_samples // size + target.train_iters
     phases = []
-    for begin, end in zip([0, *ends], ends, strict=False):
-        start, stop = (run.batch.samples_after(i, run.consumed_samples) for i in (begin, end))
-        phases.append(Phase(begin=begin, end=end, first_sample=start, samples=stop - start))
+    for begin, end in pairwise([0, *(each for each in run.phases if each < last), last]):
+        first, stop = begin * size, min(end * size, target.samples_consumed)
+        phases.append(Phase(begin=begin, end=end, first_sample=first, samples=stop - first))
     return tuple(phases)
+
+
+def phase_request(run: Run, target: ResolvedTarget, phase: Phase) -> int:
+    """Return the samples that the datasets of a phase are built for, which decides their order.
+
+    They reach to the next transition or to train_samples, as in Megatron-LM's
+    ``get_train_valid_test_num_samples``, also where these do not fill the last batch.
+    """
+    bounds = [*(each * run.batch.final for each in run.phases), target.samples_requested]
+    after = (each for each in bounds if each > phase.first_sample)
+    return min(after, default=phase.first_sample) - phase.first_sample
 
 
 def dry_loaders(

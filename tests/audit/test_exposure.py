@@ -216,14 +216,9 @@ def test_what_cannot_be_audited_is_refused(prefix: Path) -> None:
     base = {"seq_length": 16, "global_batch_size": 4}
     with pytest.raises(InvalidArgument, match="no documents to audit; give --data-path"):
         stream_of_run(resolve(Settings(tokens_per_epoch=("1000",), epochs="1", **base)))
-    phased = Settings(
-        data_path=(str(prefix),), train_iters=9, phase_transition_iterations=(3,),
-        consumed_samples="4", **base,
-    )  # fmt: skip
-    with pytest.raises(InvalidArgument, match="phases are counted from the run's first sample"):
-        stream_of_run(resolve(phased))
+    plain = Settings(data_path=(str(prefix),), train_iters=9, **base)
     with pytest.raises(InvalidArgument, match="no valid data; give --split, or --valid-data-path"):
-        stream_of_run(resolve(replace(phased, consumed_samples=None)), subset="valid")
+        stream_of_run(resolve(plain), subset="valid")
     none = Settings(data_path=(str(prefix),), train_samples="3", **base)
     with pytest.raises(InvalidArgument, match="makes no step"):
         stream_of_run(resolve(none))
@@ -237,6 +232,9 @@ def test_each_phase_reads_datasets_of_its_own(prefix: Path) -> None:
     )  # fmt: skip
     stream = stream_of_run(resolve(settings))
     assert stream.step_bounds.tolist() == list(range(0, 29, 4))
+    resumed = replace(settings, train_iters=None, train_samples="31", consumed_samples="16")
+    later = stream_of_run(resolve(resumed))
+    assert (later.past_steps, later.step_bounds.tolist()) == (4, stream.step_bounds.tolist())
     for first, samples in ((0, 12), (12, 16)):
         phase = build_index(prefix, sequence_length=16, seed=1234, num_samples=samples)
         ours, theirs = stream.index.locate(range(first, first + samples)), phase.locate(

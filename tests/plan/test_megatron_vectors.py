@@ -15,7 +15,8 @@ import pytest
 from support.command_line import plan as cli
 from support.corpora import write_corpus
 
-from megaindex.errors import MegaIndexError
+from megaindex.errors import InvalidArgument, MegaIndexError
+from megaindex.plan import make_plan
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "megatron_plan.json").read_text())
 STOPS = ("stops with", "without end", "too small")
@@ -83,3 +84,37 @@ def test_plans_are_what_megatron_builds(root: Path, version: str) -> None:
         if built[2] is not None:
             assert evaluation["test_samples"] == case["sizes"][2], case
     assert outcomes == {"stops", "whole"}
+
+
+PHASES = json.loads((Path(__file__).parents[1] / "golden" / "megatron_phases.json").read_text())
+
+
+@pytest.mark.parametrize("run", PHASES["runs"])
+def test_phases_are_built_and_resumed_as_by_megatron(run: dict[str, Any]) -> None:
+    """Each launch asks for the samples of its phase, and reads on where the last one ended."""
+    size, samples = run["global_batch_size"], run["train_samples"]
+    given = {
+        "tokens_per_epoch": 10_000, "sequence_length": 16, "global_batch_size": size,
+        "train_samples": samples, "phase_transition_iterations": run["phases"],
+    }  # fmt: skip
+    served = 0
+    for iteration, requested, first, count in run["launches"]:
+        plan = make_plan(**given, consumed_samples=iteration * size)
+        assert plan.train_iters == samples // size - iteration
+        (phase,) = [each for each in plan.phases if each.begin <= iteration < each.end]
+        assert iteration * size - phase.first_sample == first
+        assert phase.samples >= first + count
+        (row,) = [row for row in plan.rows("train") if row.phase == plan.phases.index(phase) + 1]
+        assert row.requested == requested
+        served += count
+    assert served == plan.samples_consumed == sum(phase.samples for phase in plan.phases)
+
+
+def test_phases_by_one_batch_size() -> None:
+    given = {"tokens_per_epoch": 10_000, "sequence_length": 16, "train_samples": 100,
+             "phase_transition_iterations": [3]}  # fmt: skip
+    with pytest.raises(InvalidArgument, match="counts the samples of a phase by one global batch"):
+        make_plan(**given, global_batch_size=8, micro_batch_size=4, data_parallel_size=1,
+                  rampup_batch_size=[4, 4, 20])  # fmt: skip
+    with pytest.raises(InvalidArgument, match="must be a multiple of the global batch size 8"):
+        make_plan(**given, global_batch_size=8, consumed_samples=12)
