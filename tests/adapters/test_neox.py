@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import neox_stand_in
 from support.neox_corpora import GOLDEN, write_corpus_and_companions
-from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair_of
+from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair_of, texts
 
 import megaindex.adapters.neox as adapter
 import megaindex.helpers
@@ -183,6 +183,19 @@ def test_ids_beyond_the_samples_are_taken_modulo_where_that_is_asked(
     assert caplog.text.count("is served in its place") == 1
     with pytest.raises(OutOfRange):
         dataset[-1]
+
+
+def test_the_only_sample_of_a_source_comes_again(neox: Any, tmp_path: Path) -> None:
+    """Its dataset has length 0; the blend's NumPy integers modulo 0 are 0."""
+    adapter.install()
+    epochs = {"train_iters": None, "train_epochs": 1, "seq_length": 8}
+    shape = {"batch_size": 1, "train_batch_size": 1}
+    args = arguments(tmp_path, [[9], [81]], **epochs, **shape)
+    rows = texts(args, 9)
+    drawn = loaders_of(args)["train"].dataset.dataset_index.tolist()
+    assert drawn.count(0) == 5
+    only = rows[drawn.index(0)]
+    assert [row == only for row in rows] == [number == 0 for number in drawn]
 
 
 def test_a_sample_without_a_next_document_is_the_first_one(neox: Any, tmp_path: Path) -> None:

@@ -408,13 +408,14 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
 def _substitute(self: Any, ids: I64) -> I64:
     """Return the ids of the samples that GPT-NeoX serves for ``ids``.
 
-    An id beyond the samples is taken modulo the length; and the first sample replaces the last one
-    of pack_until_overflow, which no document follows.
+    An id beyond the samples is taken modulo the length, which of a single sample is 0, and NumPy's
+    remainder by 0 is 0; and the first sample replaces the last one of pack_until_overflow, which no
+    document follows.
     """
     samples, size = self.megaindex.num_samples, count_samples(self)
-    if size < 1:
+    if samples < 1:
         return ids
-    served = np.where((ids >= 0) & (ids >= samples), ids % size, ids)
+    served = np.where((ids >= 0) & (ids >= samples), ids % max(1, size), ids)
     if self.pack_impl == "pack_until_overflow" and self.shuffle_idx[0] != samples - 1:
         rows = self.shuffle_idx[np.clip(served, 0, samples - 1)]
         served = np.where((rows == samples - 1) & (served >= 0), 0, served)
