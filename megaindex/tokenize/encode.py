@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,8 +29,8 @@ from megaindex.tokenize.work_folder import (
     pair_bytes,
 )
 
-Encoded = tuple[list[Sequence[int]], list[int]]
-"""Ids of every text, and the number of texts of each document."""
+Encoded = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[int]]
+"""Ids of all texts, the number of ids of each, and the number of texts of each document."""
 
 _BATCH_BYTES = 1 << 18  # text tokenized at once
 _BATCH_RECORDS = 4096
@@ -132,11 +130,13 @@ class _Encoding:
                 if self._task.stop:
                     raise _as_error(one, piece, reader)
                 bad.add(number, one)
-            for key, (ids, counts) in enumerate(kept):
-                self._write(key, writers[key], ids, counts)
-            left_out = {one.place for one in refused}
-            rows.add(_origins(number, [one for one in records if one.place not in left_out]))
-            self._documents += len(kept[0][1])
+            for key, encoded in enumerate(kept):
+                self._write(key, writers[key], encoded)
+            if refused:
+                left_out = {one.place for one in refused}
+                records = [one for one in records if one.place not in left_out]
+            rows.add(_origins(number, records))
+            self._documents += len(records)
             heartbeat.update(reader.done)
         heartbeat.piece_done(piece.nbytes)
         self._blank += reader.blank
@@ -152,23 +152,14 @@ class _Encoding:
         except Exception as error:  # libraries raise errors of any type
             if len(records) == 1:
                 reason = BadRecord("tokenizer", f"cannot be tokenized: {error}")
-                return [([], []) for _ in keys], [Refused(place=records[0].place, error=reason)]
+                nothing = _encode(self._tokenizer, [], 0)
+                return [nothing for _ in keys], [Refused(place=records[0].place, error=reason)]
         singles = [self._encoded([record]) for record in records]
-        together: list[Encoded] = [([], []) for _ in keys]
-        for kept, _ in singles:
-            for (ids, counts), (own_ids, own_counts) in zip(together, kept, strict=True):
-                ids += own_ids
-                counts += own_counts
+        together = [_joined([kept[key] for kept, _ in singles]) for key in keys]
         return together, [one for _, refused in singles for one in refused]
 
-    def _write(
-        self,
-        key: int,
-        writer: IndexedDatasetWriter,
-        ids: Sequence[Sequence[int]],
-        counts: Sequence[int],
-    ) -> None:
-        tokens, lengths, sequences = lay_out(ids, counts, self._settings.eod)
+    def _write(self, key: int, writer: IndexedDatasetWriter, encoded: Encoded) -> None:
+        tokens, lengths, sequences = lay_out(*encoded, self._settings.eod)
         self._tokens[key] += tokens.size
         self._empty[key] += int((sequences == 0).sum())
         if (sequences == 1).all():  # nearly always
@@ -192,7 +183,7 @@ def _origins(piece: int, records: Sequence[Record]) -> Rows:
 
 
 def lay_out(
-    ids: Sequence[Sequence[int]], counts: Sequence[int], eod: int | None
+    tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int64], counts: Sequence[int], eod: int | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Lay out documents as Megatron's tools/preprocess_data.py.
 
@@ -200,30 +191,37 @@ def lay_out(
     texts [5, 6], [], [7] of two documents with two texts and one, and the end token 9, give
     5 6 9 7 9.
 
+    Args:
+        tokens: ids of all texts.
+        lengths: number of ids of each text.
+        counts: number of texts of each document.
+        eod: end token.
+
     Returns:
         Consecutive tokens; lengths of their sequences; number of sequences of each document.
     """
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     owners = np.repeat(np.arange(len(counts)), counts)[lengths > 0]
     lengths = lengths[lengths > 0]
-    tokens = _joined(ids)
     if eod is not None and lengths.size:
         is_last = np.append(owners[1:] != owners[:-1], True)
-        tokens = np.insert(tokens.astype(np.int32), np.cumsum(lengths)[is_last], eod)
         lengths = lengths + is_last
+        is_text = np.ones(tokens.size + int(is_last.sum()), np.bool_)
+        is_text[np.cumsum(lengths)[is_last] - 1] = False
+        ended = np.full(is_text.size, eod, np.int32)
+        ended[is_text] = tokens
+        tokens = ended
     return tokens, lengths, np.bincount(owners, minlength=len(counts)).astype(np.int64)
 
 
-def _joined(ids: Sequence[Sequence[int]]) -> npt.NDArray[Any]:
-    if ids and isinstance(ids[0], bytes):
-        return np.frombuffer(b"".join(ids), np.uint8)  # type: ignore[arg-type]
-    return np.frombuffer(array("i", itertools.chain.from_iterable(ids)), np.int32)
+def _joined(parts: Sequence[Encoded]) -> Encoded:
+    tokens, lengths, counts = zip(*parts, strict=True)
+    return np.concatenate(tokens), np.concatenate(lengths), [one for own in counts for one in own]
 
 
 def _encode(tokenizer: Tokenizer, records: Sequence[Record], key: int) -> Encoded:
     texts = [record.texts[key] for record in records]
     flat = [text for value in texts for text in value]
-    return tokenizer.encode(flat) if flat else [], [len(value) for value in texts]
+    return *tokenizer.encode(flat), [len(value) for value in texts]
 
 
 def _as_error(refused: Refused, piece: Piece, reader: Reader) -> FormatError:

@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from typing import Any, BinaryIO
 
 from megaindex.errors import FormatError, InvalidArgument
@@ -73,23 +74,21 @@ class Reader:
 
     def _text(self) -> Iterator[Record | Refused]:
         whole = self._piece.source.format == "files"
-        for raw in self._lines:
-            place, self.count = self.count, self.count + 1
-            if not whole and (not raw or raw.isspace()):
-                self.blank += 1
-                continue
-            try:
-                texts = self._texts(raw)
-            except BadRecord as error:
-                yield Refused(place=place, error=error)
-            else:
-                yield Record(place=place, texts=texts, size=len(raw), begin=self._lines.begin)
-
-    def _texts(self, raw: bytes) -> tuple[Text, ...]:
-        form = self._piece.source.format
-        if form == "jsonl":
-            return from_json(raw, self._keys)
-        return ((decoded(raw),),)
+        keys = self._keys if self._piece.source.format == "jsonl" else None
+        for begin, lines in self._lines.chunks():
+            for line in lines:
+                raw = line if whole else line.rstrip(_ENDS)
+                place, self.count = self.count, self.count + 1
+                if not whole and (not raw or raw.isspace()):
+                    self.blank += 1
+                else:
+                    try:
+                        texts = from_json(raw, keys) if keys else ((decoded(raw),),)
+                    except BadRecord as error:
+                        yield Refused(place=place, error=error)
+                    else:
+                        yield Record(place, texts, len(raw), begin)
+                begin += len(line)
 
     def _rows(self) -> Iterator[Record | Refused]:
         piece = self._piece
@@ -101,7 +100,7 @@ class Reader:
             except BadRecord as error:
                 yield Refused(place=place, error=error)
             else:
-                yield Record(place=place, texts=texts, size=_size(texts))
+                yield Record(place, texts, _size(texts))
         piece.source.check_unchanged()
 
 
@@ -131,6 +130,15 @@ class Lines:
         """Bytes of the input that have been read."""
 
     def __iter__(self) -> Iterator[bytes]:
+        whole = self._piece.source.format == "files"
+        for begin, lines in self.chunks():
+            for line in lines:
+                self.begin = begin
+                yield line if whole else line.rstrip(_ENDS)
+                begin += len(line)
+
+    def chunks(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield consecutive lines with their ends, and the offset of the first of them."""
         source = self._piece.source
         source.check_unchanged()
         with as_storage_error(source.path, "cannot read the input"), ExitStack() as opened:
@@ -141,21 +149,25 @@ class Lines:
                 yield from self._range(file)
         source.check_unchanged()
 
-    def _range(self, file: io.RawIOBase) -> Iterator[bytes]:
+    def _range(self, file: io.RawIOBase) -> Iterator[tuple[int, list[bytes]]]:
         piece = self._piece
         begin, end = piece.begin, piece.end
         position = self.first_byte = _skip_to_line(file, piece)
         if position >= end:
             return
-        for line in _split(_blocks(file, position, piece)):
-            text = self._text(line, position)
-            position += len(line)
-            self.done = min(position, end) - begin
-            yield text
+        for lines in _split(_blocks(file, position, piece)):
+            owned = lines
+            if position + sum(map(len, lines)) > end:  # lines of the next piece may follow
+                starts = accumulate(map(len, lines), initial=position)
+                owned = [line for line, start in zip(lines, starts, strict=False) if start < end]
+            after = position + sum(map(len, owned))
+            self.done = min(after, end) - begin
+            yield _without_mark(position, owned)
+            position = after
             if position >= end:
                 return
 
-    def _whole(self, raw: io.RawIOBase, opened: ExitStack) -> Iterator[bytes]:
+    def _whole(self, raw: io.RawIOBase, opened: ExitStack) -> Iterator[tuple[int, list[bytes]]]:
         source = self._piece.source
         size = _OBJECT_BLOCK if source.is_remote else _BLOCK
         file = opened.enter_context(io.BufferedReader(raw, min(size, source.size)))
@@ -171,14 +183,13 @@ class Lines:
             if source.format == "files":
                 count, whole = 1, stream.read()
                 self.done = source.size
-                yield self._without_mark(whole)
+                yield _without_mark(0, [whole])
                 return
             position = 0
-            for line in _split(blocks()):
-                count += 1
-                text = self._text(line, position)
-                position += len(line)
-                yield text
+            for lines in _split(blocks()):
+                count += len(lines)
+                yield _without_mark(position, lines)
+                position += sum(map(len, lines))
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd_error()) as error:
             raise FormatError(
                 f"{source.path}: the {source.compression} stream is truncated or damaged after "
@@ -190,17 +201,13 @@ class Lines:
                 f"write it again"
             )
 
-    def _text(self, line: bytes, position: int) -> bytes:
-        """Return a line without its end, and set `begin`."""
-        text = line.rstrip(_ENDS)
-        self.begin = position
-        return text if position else self._without_mark(text)
 
-    def _without_mark(self, text: bytes) -> bytes:
-        """Return the beginning of a file without a byte order mark, and set `begin`."""
-        kept = text.removeprefix(codecs.BOM_UTF8)
-        self.begin = len(text) - len(kept)
-        return kept
+def _without_mark(begin: int, lines: list[bytes]) -> tuple[int, list[bytes]]:
+    """Leave out the byte order mark at the beginning of a file."""
+    if begin or not lines[0].startswith(codecs.BOM_UTF8):
+        return begin, lines
+    mark = len(codecs.BOM_UTF8)
+    return mark, [lines[0][mark:], *lines[1:]]
 
 
 def lines_before(source: InputFile, offset: int) -> int:
@@ -247,24 +254,26 @@ def _blocks(file: io.RawIOBase, position: int, piece: Piece) -> Iterator[bytes]:
         yield block
 
 
-def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def _split(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Yield lines with their ends; a further block is read only when it is needed."""
     held: list[bytes] = []  # a line that may continue in the next block
     for block in blocks:
+        lines = block.splitlines(keepends=True)
         if held and held[-1].endswith(b"\r") and not block.startswith(b"\n"):
-            yield b"".join(held)
-            held = []
-        first, *others = block.splitlines(keepends=True)
-        held.append(first)
-        if others:
-            yield b"".join(held)
-            yield from others[:-1]
-            held = others[-1:]
-        if held[-1].endswith(b"\n"):
-            yield b"".join(held)
-            held = []
+            lines.insert(0, b"".join(held))
+        elif held and len(lines) > 1:
+            lines[0] = b"".join((*held, lines[0]))
+        elif held:
+            held.append(lines.pop())
+            if held[-1].endswith(b"\n"):
+                yield [b"".join(held)]
+                held = []
+            continue
+        held = [] if lines[-1].endswith(b"\n") else [lines.pop()]
+        if lines:
+            yield lines
     if held:
-        yield b"".join(held)
+        yield [b"".join(held)]
 
 
 def _unpacked(file: io.BufferedReader[Any], compression: str) -> io.BufferedReader[Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Text = tuple[str, ...]
 """The value of one key: one text, or the texts of a list, each of which becomes a sequence."""
 
-_parse = json.JSONDecoder().decode
+_DECODER = json.JSONDecoder()
 _SHOWN = 60  # most characters of a value in a message
 
 
@@ -32,8 +32,7 @@ class Refused:
     error: BadRecord
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """A document before it is tokenized."""
 
     place: int
@@ -56,14 +55,23 @@ def from_json(raw: bytes, keys: Sequence[str]) -> tuple[Text, ...]:
     """
     text = decoded(raw)
     try:
-        found = _parse(text)
+        found, end = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        end = -1
+    if end != len(text):  # an error, or white space around the value
+        found = _parsed(text)
+    if not isinstance(found, dict):
+        raise BadRecord("object", f"must be a JSON object, got {_excerpt(found)}")
+    return tuple([_value(found, key) for key in keys])
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise BadRecord(
             "json", f"is not valid JSON: {_reason(error)}; it begins {_excerpt(text)}"
         ) from None
-    if not isinstance(found, dict):
-        raise BadRecord("object", f"must be a JSON object, got {_excerpt(found)}")
-    return tuple(_value(found, key) for key in keys)
 
 
 def decoded(raw: bytes) -> str:
@@ -85,10 +93,12 @@ def _reason(error: Exception) -> str:
 
 
 def _value(found: dict[str, Any], key: str) -> Text:
+    value = found.get(key)
+    if isinstance(value, str) and value.isascii():  # nearly always
+        return (value,)
     if key not in found:
         has = ", ".join(map(repr, list(found)[:10])) or "nothing"
         raise BadRecord("missing-key", f"has no key {key!r}; it has {has}")
-    value = found[key]
     texts = tuple(value) if isinstance(value, list) else (value,)
     for text in texts:
         if not isinstance(text, str):

@@ -12,13 +12,17 @@ Without `add_special_tokens` the first equals --tokenizer-hf-no-include-special-
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
@@ -30,6 +34,9 @@ BYTES = "bytes"
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(?<!\.json)(?<!\.model)")
 END_OF_DOCUMENT = 256
 """End token of the byte-level tokenizer."""
+
+Ids = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
+"""Ids of all texts, one after the other, and the number of ids of each text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +73,8 @@ class Tokenizer(Protocol):
     def id_of(self, token: str) -> int | None:
         """Return the id of a token by its text; None if it is unknown."""
 
-    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """Return the ids of each text; errors of the library are passed on."""
+    def encode(self, texts: Sequence[str]) -> Ids:
+        """Return the ids of texts; errors of the library are passed on."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, those of special tokens included where they have one."""
@@ -149,8 +156,9 @@ class Bytes:
         del token  # bytes have no names
         return None
 
-    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        return [text.encode() for text in texts]
+    def encode(self, texts: Sequence[str]) -> Ids:
+        encoded = [text.encode() for text in texts]
+        return np.frombuffer(b"".join(encoded), np.uint8), _lengths(encoded)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < END_OF_DOCUMENT).decode(errors="replace")
@@ -188,9 +196,9 @@ class HuggingFace:
         found: int | None = self._loaded.token_to_id(token)
         return found
 
-    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    def encode(self, texts: Sequence[str]) -> Ids:
         encodings = self._encode(list(texts), add_special_tokens=self._special)
-        return [encoding.ids for encoding in encodings]
+        return _flat([encoding.ids for encoding in encodings])
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._loaded.decode(list(ids), skip_special_tokens=False)
@@ -223,13 +231,21 @@ class SentencePiece:
         found: int = self._loaded.piece_to_id(token)  # id of <unk> for an unknown token
         return found if self._loaded.id_to_piece(found) == token else None
 
-    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        ids: list[Sequence[int]] = self._loaded.encode(list(texts), out_type=int, num_threads=1)
-        return ids
+    def encode(self, texts: Sequence[str]) -> Ids:
+        return _flat(self._loaded.encode(list(texts), out_type=int, num_threads=1))
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._loaded.decode(list(ids))
         return text
+
+
+def _flat(ids: Sequence[Sequence[int]]) -> Ids:
+    tokens = array("i", itertools.chain.from_iterable(ids))
+    return np.frombuffer(tokens, np.int32), _lengths(ids)
+
+
+def _lengths(texts: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(len, texts), np.int64, len(texts))
 
 
 @contextmanager

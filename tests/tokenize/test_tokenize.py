@@ -230,11 +230,11 @@ def test_damaged_tokenizer_config(tmp_path: Path, bpe: Path, text: str) -> None:
 
 
 def test_layout_of_a_document() -> None:
-    tokens, lengths, sequences = lay_out([[5, 6], [], [7]], [2, 1], 9)
+    tokens, lengths, sequences = lay_out(np.array([5, 6, 7]), np.array([2, 0, 1]), [2, 1], 9)
     assert tokens.tolist() == [5, 6, 9, 7, 9]
     assert lengths.tolist() == [3, 2]
     assert sequences.tolist() == [1, 1]
-    tokens, lengths, sequences = lay_out([[], []], [1, 1], 9)
+    tokens, lengths, sequences = lay_out(np.array([], np.int32), np.array([0, 0]), [1, 1], 9)
     assert (tokens.size, lengths.size, sequences.tolist()) == (0, 0, [0, 0])
 
 
