@@ -30,6 +30,8 @@ class Version:
     full_validation: Literal["samples", "ranks"]
     """Iterations of an evaluation with ``--full-validation``: one for each sample, or one for each
     sample of the rank with the most samples."""
+    needs_validation: bool = True
+    """True if a run with ``--eval-iters`` and without validation data stops as it evaluates."""
 
     @property
     def framework(self) -> str:
@@ -39,11 +41,14 @@ class Version:
 
 
 _FIRST = Version(
-    since=(0, 12), ramps=True, eval_interval=1000, empty_loaders=False, full_validation="samples"
-)
+    since=(0, 12), ramps=True, eval_interval=1000, empty_loaders=False, needs_validation=False,
+    full_validation="samples",
+)  # fmt: skip
+_SETS = replace(_FIRST, since=(0, 14), needs_validation=True)
 _RULES = (
     _FIRST,
-    replace(_FIRST, since=(0, 16), eval_interval=None),
+    _SETS,
+    replace(_SETS, since=(0, 16), eval_interval=None),
     Version(
         since=(0, 18), ramps=False, eval_interval=None, empty_loaders=True, full_validation="ranks"
     ),

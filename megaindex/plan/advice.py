@@ -11,7 +11,7 @@ from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.configs.run import Run
 from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
-from megaindex.plan.export import adapter_settings
+from megaindex.plan.export import adapter_settings, lacks_validation
 from megaindex.plan.model import BufferEffect, Plan, Row, epochs_text
 from megaindex.plan.serving import loader_limit
 from megaindex.plan.sizing import Sizing
@@ -22,7 +22,7 @@ _COMMON_BUFFER = 1.005
 
 def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     """Return the reasons for which ``--check`` fails."""
-    reasons = [*_loader_errors(run, plan)]
+    reasons = [*_loader_errors(run, plan), *_blend_errors(run, plan)]
     epochs = plan.num_epochs_built
     if epochs is not None and epochs > (allowed := _epochs_allowed(run)):
         last = plan.max_train_iters_without_repeat if allowed == 1 else 0
@@ -100,6 +100,7 @@ def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
     """Return the warnings of a plan, most harmful first."""
     texts = (
         *_loader_errors(run, plan),
+        *_blend_errors(run, plan),
         *_adapter_needed(run),
         *_blend(run, sizing, plan),
         *_repeats(run, sizing, plan),
@@ -120,7 +121,7 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     It is set where the run ends with an error, and where the buffer builds more epochs than the
     target asks for.
     """
-    for text in _loader_errors(run, plan):
+    for text in (*_loader_errors(run, plan), *_blend_errors(run, plan)):
         return text
     train = plan.rows("train")
     unsized = sizing.exact or sizing.pass_samples_vary
@@ -184,6 +185,25 @@ def _loader_errors(run: Run, plan: Plan) -> Iterator[str]:
                 yield f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; {remedy}"
 
 
+def _blend_errors(run: Run, plan: Plan) -> Iterator[str]:
+    """Yield Megatron's blends by size with a source of no sample, whose weight would be 0."""
+    if run.row.order != "megatron":
+        return
+    for rows in _blends(plan):
+        split, phase = rows[0].split, rows[0].phase
+        sets = run.evaluation.multiple and run.data.apart and split == "valid"
+        empty = [row for row in rows if row.samples_per_epoch == 0]
+        if empty and len(rows) > 1 and rows[0].weight is None and phase in (None, 1) and not sets:
+            yield (
+                f"{split}: no sample in {_names(empty)}, at which Megatron's blend stops with an "
+                f"AssertionError: {_widen(run)}"
+            )
+
+
+def _widen(run: Run) -> str:
+    return "widen --split" if run.data.split else "remove the source, or give it more documents"
+
+
 def _more_data(run: Run, split: str) -> str:
     if split == "train":
         return "train longer, or lower the batch size"
@@ -201,7 +221,8 @@ def _blend(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
             if sizing.asks_one_epoch:
                 yield from _uneven_epochs(run, rows)
             elif unweighted and sizing.buffer != "exact":
-                yield from _unweighted_blend(plan, rows)
+                if run.dataloader == "single":
+                    yield from _unweighted_blend(plan, rows)
             else:
                 yield from _short_blend(sizing, rows)
 
@@ -423,6 +444,11 @@ def _evaluations(run: Run, plan: Plan) -> Iterator[str]:
             "--dataloader-type cyclic permutes the built samples anew in every pass: the samples "
             "that a part of a pass reads, and coverage, are not planned"
         )
+    if lacks_validation(run, plan) and (run.data.split is not None or run.data.apart):
+        yield (
+            f"no validation data: {plan.framework} stops with an error at its first evaluation, "
+            "which comes after the last iteration at the latest; pass --eval-iters 0, or give some"
+        )
     if evaluation is None or not evaluation.full:
         return
     read = evaluation.valid_samples_read // max(1, evaluation.rounds_run)
@@ -447,7 +473,7 @@ def _evaluations(run: Run, plan: Plan) -> Iterator[str]:
 def _splits(run: Run, plan: Plan) -> Iterator[str]:
     data = run.data
     has_default = run.row.is_framework and data.train[0].path
-    if has_default and data.split is None and not data.valid and not data.test:
+    if has_default and data.split is None and not data.apart:
         yield (
             f"--split is missing: all documents are training data, while the frameworks default to "
             f"{DEFAULT_SPLIT}; pass --split {DEFAULT_SPLIT} to plan as they do"
@@ -455,9 +481,8 @@ def _splits(run: Run, plan: Plan) -> Iterator[str]:
     for split in ("valid", "test"):
         rows = plan.rows(split)
         yield from _evaluation_rows([row for row in rows if row.drawn])
-        yield from _empty_sources(
-            run, [row for row in rows if row.samples_per_epoch == 0], len(rows)
-        )
+        if not any(text.startswith(f"{split}:") for text in _blend_errors(run, plan)):
+            yield from _empty_sources(run, [row for row in rows if row.samples_per_epoch == 0])
 
 
 def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
@@ -471,28 +496,19 @@ def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _empty_sources(run: Run, rows: Sequence[Row], of_split: int) -> Iterator[str]:
+def _empty_sources(run: Run, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the sources of validation and test with less than one sample."""
     none = [row for row in rows if row.tokens_per_epoch == 0]
     few = [row for row in rows if row.tokens_per_epoch > 0]
-    empty = none or few
-    blended = run.row.order == "megatron" and of_split > 1 and empty and empty[0].weight is None
-    sets = run.evaluation.multiple and run.data.apart and empty and empty[0].split == "valid"
-    if blended and not sets:
-        yield (
-            f"{empty[0].split}: no sample in {_names(empty)}, at which Megatron's blend stops "
-            "with an AssertionError: widen --split"
-        )
-        return
     if none:
         effect = "and no evaluation of it"
         if run.row.order == "megatron":
             effect = "for which Megatron counts epochs without end"
-        yield f"{none[0].split}: no token in {_names(none)}, {effect}: widen --split"
+        yield f"{none[0].split}: no token in {_names(none)}, {effect}: {_widen(run)}"
     if few:
         yield (
             f"{few[0].split}: less than one sample of {run.sequence_length + 1} tokens in "
-            f"{_names(few)}: widen --split"
+            f"{_names(few)}: {_widen(run)}"
         )
 
 

@@ -141,6 +141,11 @@ def _refused_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
                 "--separate-final-epoch and --final-epoch-threshold"
             )
         return
+    if lacks_validation(run, plan) and plan.rows("test"):
+        yield (
+            "Megatron-LM stops at its first evaluation without validation data; give "
+            "--valid-data-path or a share of --split, or no test data"
+        )
     unweighted = [count for count, value in own if value == 1.0]
     if isinstance(buffer, float) and buffer != 1 and own[0][1] == 1.0 and unweighted:
         yield (
@@ -152,6 +157,12 @@ def _refused_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
             "Megatron builds paths without weights for one epoch; give weights, or remove "
             "--variance-buffer"
         )
+
+
+def lacks_validation(run: Run, plan: Plan) -> bool:
+    """Return True if Megatron-LM evaluates, and stops since it has no validation data."""
+    needed = run.version is not None and run.version.needs_validation
+    return needed and run.evaluation.iterations > 0 and not plan.rows("valid")
 
 
 def neox_yaml(plan: Plan, run: Run) -> str:
@@ -222,7 +233,7 @@ def megatron_flags(plan: Plan, run: Run) -> str:
         flags.append(f"--step-batch-size-schedule {shlex.quote(stages)}")
     flags.append(f"--seed {run.seed}")
     flags.append(f"--eval-interval {run.evaluation.interval}")
-    flags.append(f"--eval-iters {run.evaluation.iterations}")
+    flags.append(f"--eval-iters {0 if lacks_validation(run, plan) else run.evaluation.iterations}")
     flags += _evaluation(run)
     if run.phases:
         flags.append(f"--phase-transition-iterations {','.join(map(str, run.phases))}")

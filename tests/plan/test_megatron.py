@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import plan as cli
 from support.command_line import plan_json
 from support.corpora import write_corpus
 from support.megatron_dataset import Tokenizer
@@ -149,6 +150,33 @@ def test_paths_without_weights_are_built_for_one_epoch(
     dry = len(train) < iterations * 2
     assert dry == (iterations > plan["max_train_iters_without_repeat"])
     assert dry == any("runs out of samples" in text for text in plan["warnings"])
+
+
+def test_a_blend_by_size_with_a_source_of_no_sample_stops(core: Any, paths: list[str]) -> None:
+    few, other, one = f"{paths[0]}_few", paths[0], paths[1]
+    write_corpus(Path(few), [SEQ])
+    for split, prefixes, given in (
+        ("train", [other, few], ["--train-data-path", other, few]),
+        ("test", [few, other], ["--train-data-path", one, "--test-data-path", few, other]),
+    ):
+        blends: list[Any] = [(prefixes, None) if split == name else None for name in SPLITS]
+        with pytest.raises(AssertionError):
+            build(core, [40, 0, 40], blend_per_split=blends)
+        words_ = [*given, "--seq-length", SEQ, "--global-batch-size", 2, "--train-iters", 20]
+        plan = plan_json(*words_, "--eval-iters", 20, "--coverage", "none")
+        stop = f"{split}: no sample in {few}, at which Megatron's blend stops with an Assertion"
+        remedy = "remove the source, or give it more documents"
+        assert plan["caution"] == f"{stop}Error: {remedy}"
+        status, _, err = cli(*words_, "--check")
+        assert (status, err.count(stop)) == (1, 1)
+        assert not any("--split" in text for text in plan["warnings"])
+
+
+def test_a_cyclic_loader_does_not_run_out_of_samples(paths: list[str]) -> None:
+    words_ = ["--train-data-path", *paths[:2], "--seq-length", SEQ, "--global-batch-size", 4]
+    for kind in ("single", "cyclic"):
+        plan = plan_json(*words_, "--train-iters", 1000, "--dataloader-type", kind)
+        assert any("runs out" in text for text in plan["warnings"]) == (kind == "single")
 
 
 def test_each_split_with_its_own_blend(core: Any, paths: list[str]) -> None:

@@ -303,6 +303,24 @@ def test_an_epoch_that_the_buffer_makes_two_is_said_before_any_number(tmp_path: 
     assert first.startswith("# variance_buffer 1.005 builds 2 epochs of")
 
 
+def test_megatron_evaluates_only_on_validation_data(corpora: list[str]) -> None:
+    """It stops at the first evaluation without any, from 0.14 on."""
+    words = ["--order", "megatron", "--seq-length", 8, "--global-batch-size", 6, "--epochs", "1",
+             "--print-config", "megatron"]  # fmt: skip
+    for data, version, iterations in (
+        (["--data-path", corpora[0]], "0.16.1", 0),
+        (["--data-path", corpora[0], "--split", "100,0,0"], "main", 0),
+        (["--data-path", corpora[0], "--split", "100,0,0"], "0.13.0", 100),
+        (["--data-path", corpora[0], "--split", "90,10,0"], "main", 100),
+        (["--train-data-path", *corpora[:2]], "0.14.0", 0),
+    ):
+        status, out, _ = cli(*words, *data, "--framework-version", version)
+        assert (status, flags_in(out)["--eval-iters"]) == (0, [str(iterations)]), (data, version)
+    status, _, err = cli(*words, "--data-path", corpora[0], "--split", "90,0,10")
+    assert status == 2
+    assert "stops at its first evaluation without validation data" in err
+
+
 REASONS = [
     ("neox", ["--data-path", "@a", "@b", "--split", "8,1,1"], "`megaindex split`"),
     ("neox", ["--train-data-path", "@a", "--valid-data-path", "@b"], "--test-data-path too"),
