@@ -56,6 +56,7 @@ def _slots(path: str) -> list[int]:
 
 
 _SPLITS = ("train", "valid", "test")
+_MICRO = "train_micro_batch_size_per_gpu"
 _VERSION = "GPT-NeoX (main, 2026-05)"
 # Keys that change a plan; an unknown key similar to one of them is refused as a typing error.
 _TAKEN = (
@@ -148,8 +149,8 @@ def neox_settings(config: Mapping[str, Any]) -> Settings:
         **_data(config),
         packing=_packing(config),
         seq_length=_whole(config, "seq_length"),
-        micro_batch_size=_whole(config, "train_micro_batch_size_per_gpu", "micro_batch_size"),
-        gradient_accumulation_steps=_whole(config, "gradient_accumulation_steps"),
+        micro_batch_size=_whole(config, _MICRO, "micro_batch_size"),
+        gradient_accumulation_steps=_accumulation(config),
         global_batch_size=_whole(config, "train_batch_size", "global_batch_size"),
         world_size=_whole(config, "global_num_gpus") or gpus_of_hosts(config),
         tensor_model_parallel_size=max(1, _whole(config, "model_parallel_size") or 1),
@@ -161,6 +162,14 @@ def neox_settings(config: Mapping[str, Any]) -> Settings:
         eval_iters=_whole(config, "eval_iters"),
         notes=tuple(_notes(config)),
     )
+
+
+def _accumulation(config: Mapping[str, Any]) -> int | None:
+    """Return the accumulation steps: NeoX's default is 1, even where both batch sizes are given."""
+    key, sizes = "gradient_accumulation_steps", ("train_batch_size", _MICRO)
+    if key in config or any(_whole(config, size) is None for size in sizes):
+        return _whole(config, key)
+    return 1
 
 
 def _check_train_epochs(config: Mapping[str, Any]) -> None:

@@ -101,6 +101,11 @@ def _refused_by_neox(run: Run) -> Iterator[str]:
         yield "GPT-NeoX has one batch size; remove --batch-schedule or --rampup-batch-size"
     if run.phases:
         yield "GPT-NeoX has no phases; remove --phase-transition-iterations"
+    if run.micro_batch_size is not None and run.gradient_accumulation_steps is None:
+        yield (
+            "GPT-NeoX accumulates 1 step unless the settings say otherwise; give "
+            "--data-parallel-size or --gradient-accumulation-steps, or remove --micro-batch-size"
+        )
     if run.evaluation.batch_size not in (None, run.batch.final):
         yield "GPT-NeoX evaluates with the batch of training; remove --eval-global-batch-size"
     if own_sources(run):

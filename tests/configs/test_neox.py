@@ -32,6 +32,8 @@ DATA = (
     'valid-data-paths: ["/d/c"]\ntest-data-paths: ["/d/c"]\ndata-impl: mmap\n'
 )
 
+BASE = {"seq_length": 8, "train_iters": 1, "data_path": "/d/a"}
+
 
 def write(folder: Path, **texts: str) -> list[Path]:
     paths = []
@@ -53,6 +55,18 @@ def test_several_files_make_one_configuration(tmp_path: Path) -> None:
     assert run.target.value == 1000
     assert (run.evaluation.interval, run.evaluation.iterations) == (100, 7)
     assert run.seed == 1234
+
+
+def test_without_accumulation_steps_there_is_one_as_in_neox() -> None:
+    sizes = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
+    assert resolve(neox_settings({**BASE, **sizes})).data_parallel_size == 8
+    assert resolve(neox_settings({**BASE, **sizes, "global_num_gpus": 8})).unit == 32
+    with pytest.raises(InvalidArgument, match="x --gradient-accumulation-steps 1 = 16"):
+        resolve(neox_settings({**BASE, **sizes, "global_num_gpus": 4}))
+    given = {**sizes, "gradient_accumulation_steps": 2, "global_num_gpus": 4}
+    assert resolve(neox_settings({**BASE, **given})).unit == 16
+    missing = {**sizes, "gradient_accumulation_steps": None, "global_num_gpus": 4}
+    assert resolve(neox_settings({**BASE, **missing})).gradient_accumulation_steps == 2
 
 
 def test_a_key_given_twice_is_refused_as_written_and_replaced_with_hyphens(tmp_path: Path) -> None:
