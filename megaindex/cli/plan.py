@@ -271,7 +271,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--blend-counts", metavar="HOW", help="auto (default), exact or bounds")
     add_flags(group, "--json")
     add("--mix-bounds", action="store_true", help="first step at which any mix can repeat a source")
-    add("--print-config", metavar="F", help="print settings of neox or megatron")
+    add("--print-config", metavar="F", help="print settings of neox or megatron, or a recipe")
     add("--check", action="store_true", help="exit 1 on repeated or unseen data")
     return parser
 

@@ -535,7 +535,8 @@ def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     if plan.phases:
         yield (
             "each phase builds its datasets anew with the same seed: a later phase repeats the "
-            "data of an earlier one unless its --data-path changes"
+            "data of an earlier one unless its --data-path changes; the stages of a recipe do "
+            "not, see --print-config recipe"
         )
     if run.dataloader == "single" and any(row.drawn is None for row in plan.datasets):
         limits = "" if plan.max_train_iters_exact else ", and max_train_iters safe lower bounds"

@@ -1,7 +1,8 @@
-"""A plan as settings of a framework's own configuration (``--print-config``).
+"""A plan as settings of a framework's own configuration, or as a recipe (``--print-config``).
 
 The framework with these settings alone does the run that was planned. Where the adapter is needed,
-its call is a comment, which the planner reads back. A plan without such settings is refused.
+its call is a comment, which the planner reads back. A plan without such settings is refused. A
+recipe has the same sources, weights and steps, and an order of its own.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from megaindex.configs.run import Run
 from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import SPLITS, Split
+from megaindex.index.frameworks import SPLITS, Split, parse_split
 from megaindex.index.order_settings import order_of
 from megaindex.plan.model import Plan
 from megaindex.plan.sources import own_buffers, own_sources
@@ -26,12 +28,14 @@ _ALL_TRAIN = "100,0,0"
 
 
 def export_settings(plan: Plan, run: Run, framework: str) -> str:
-    """Return the plan as NeoX YAML (``neox``) or as Megatron flags (``megatron``).
+    """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe.
 
     Raises:
         InvalidArgument: the framework is unknown, or has no settings for the plan.
     """
-    check_choice("--print-config", framework, tuple(_ORDERS))
+    check_choice("--print-config", framework, (*_ORDERS, "recipe"))
+    if framework == "recipe":
+        return recipe_yaml(plan, run)
     for reason in _refusals(plan, run, framework):
         raise InvalidArgument(f"--print-config {framework}: {reason}")
     comments = [plan.caution] if plan.caution else []
@@ -310,3 +314,68 @@ def _weighted(plan: Plan, run: Run, split: Split) -> list[tuple[float | None, st
         rows = [row for row in plan.rows("train") if row.phase in (None, 1)]
         weights = [row.weight for row in rows]
     return [(weight, source.path) for weight, source in zip(weights, sources, strict=True)]
+
+
+def recipe_yaml(plan: Plan, run: Run) -> str:
+    """Return a recipe of the sources, weights and steps of a run, with a stage for each phase.
+
+    Its order is megaindex's own, so that no stage repeats the samples of an earlier one.
+
+    Raises:
+        InvalidArgument: a recipe cannot read the data, or has no such steps.
+    """
+    for reason in _refused_by_recipe(plan, run):
+        raise InvalidArgument(f"--print-config recipe: {reason}")
+    sources = run.data.train
+    short = [Path(source.path).name or f"source_{k}" for k, source in enumerate(sources)]
+    names = short if len({*short}) == len(short) else [source.path for source in sources]
+    weights = [weight or 1.0 for weight, _ in _weighted(plan, run, "train")]
+    mix = dict(zip(names, weights, strict=True))
+    phases = [(f"phase_{k}", phase.begin, phase.end) for k, phase in enumerate(plan.phases, 1)]
+    batch = {
+        "micro_batch_size": run.micro_batch_size,
+        "data_parallel_size": run.data_parallel_size,
+        "global_batch_size": run.batch.final,
+    }
+    named = ({"path": source.path} if source.path else {"tokens": source.tokens}
+             for source in sources)  # fmt: skip
+    lines = [
+        f"sequence_length: {run.sequence_length}",
+        f"batch: {_flow({key: value for key, value in batch.items() if value is not None})}",
+        "sources:",
+        *(f"  {json.dumps(name)}: {_flow(each)}" for name, each in zip(names, named, strict=True)),
+        "stages:",
+        *(
+            f"  {name}: {_flow({'steps': end - begin, 'mix': mix})}"
+            for name, begin, end in phases or [("all", 0, plan.train_iters)]
+        ),
+        f"seed: {run.seed}",
+    ]
+    return "\n".join(lines)
+
+
+def _flow(value: Any) -> str:
+    """Return a value in YAML's flow style, which JSON is."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refused_by_recipe(plan: Plan, run: Run) -> Iterator[str]:
+    """Yield each part of the plan that a recipe has no setting for, and the remedy."""
+    data = run.data
+    if not run.row.is_framework:
+        yield f"the plan is of order {run.row.order}, not of a framework; write a recipe"
+    if run.consumed_samples or plan.train_iters == 0:
+        yield "a recipe counts steps from its first one on; plan the whole run"
+    if not run.batch.is_constant:
+        yield "stages have one batch size here; give --global-batch-size, and add the schedule"
+    if data.split is not None and any(parse_split(data.split, run.row.order, "--split")[1:]):
+        yield (
+            "a recipe trains on all documents of its sources; divide each corpus with `megaindex "
+            "split`, and give --train-data-path"
+        )
+    if len(data.train) > 1 and data.train[0].weight is None and not run.target.per_source:
+        yield "sources of a mix have weights; give them before each path"
+    if run.packing is not None or any(source.labels or source.rejected for source in data.train):
+        yield "labels, pairs and pack_impl are settings of finetuning sources; write a recipe"
+    if run.skips(plan.train_iters):
+        yield "skipped steps are those of an order; add skip to the recipe"

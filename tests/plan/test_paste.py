@@ -29,6 +29,7 @@ from megaindex.format import IndexedDatasetWriter
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.export import export_settings
+from megaindex.recipe import read_recipe
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 SPLITS = ("train", "valid", "test")
@@ -343,3 +344,31 @@ def test_what_a_framework_cannot_say_is_refused(
     assert (status, out) == (2, "")
     assert f"--print-config {framework}: " in err
     assert reason in err
+
+
+def test_a_recipe_has_the_sources_weights_and_steps(corpora: list[str], tmp_path: Path) -> None:
+    """A stage for each phase; what a recipe cannot read is refused."""
+    batch = ("--micro-batch-size", 1, "--data-parallel-size", 2, "--global-batch-size", 6)
+    words = ["--data-path", 3, corpora[0], 1, corpora[1], "--seq-length", 8, *batch,
+             "--train-samples", 61]  # fmt: skip
+    phases = ["--phase-transition-iterations", 2, 5]
+    for more, steps in ((phases, (2, 3, 5)), ([], (10,))):
+        (tmp_path / "run.yaml").write_text(cli(*words, *more, "--print-config", "recipe")[1])
+        recipe = read_recipe(tmp_path / "run.yaml")
+        assert tuple(stage.length and stage.length.value for stage in recipe.stages) == steps
+        planned, printed = plan_json(*words, *more), plan_json("--recipe", tmp_path / "run.yaml")
+        consumed = planned["samples_consumed"]
+        assert (printed["train_iters"], printed["samples_consumed"]) == (10, consumed)
+        assert [(source.name, source.path) for source in recipe.sources] == [
+            (Path(path).name, path) for path in corpora[:2]
+        ]
+        assert {s.proportion for stage in recipe.stages for s in stage.streams} == {3, 1}
+        assert (recipe.seed, recipe.micro_batch_size, recipe.data_parallel_size) == (1234, 1, 2)
+    for more, reason in (
+        (["--split", "9,1,0"], "trains on all documents"),
+        (["--consumed-samples", 6], "plan the whole run"),
+        (["--skip-steps", "3"], "add skip to the recipe"),
+        (["--order", "epoch"], "write a recipe"),
+    ):
+        status, _, error = cli(*words, *more, "--print-config", "recipe")
+        assert (status, reason in error) == (2, True), error
