@@ -19,6 +19,7 @@ from megaindex.audit.streams import (
     stream_of_opened,
     stream_of_run,
 )
+from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import OpenRecipe, ValidationCache, open_recipe
 from megaindex.configs.run import Run
 from megaindex.configs.run_builder import given_run
@@ -76,7 +77,8 @@ def make_lock(
         The lock; `Lock.write` writes it.
 
     Raises:
-        InvalidArgument: the run cannot be built, see `megaindex.audit.stream_of_run`.
+        InvalidArgument: the run cannot be built, see `megaindex.audit.stream_of_run`, or is that
+            of `megaindex.amend_run` or `megaindex.extend_run`.
         FormatError, StorageError: a source cannot be read.
     """
     if isinstance(run, Recipe):
@@ -85,6 +87,12 @@ def make_lock(
                 f"a recipe has all settings, also {next(iter(settings))}; change the recipe"
             )
         return _lock_of(run, tokens, cache_dir, progress, bar)
+    if isinstance(run, ExtendedRun):
+        raise InvalidArgument(
+            "an amended or extended run cannot be locked, because the order of its samples behind "
+            "the change could only be written out; lock the run as it began and keep the changes, "
+            "or begin such runs as a recipe, in which changes are stages"
+        )
     with given_run(run, settings) as given:
         return _lock_of(given, tokens, cache_dir, progress, bar)
 

@@ -83,6 +83,21 @@ def test_counts_stay_near_the_weights(backend: Any, rows: list[tuple[list[int], 
     assert (deficits.sum(axis=1) == 0).all()
 
 
+@settings(max_examples=15)
+@given(rows=ROWS)
+def test_counts_of_unchanged_weights_have_a_bound(
+    backend: Any, rows: list[tuple[list[int], int]]
+) -> None:
+    """Half a sample, and half a sample for each stream times the share: that of docs."""
+    for weights, length in rows:
+        row = row_of_weights([Fraction(w) for w in weights])
+        (_, found), _ = table(backend, row[None], np.array([length]))
+        streams = np.count_nonzero(row)
+        bound = UNIT + row.astype(np.int64) * streams
+        assert (2 * np.abs(found) <= bound).all()
+        assert streams != 2 or (np.abs(found) <= UNIT // 2).all()
+
+
 def test_equal_weights_go_on_as_if_nothing_changed(backend: Any) -> None:
     row = row_of_weights([Fraction(5), Fraction(3), Fraction(1)])
     deficits, counts = table(backend, np.tile(row, (100, 1)), np.full(100, 7))

@@ -16,6 +16,7 @@ from support.command_line import cli
 from support.corpora import write_corpus
 from support.locked_runs import RUNS, write_inputs
 
+from megaindex import BlendChange, amend_run
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
 from megaindex.lock.lock_file import SECTIONS, lock_text
@@ -378,3 +379,10 @@ def test_a_thousand_sources_in_ten_stages_fit_into_300_kb(tmp_path: Path) -> Non
     lock: Lock = make_lock(recipe).write(tmp_path / "run.lock")
     assert (tmp_path / "run.lock").stat().st_size <= 300_000
     assert rules(lock.path) == []
+
+
+def test_an_amended_run_is_refused_with_a_remedy() -> None:
+    change = BlendChange(consumed_samples=40, weights={"data/web": 1, "data/chat": 1})
+    run: Any = amend_run(["data/web"], num_samples=80, sequence_length=32, changes=[change])
+    with pytest.raises(InvalidArgument, match="lock the run as it began and keep the changes"):
+        make_lock(run)
