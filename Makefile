@@ -47,7 +47,8 @@ trainers: $(SOURCES) requirements/trainers.txt
 	$(PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --editable . \
 		-r requirements/quick.txt -r requirements/trainers.txt torch==2.13.0
-	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --no-deps nemo-automodel==0.7.0
+	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --no-deps \
+		nemo-automodel==0.7.0 torchao==0.18.0 megatron-core==0.16.1 megatron-bridge==0.3.1
 	$(TRAINERS)/bin/python -m pytest tests/trainers tests/test_examples.py
 
 # The property tests with a seed of their own, which MEGAINDEX_EXPLORE_SEED sets; of TESTS alone

@@ -43,7 +43,18 @@ class _LazyPackage(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if self._homes[name] == self.__name__:
             return importlib.import_module(f"{self.__name__}.{name}")
-        value = getattr(importlib.import_module(self._homes[name]), name)
+        try:
+            home = importlib.import_module(self._homes[name])
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            from megaindex.errors import InvalidArgument
+
+            raise InvalidArgument(
+                f"{self.__name__}.{name} needs torch, which is not installed; pip install "
+                "'megaindex[torch]'"
+            ) from None
+        value = getattr(home, name)
         self.__dict__[name] = value
         return value
 

@@ -1,27 +1,40 @@
-"""NeMo Automodel's copy of Megatron's datasets with megaindex's kernels: no compiler runs.
+"""NeMo Automodel: a locked run in its recipe, and megaindex's kernels in its own datasets.
 
-    import megaindex.adapters.automodel; megaindex.adapters.automodel.install()
+    recipe = TrainFinetuneRecipeForNextTokenPrediction(config)   # without dataset
+    megaindex.adapters.automodel.attach(recipe, "run.lock")
+    recipe.setup()
 
-Automodel compiles helpers of its own on every node before it builds ``MegatronPretraining``.
-`install` replaces the function that does so, before or after it is imported; samples, order and
-cache files stay the same.
+The checkpoints of the recipe hold the position and the receipts of all ranks, and a run continues
+on any number of ranks.
+
+For runs that keep Automodel's copy of Megatron's datasets, `install` replaces the function that
+compiles its helpers on every node by megaindex's kernels, before or after it is imported; samples,
+order and cache files stay the same.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import megaindex.helpers
 from megaindex.adapters.patching import Patches, after_import
+from megaindex.adapters.run_loader import RunLoader
 from megaindex.errors import InvalidArgument
+from megaindex.lock.lock_file import Lock
 
-__all__ = ["install", "uninstall"]
+__all__ = ["attach", "install", "uninstall"]
 
 PACKAGE = "nemo_automodel.components.datasets.llm"
 HOME = f"{PACKAGE}.megatron.megatron_utils"
 USERS = (f"{PACKAGE}.megatron.helpers", f"{PACKAGE}.megatron_dataset")  # which import it by name
+
+KEY = "megaindex"
 
 _patches = Patches()
 _cancel: list[object] = []
@@ -33,11 +46,7 @@ def install() -> None:
     Raises:
         InvalidArgument: Automodel is not installed.
     """
-    if importlib.util.find_spec("nemo_automodel") is None:
-        raise InvalidArgument(
-            "megaindex.adapters.automodel needs nemo_automodel, which cannot be imported: it is "
-            "not installed; pip install nemo-automodel"
-        )
+    _check_installed()
     if _patches or _cancel:
         return
     _cancel.append(after_import(HOME, _replace))
@@ -62,3 +71,97 @@ def _replace(home: ModuleType) -> None:
 def _compiled() -> ModuleType:
     """Return the functions of the compiled module, by the same names and arguments."""
     return megaindex.helpers
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("nemo_automodel") is None:
+        raise InvalidArgument(
+            "megaindex.adapters.automodel needs nemo_automodel, which cannot be imported: it is "
+            "not installed; pip install nemo-automodel"
+        )
+
+
+def attach(recipe: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) -> None:
+    """Let a recipe read the samples of a lock, before its ``setup``.
+
+    Args:
+        recipe: a recipe of Automodel whose configuration has no dataset to train on; ``dataset``
+            may hold a tokenizer, which the recipe saves with the model.
+        lock: path of the lock, or the lock.
+        **opening: other arguments of `megaindex.adapters.RunLoader`: search, cache_dir, options.
+
+    Raises:
+        InvalidArgument: Automodel is not installed, or the recipe has a dataset of its own.
+    """
+    _check_installed()
+    from nemo_automodel.components.config.loader import ConfigNode
+
+    config = recipe.cfg
+    if "dataloader" in vars(config):
+        raise InvalidArgument(
+            "the recipe is set up, or a lock is attached already; attach one lock to a recipe, "
+            "before its setup"
+        )
+    dataset = config.get("dataset", None)
+    dataset = {} if dataset is None else dataset.to_dict()
+    if dataset.get("_target_") is not None:
+        raise InvalidArgument(
+            "the recipe has a dataset of its own; leave dataset._target_ out of its "
+            "configuration, the lock has the samples and their order"
+        )
+    # the two settings that the recipe reads to make its dataloader
+    vars(config)["dataset"] = ConfigNode({**dataset, "_target_": None})
+    vars(config)["dataloader"] = _DataloaderConfig(config, lock, opening)
+
+
+class _DataloaderConfig:
+    """The settings of a recipe's training dataloader, with what the recipe asks of its own."""
+
+    dataset_builds_on_all_ranks = True
+    emits_thd = False
+    packing = None
+
+    def __init__(self, config: Any, lock: Any, opening: dict[str, Any]) -> None:
+        self._config, self._lock, self._opening = config, lock, opening
+        self.seed = config.get("seed", 42)
+
+    def build(self, *, dp_rank: int, dp_world_size: int, **_others: Any) -> RecipeDataLoader:
+        """Return the dataloader of this rank, after comparing the schedule with the lock."""
+        schedule = self._config.step_scheduler
+        rows = self._config.get("step_scheduler.local_batch_size", 1)
+        run = RunLoader(
+            self._lock,
+            fields="huggingface",
+            data_parallel_rank=dp_rank,
+            data_parallel_size=dp_world_size,
+            micro_batch_size=rows,
+            micro_batches_per_step=schedule.global_batch_size // (rows * dp_world_size),
+            **self._opening,
+        )
+        run.check_length(schedule.max_steps, "step_scheduler.num_epochs", schedule.num_epochs)
+        return RecipeDataLoader(run)
+
+
+class RecipeDataLoader:
+    """Dataloader of a recipe. Its state is one text, equal on all ranks."""
+
+    use_distributed_checkpointing = True  # so that the recipe asks all ranks for the state
+
+    def __init__(self, run: RunLoader) -> None:
+        self.run = run
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.run:
+            del batch["shift_labels"]  # the recipe compares labels as they are
+            yield batch
+
+    def state_dict(self) -> dict[str, str]:
+        """Return the joined state as one text, since DCP loads the keys that it finds here."""
+        return {KEY: json.dumps(self.run.state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, str]) -> None:
+        """Continue from a result of `state_dict`, with any number of ranks."""
+        self.run.load_state_dict(json.loads(state_dict[KEY]))

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Any
-
-import torch
 
 from megaindex.adapters.run_loader import RunLoader, from_first_rank
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
@@ -26,6 +25,7 @@ from megaindex.io.os_errors import as_storage_error
 from megaindex.lock.lock_file import Lock
 
 try:
+    from torch.utils.data import BatchSampler, DataLoader, Dataset
     from transformers import TrainerCallback
     from transformers.trainer_utils import get_last_checkpoint
 except ImportError as error:
@@ -79,7 +79,7 @@ class _Data(TrainerCallback):  # type: ignore[misc]
         self._checkpoint = resume_from_checkpoint or None
         return train(resume_from_checkpoint=resume_from_checkpoint, **others)
 
-    def dataloader(self) -> torch.utils.data.DataLoader[Any]:
+    def dataloader(self) -> DataLoader[Any]:
         """Return the dataloader of this rank, at the position of the checkpoint."""
         args = self._trainer.args
         self.run = run = RunLoader(
@@ -89,13 +89,7 @@ class _Data(TrainerCallback):  # type: ignore[misc]
             micro_batches_per_step=args.gradient_accumulation_steps,
             **self._opening,
         )
-        steps = len(run) // args.gradient_accumulation_steps
-        if args.max_steps > steps or (args.max_steps <= 0 and args.num_train_epochs > 1):
-            raise InvalidArgument(
-                f"the run of the lock has {steps} steps, and the trainer max_steps="
-                f"{args.max_steps}, num_train_epochs={args.num_train_epochs:g}; set "
-                f"num_train_epochs=1, since the order holds all epochs, or max_steps up to {steps}"
-            )
+        run.check_length(args.max_steps, "num_train_epochs", args.num_train_epochs)
         if args.ignore_data_skip:
             raise InvalidArgument(
                 "ignore_data_skip must be False: a resumed run would begin its epoch anew; the "
@@ -103,11 +97,10 @@ class _Data(TrainerCallback):  # type: ignore[misc]
             )
         if self._checkpoint is not None:
             run.load_state_dict(from_first_rank(partial(_read, self._checkpoint)))
-        # accelerate's skip_first_batches makes another DataLoader of these two, and leaves out the
-        # numbers of the batches of the past
-        return torch.utils.data.DataLoader(
-            _Batches(run), batch_sampler=_Numbers(len(run)), collate_fn=_only
-        )
+        # accelerate's skip_first_batches makes another DataLoader of dataset and batch sampler, and
+        # leaves out the numbers of the batches of the past
+        numbers = BatchSampler(range(len(run)), batch_size=1, drop_last=False)
+        return DataLoader(_Batches(run), batch_sampler=numbers, collate_fn=itemgetter(0))
 
     def on_save(self, args: Any, state: Any, control: Any, **_others: Any) -> None:  # noqa: ARG002
         """Write the state of all ranks into the checkpoint that the trainer has written."""
@@ -119,7 +112,7 @@ class _Data(TrainerCallback):  # type: ignore[misc]
         from_first_rank(partial(_write, path, data))
 
 
-class _Batches(torch.utils.data.Dataset[Any]):
+class _Batches(Dataset[Any]):
     """Micro batches of a rank by number, read in order only."""
 
     def __init__(self, run: RunLoader) -> None:
@@ -139,23 +132,6 @@ class _Batches(torch.utils.data.Dataset[Any]):
         if self._batches is None:
             self._batches = iter(self._run)
         return next(self._batches)
-
-
-class _Numbers(torch.utils.data.Sampler[list[int]]):
-    """Batches of one number each, for ``_Batches``."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return ([number] for number in range(self._count))
-
-
-def _only(batches: Sequence[Any]) -> Any:
-    return batches[0]
 
 
 def _read(checkpoint: str) -> dict[str, Any]:

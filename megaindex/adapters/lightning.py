@@ -55,20 +55,12 @@ class LockedDataModule(LightningDataModule):  # type: ignore[misc]
         trainer = self.trainer
         assert trainer is not None, "Lightning calls it"
         ranks = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
-        size = trainer.accumulate_grad_batches
         self.run = run = RunLoader(
             self._lock,
             data_parallel_rank=ranks["rank"],
             data_parallel_size=ranks["num_replicas"],
-            micro_batches_per_step=size,
+            micro_batches_per_step=trainer.accumulate_grad_batches,
             **self._opening,
         )
-        steps = len(run) // size
-        epochs = trainer.max_epochs
-        if epochs != 1 and not 0 <= trainer.max_steps <= steps:
-            raise InvalidArgument(
-                f"the run of the lock has {steps} steps, and the trainer max_epochs={epochs}, "
-                f"max_steps={trainer.max_steps}; set max_epochs=1, since the order holds all "
-                f"epochs, or max_steps up to {steps}"
-            )
+        run.check_length(trainer.max_steps, "max_epochs", trainer.max_epochs)
         return run

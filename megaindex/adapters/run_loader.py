@@ -13,10 +13,17 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
-import torch
-from torch import distributed
-
 from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
+
+try:
+    import torch
+    from torch import distributed
+except ImportError as error:
+    raise InvalidArgument(
+        f"the adapters of trainers need torch, which cannot be imported: {error}; pip install "
+        "'megaindex[torch]'"
+    ) from None
+
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import join_states
@@ -110,15 +117,39 @@ class RunLoader:
                 f"{self._name}: has samples of {_listed(lengths)} tokens, "
                 f"and the trainer {length}; its sequence length must be that of all samples"
             )
-        if micro_batches is None:
-            return
-        sizes = self._step_sizes(loader)
-        rows = check_between("micro_batches_per_step", micro_batches, 1) * _rows(loader)
+        if micro_batches is not None:
+            self._check_steps(loader, check_between("micro_batches_per_step", micro_batches, 1))
+
+    def _check_steps(self, loader: Loader | RecipeLoader, micro_batches: int) -> None:
+        sizes, rows = self._step_sizes(loader), micro_batches * _rows(loader)
         if sizes != {rows}:
             raise InvalidArgument(
                 f"{self._name}: has steps of {_listed(sizes)} samples, and "
-                f"the trainer {rows}, {micro_batches} of {_rows(loader)}; set its gradient "
-                "accumulation so that they are equal, or lock the run with its batch size"
+                f"the trainer {rows}, {micro_batches} of {_rows(loader)}; set its global batch "
+                "size or gradient accumulation so that they are equal, or lock the run with its "
+                "batch size"
+            )
+
+    def check_steps(self, micro_batches: int) -> None:
+        """Raise InvalidArgument if so many micro batches of this rank are no step of the lock."""
+        self._check_steps(self._loader, micro_batches)
+
+    def check_length(self, max_steps: int | None, setting: str, epochs: float | None) -> None:
+        """Raise InvalidArgument if a trainer would read on behind the end of the run.
+
+        Args:
+            max_steps: number of its steps; None or not above 0: no limit.
+            setting: name of its setting of epochs.
+            epochs: value of that setting.
+        """
+        steps = len(self) // self.micro_batches_per_step
+        limit = 0 if max_steps is None else max_steps
+        if limit > steps or (limit <= 0 and (epochs is None or not 0 < epochs <= 1)):
+            shown = f"{epochs:g}" if isinstance(epochs, float) else epochs
+            raise InvalidArgument(
+                f"the run of the lock has {steps} steps, and the trainer max_steps={max_steps}, "
+                f"{setting}={shown}; set {setting}=1, since the order holds all epochs, or "
+                f"max_steps up to {steps}"
             )
 
     @staticmethod

@@ -5,7 +5,8 @@
 
 Every sample comes once an epoch on any number of ranks, and a checkpoint continues on any other
 number. Set ``training.seq_len``, ``training.global_batch_size`` and ``training.steps`` to those of
-the lock: the first is checked when the dataloader is built, the second before each checkpoint.
+the lock: the first is checked when the dataloader is built, the second before the first update of
+the model and before each checkpoint.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from megaindex.adapters.run_loader import RunLoader
 from megaindex.errors import InvalidArgument
 from megaindex.loader.batch import SampleOptions
 
 try:
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
     from torchtitan.components.dataloader import BaseDataLoader
 except ImportError as error:
     raise InvalidArgument(
@@ -95,7 +96,7 @@ class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
                 reset_position_ids=config.document_positions, boundaries="documents"
             ),
         )
-        self._check_step(snapshot_every_n_steps)
+        self._check_checkpoint(snapshot_every_n_steps)
 
     @property
     def run(self) -> RunLoader:
@@ -103,12 +104,24 @@ class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
         return self._run
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        return iter(self._run)
+        """Yield micro batches, and check how many the trainer takes for its first update."""
+        first = self._run.returned
+
+        def check(*_: Any) -> None:
+            hook.remove()
+            self._run.check_steps(self._run.returned - first)
+
+        # the trainer does not pass its global batch size to the dataloader
+        hook = register_optimizer_step_pre_hook(check)
+        try:
+            yield from self._run
+        finally:
+            hook.remove()
 
     def __len__(self) -> int:
         return len(self._run)
 
-    def _check_step(self, micro_batches: int | None) -> None:
+    def _check_checkpoint(self, micro_batches: int | None) -> None:
         """Raise InvalidArgument if checkpoints would lie within a step of the lock."""
         size = self._run.micro_batches_per_step
         if micro_batches is not None and micro_batches % size:
@@ -119,7 +132,7 @@ class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the joined state as one text, since DCP loads the keys that it finds here."""
-        self._check_step(self._run.returned)
+        self._check_checkpoint(self._run.returned)
         return {KEY: json.dumps(self._run.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

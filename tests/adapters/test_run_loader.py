@@ -205,5 +205,26 @@ def test_a_missing_trainer_is_named(
     assert f"megaindex.adapters.{adapter}" not in sys.modules or adapter == "automodel"
 
 
+def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for package, name in (("adapters", "RunLoader"), ("loader", "Loader")):
+        facade = sys.modules[f"megaindex.{package}"]
+        monkeypatch.delitem(sys.modules, f"megaindex.{package}.{name.lower()}", raising=False)
+        monkeypatch.delitem(sys.modules, "megaindex.adapters.run_loader", raising=False)
+        monkeypatch.delitem(vars(facade), name, raising=False)
+        with pytest.raises(InvalidArgument, match=r"need.? torch, .*pip install 'megaindex\[torch"):
+            getattr(facade, name)
+
+
+def test_a_trainer_stops_with_the_run(lock: Lock) -> None:
+    """Ten steps: more, or further epochs, are refused."""
+    loader = RunLoader(lock)
+    for steps, epochs in ((10, 3), (None, 1), (-1, 0.5), (0, 1.0)):
+        loader.check_length(steps, "epochs", epochs)
+    for steps, epochs in ((11, 1), (None, None), (None, -1), (-1, 3.0)):
+        with pytest.raises(InvalidArgument, match=r"10 steps, .* epochs=.*set epochs=1"):
+            loader.check_length(steps, "epochs", epochs)
+
+
 def test_the_lock_is_given_by_path(lock: Lock) -> None:
     assert len(RunLoader(Path(lock.path))) == len(RunLoader(read_lock(lock.path))) == 80

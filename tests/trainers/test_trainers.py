@@ -36,6 +36,7 @@ NEEDS = {
     "huggingface": "transformers",
     "lightning": "lightning",
     "torchtitan": "torchtitan",
+    "automodel": "nemo_automodel",
 }
 CHECKPOINTS = {
     "pytorch": "7.pt",
@@ -43,7 +44,10 @@ CHECKPOINTS = {
     "accelerate": "7",
     "huggingface": "checkpoint-7",
     "lightning": "step=7.ckpt",
+    "automodel": "epoch_0_step_6",
 }
+
+MICRO = {2: {"micro": 2, "accumulate": 6}, 4: {"micro": 3, "accumulate": 2}}  # by ranks
 
 
 def need(name: str) -> None:
@@ -73,8 +77,9 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def start(name: str, ranks: int, **settings: Any) -> list[Any]:
-    """Run a trainer in ``ranks`` processes, and return their results."""
+def start(name: str, ranks: int, *, fails: bool = False, **settings: Any) -> list[Any]:
+    """Run a trainer in ``ranks`` processes, and return their results, or, if all must fail, the
+    ends of their logs."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     environment = {
@@ -103,20 +108,35 @@ def start(name: str, ranks: int, **settings: Any) -> list[Any]:
         for process in processes:
             process.kill()
     logs = [(folder / f"log-{ranks}-{rank}.txt").read_text()[-3000:] for rank in range(ranks)]
-    assert codes == [0] * ranks, "\n".join(logs)
+    assert codes == [int(fails)] * ranks, "\n".join(logs)
+    if fails:
+        return logs
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"result-{ranks}-*.json"))]
 
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_the_receipts_are_those_of_the_lock(name: str, lock: str, tmp_path: Path) -> None:
-    """Two ranks train for seven steps, and four go on with other micro batches."""
+    """Two ranks train for seven steps, and four go on with other micro batches.
+
+    Under Automodel it is four, then two: it has random states of the ranks that were, and none for
+    more.
+    """
     need(name)
     folder = str(tmp_path / "run")
     train = {"lock": lock, "folder": folder}
-    start(name, 2, micro=2, accumulate=6, until=7, **train)
+    first, then = (4, 2) if name == "automodel" else (2, 4)
+    start(name, first, **MICRO[first], until=7, **train)
     resume = "7" if name == "torchtitan" else f"{folder}/{CHECKPOINTS[name]}"
-    (state,) = start(name, 4, micro=3, accumulate=2, until=20, resume=resume, **train)
+    (state,) = start(name, then, **MICRO[then], until=20, resume=resume, **train)
     assert_receipt(state, read_lock(lock), 480)
+
+
+def test_the_batch_size_of_torchtitan_must_be_that_of_the_lock(lock: str, tmp_path: Path) -> None:
+    """Checkpoints after 168 micro batches would lie between steps of the lock, which have 12."""
+    need("torchtitan")
+    run = {"lock": lock, "folder": str(tmp_path / "run"), "until": 1}
+    (log,) = start("torchtitan", 1, fails=True, micro=2, accumulate=24, **run)
+    assert "run.lock: has steps of 24 samples, and the trainer 48, 24 of 2; set its global" in log
 
 
 def test_settings_of_huggingface_that_contradict_the_lock(lock: str, tmp_path: Path) -> None:
@@ -165,14 +185,45 @@ def test_settings_of_lightning_that_contradict_the_lock(lock: str) -> None:
     from megaindex.adapters.lightning import LockedDataModule
 
     for settings, message in (
-        ({"max_epochs": 3}, "max_epochs=3, max_steps=-1; set max_epochs=1"),
+        ({"max_epochs": 3}, "max_steps=-1, max_epochs=3; set max_epochs=1"),
         ({"max_steps": 21}, "max_steps=21"),
+        ({"max_epochs": 1, "max_steps": 21}, "max_steps=21"),
         ({"max_epochs": 1, "accumulate_grad_batches": 2}, "and the trainer 8, 2 of 4"),
     ):
         given = {"accumulate_grad_batches": 6, "logger": False, "accelerator": "cpu", **settings}
         trainer = lightning.Trainer(enable_checkpointing=False, **given)
         with pytest.raises(InvalidArgument, match=message):
             trainer.fit(BoringModel(), datamodule=LockedDataModule(lock, micro_batch_size=4))
+
+
+def test_settings_of_automodel_that_contradict_the_lock(lock: str) -> None:
+    need("automodel")
+    from nemo_automodel.components.config.loader import ConfigNode
+    from nemo_automodel.recipes._typed_config import RecipeConfig
+
+    from megaindex.adapters.automodel import attach
+
+    def recipe(dataset: Any = None, **settings: Any) -> Any:
+        steps = {"global_batch_size": 24, "local_batch_size": 2, **settings}
+        config = {"step_scheduler": steps, **({} if dataset is None else {"dataset": dataset})}
+        return SimpleNamespace(cfg=RecipeConfig(ConfigNode(config)))
+
+    with pytest.raises(InvalidArgument, match="has a dataset of its own"):
+        attach(recipe({"_target_": "builtins.list"}), lock)
+    made = recipe(max_steps=20)
+    attach(made, lock)
+    with pytest.raises(InvalidArgument, match="lock is attached already"):
+        attach(made, lock)
+    for settings, message in (
+        ({"num_epochs": 3}, r"num_epochs=3; set step_scheduler\.num_epochs=1"),
+        ({"max_steps": 21}, "max_steps=21"),
+        ({"max_steps": 20, "global_batch_size": 12}, "and the trainer 12, 3 of 4"),
+        ({"max_steps": 20, "global_batch_size": 28}, "and the trainer 28"),
+    ):
+        made = recipe(local_batch_size=4, **settings)
+        attach(made, lock)
+        with pytest.raises(InvalidArgument, match=message):
+            made.cfg.dataloader.build(dp_rank=0, dp_world_size=1)
 
 
 def test_accelerate_does_not_divide_batches_again() -> None:

@@ -8,6 +8,7 @@ attention has no backward on CPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,11 @@ import torch._utils
 torch._utils._get_available_device_type = lambda: "cpu"  # before torchtitan is imported
 
 import torchtitan.distributed.utils as distributed  # noqa: E402
+from datasets import load_dataset  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torchtitan.components import metrics  # noqa: E402
 from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
+from torchtitan.hf_datasets import DatasetConfig, text_datasets  # noqa: E402
 from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
 from torchtitan.models.llama3 import parallelize  # noqa: E402
 from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402
@@ -61,13 +64,37 @@ class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
         return 256
 
 
-def config_of(settings: Any) -> Any:
+class NumberedTokenizer(NoTokenizer):
+    """Makes the samples of a text ``begin end``: each token is the number of its sample."""
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        begin, end = map(int, text.split())
+        return [number for number in range(begin, end) for _ in range(self.length)] + [end]
+
+
+def numbered_loader(folder: Path, length: int, rank: int, ranks: int, rows: int) -> Any:
+    """Return torchtitan's loader of documents.jsonl in a folder, for one epoch."""
+    text_datasets.DATASETS["numbered"] = DatasetConfig(
+        path=str(folder / "documents.jsonl"),
+        loader=lambda path: load_dataset("json", data_files=path, split="train"),
+        sample_processor=lambda sample: sample["text"],
+    )
+    tokenizer = NumberedTokenizer(NoTokenizer.Config())
+    tokenizer.length = length
+    config = text_datasets.HuggingFaceTextDataLoader.Config(dataset="numbered", infinite=False)
+    return config.build(
+        dp_world_size=ranks, dp_rank=rank, tokenizer=tokenizer, seq_len=length,
+        local_batch_size=rows,
+    )  # fmt: skip
+
+
+def config_of(settings: Any, ranks: int) -> Any:
     """Return torchtitan's debug model of one layer, with the data of a lock."""
     config = llama3_debugmodel()
     config.dataloader = LockedDataLoader.Config(lock=settings.lock)
     config.tokenizer = NoTokenizer.Config()
     config.training.seq_len = 64
-    config.training.global_batch_size = 24
+    config.training.global_batch_size = settings.micro * settings.accumulate * ranks
     config.training.local_batch_size = settings.micro
     config.training.steps = settings.until
     config.training.disable_cuda_graphs = True

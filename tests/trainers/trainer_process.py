@@ -281,12 +281,24 @@ def train_lightning(settings: Settings) -> Any:
 def train_torchtitan(settings: Settings) -> Any:
     from trainers.torchtitan_on_cpu import config_of
 
-    config = config_of(settings)
+    config = config_of(settings, SIZE)
     trainer = config.build()
     trainer.train()
     state = json.loads(trainer.dataloader.state_dict()["megaindex"])
     trainer.close()
     return state
+
+
+def train_automodel(settings: Settings) -> Any:
+    from trainers.automodel_on_cpu import recipe_of
+
+    import megaindex.adapters.automodel as adapter
+
+    recipe = recipe_of(settings, SIZE)
+    adapter.attach(recipe, settings.lock)
+    recipe.setup()
+    recipe.run_train_validation_loop()
+    return recipe.dataloader.run.state_dict()
 
 
 def main(name: str, settings: Settings) -> None:
