@@ -212,7 +212,12 @@ def checksum_fault(entry: Path, record: ArrayRecord) -> Fault | None:
 
 
 def map_array(entry: Path, record: ArrayRecord) -> IntArray:
-    """Return the mapped, read-only array of a record; FormatError if it has an `array_fault`."""
+    """Return the mapped, read-only array of a record.
+
+    Raises:
+        FormatError: the file has an `array_fault`.
+        MissingFile: it was removed or replaced meanwhile.
+    """
     path = str(entry / record.file)
     try:
         data = map_readonly(path, follow_symlinks=False)
@@ -221,6 +226,7 @@ def map_array(entry: Path, record: ArrayRecord) -> IntArray:
         raise
     if data.size != record.offset + record.nbytes:
         _refuse(entry / record.file, array_fault(entry, record))
+        raise MissingFile(f"{path}: was replaced while it was read; try again")
     return data[record.offset :].view(record.dtype).reshape(record.shape)
 
 

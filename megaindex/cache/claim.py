@@ -84,17 +84,26 @@ def remove_dead(
     the claim of the next builder. If another process holds that, wait for it until ``deadline``.
     """
     guard = Claim(path.parent, f"{path.name}.{_token_in_names(dead)}", stale_after=stale_after)
+
+    def is_there() -> bool:
+        text = read_claim(path)
+        return text is not None and token_of(text) == token_of(dead)
+
     try:
-        if not guard.acquire():
-            if deadline is not None:
+        while is_there():
+            if not guard.acquire():
+                if deadline is None:
+                    return
                 guard.wait(deadline)
-            return
-        with guard:  # a file system may take longer than a minute
-            if token_of(read_claim(path)) != token_of(dead):
-                return
-            with as_storage_error(str(path), "cannot remove the claim of a process that ended"):
-                path.unlink(missing_ok=True)
-            logger.warning("%s: its holder (%s) ended; claim removed", path, describe_holder(dead))
+                continue
+            with guard:  # a file system may take longer than a minute
+                if is_there():
+                    with as_storage_error(
+                        str(path), "cannot remove the claim of a process that ended"
+                    ):
+                        path.unlink(missing_ok=True)
+                    holder = describe_holder(dead)
+                    logger.warning("%s: its holder (%s) ended; claim removed", path, holder)
     finally:
         guard.give_up()
 
@@ -193,6 +202,7 @@ def build_once(
                 taken_over |= claim.wait(deadline)
                 continue
             with claim:
+                look_again(directory)
                 found = find()  # may have been published since the first call
                 if found is not None:
                     return found
@@ -299,7 +309,9 @@ class Claim:
             if seen != last:
                 last, since = seen, now
             if holder_is_dead(seen) or now - since > self._stale_after:
-                remove_dead(self._path, seen, deadline=deadline, stale_after=self._stale_after)
+                # another waiter that removed it may have died too, perhaps on another machine
+                patience = max(deadline, now + 1.5 * self._stale_after)
+                remove_dead(self._path, seen, deadline=patience, stale_after=self._stale_after)
                 return True
             if now > deadline:
                 raise StorageError(

@@ -9,6 +9,7 @@ import io
 import math
 import mmap
 import os
+import tokenize
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -206,13 +207,14 @@ def map_npy(path: str) -> tuple[IntArray, int]:
     Raises:
         MissingFile: the file does not exist.
         FormatError: it is not a complete array with one of `ARRAY_DTYPES`.
+        StorageError: it cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        with as_storage_error(path, "cannot read"), open(path, "rb") as file:
             shape, dtype, offset = _npy_shape(file)
-    except FileNotFoundError:
+    except MissingFile:
         raise MissingFile(f"{path}: was removed while being read; try again") from None
-    except ValueError as error:
+    except (ValueError, tokenize.TokenError) as error:  # NumPy's of a damaged header
         raise FormatError(f"{path}: not an array that NumPy saved: {error}") from error
     data = map_readonly(path)[offset:]
     if dtype.name not in ARRAY_DTYPES or data.size != math.prod(shape) * dtype.itemsize:

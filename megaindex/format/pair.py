@@ -38,12 +38,13 @@ from megaindex.io.atomic import AtomicFiles
 from megaindex.io.filesystem import Progress, copy_range
 from megaindex.io.mapping import map_file
 from megaindex.io.os_errors import as_storage_error, storage_error
-from megaindex.io.paths import FileInfo, is_remote, open_regular, version_at
+from megaindex.io.paths import FileInfo, is_remote, open_regular, plain, version_at, version_of
 from megaindex.kernels import file_mapper
 from megaindex.objects.files import each_of, local_copy, stat_path
 
 _CHUNK = 1 << 18  # sequences whose pointers are computed at once
 _COPY_BYTES = 1 << 20
+_ATTEMPTS = 5
 _INT32 = struct.Struct("<i")
 _INT64 = struct.Struct("<q")
 
@@ -139,7 +140,30 @@ class MappedPair:
 
 
 def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> MappedPair:
-    """Map both files and check header, sizes, first and last bound, and the last sequence."""
+    """Map both files and check header, sizes, first and last bound, and the last sequence.
+
+    The two are of one pair even if another process replaces it meanwhile.
+    """
+    for _ in range(_ATTEMPTS):
+        pair = _map_pair(path_prefix, dialect_name, multimodal=multimodal)
+        if pair.mapped_tokens is None or _is_in_place(pair):
+            return pair
+    raise StorageError(
+        f"{path_prefix}: was replaced {_ATTEMPTS} times while it was opened; wait for the process "
+        "that writes it"
+    )
+
+
+def _is_in_place(pair: MappedPair) -> bool:
+    """Return True if the .idx was not replaced before the .bin was mapped: a writer removes the old
+    .idx before it replaces the .bin."""
+    with contextlib.suppress(OSError):
+        status = os.stat(plain(pair.idx_path))
+        return (status.st_size, version_of(status)) == (pair.idx_nbytes, pair.versions[0])
+    return False
+
+
+def _map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> MappedPair:
     dialect = get_dialect(dialect_name)
     bin_path, idx_path = pair_paths(path_prefix)
     at_once = _map_at_once(bin_path, idx_path, dialect)

@@ -94,8 +94,14 @@ class AtomicFiles:
                     os.fsync(stream.fileno())
                     stream.close()
             self._hide_old_set()
-            for path in self._final_paths:
+            *others, last = self._final_paths
+            for path in others:
                 self._place(path)
+            if others:  # or a power loss might keep the last name without the others
+                with as_storage_error(self._directory, "cannot sync the directory"):
+                    _sync_directory(self._directory)
+            self._place(last)
+            self._check_set()
             with as_storage_error(self._directory, "cannot sync the directory"):
                 _sync_directory(self._directory)
             self._is_published = True
@@ -176,6 +182,18 @@ class AtomicFiles:
             except FileExistsError:
                 del self._placed[path]  # of another writer, even if both link to one file
                 raise _already_there(path) from None
+
+    def _check_set(self) -> None:
+        """Raise StorageError if another writer has replaced a part of the set: with the files of
+        this one it would be a mixture."""
+        if len(self._placed) > 1:
+            for path, identity in self._placed.items():
+                with as_storage_error(path, "cannot publish"):
+                    if not _is_still(path, identity):
+                        raise StorageError(
+                            f"{path}: another process replaced it at the same time; write the "
+                            "files again, one process at a time"
+                        )
 
 
 def write_file(path: str, write: Callable[[BinaryIO], object], *, overwrite: bool = False) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDatasetWriter
 from megaindex.format.provenance import Rows
+from megaindex.io.os_errors import as_storage_error
 from megaindex.tokenize.parts import InputPart, Piece
 from megaindex.tokenize.reading import Reader, place_name
 from megaindex.tokenize.records import BadRecord, Record, Refused
@@ -96,6 +97,9 @@ class _Encoding:
             ]
             for number, piece in enumerate(part.pieces):
                 lines.append(self._piece(number, piece, writers, rows, bad, heartbeat))
+        with as_storage_error(self._folder.path, "cannot read the size of a file"):
+            sizes = tuple(pair_bytes(prefix) for prefix in prefixes)
+            rows_bytes = os.path.getsize(self._folder.rows(name))
         done = Done(
             key=part.key,
             attempt=attempt,
@@ -105,8 +109,8 @@ class _Encoding:
             tokens=tuple(self._tokens),
             empty=tuple(self._empty),
             lines=tuple(lines),
-            sizes=tuple(pair_bytes(prefix) for prefix in prefixes),
-            rows_bytes=os.path.getsize(self._folder.rows(name)),
+            sizes=sizes,
+            rows_bytes=rows_bytes,
         )
         self._folder.write_done(done)
         return done

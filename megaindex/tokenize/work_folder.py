@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import re
-import secrets
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,12 +30,13 @@ from megaindex.cache.claim import (
     describe_holder,
     holder_is_dead,
     read_claim,
+    remove_leftovers,
     token_of,
 )
 from megaindex.errors import FormatError, InvalidArgument, StorageError
 from megaindex.format.pair import pair_paths, written_paths
 from megaindex.format.provenance import ProvenanceSpool, RowFile, Rows
-from megaindex.io.atomic import AtomicFiles
+from megaindex.io.atomic import AtomicFiles, write_file
 from megaindex.io.json_files import Damaged, is_size, parse_object, read_object
 from megaindex.io.os_errors import as_storage_error
 from megaindex.tokenize.parts import InputPart
@@ -113,6 +114,7 @@ class WorkLock:
         self._claim.__enter__()
         self._token = token_of(read_claim(self._claim_path))
         self.folder.remove_temporaries()
+        remove_leftovers(Path(self.folder.path), "run", at_once=True)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         finished: set[str] = set()
@@ -212,14 +214,9 @@ class WorkLock:
 
 
 def _write_record(path: str, record: Mapping[str, object]) -> None:
-    """Write a JSON object, or replace the one that is there."""
-    temporary = f"{path}.tmp.{secrets.token_hex(8)}"
-    with as_storage_error(path, "cannot write"):
-        with open(temporary, "w") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    """Write a JSON object, or replace the one that is there, so that a power loss keeps it."""
+    text = json.dumps(record).encode()
+    write_file(path, lambda file: file.write(text), overwrite=True)
 
 
 def _read_record(path: str) -> dict[str, object]:
@@ -321,7 +318,12 @@ class WorkFolder:
 
         The folder is removed at the end of a run.
         """
-        if os.path.lexists(self.path) and not os.path.isdir(self.path):
+        with as_storage_error(self.path, "cannot read the status of"):
+            try:
+                is_folder = stat.S_ISDIR(os.stat(self.path).st_mode)
+            except FileNotFoundError:
+                is_folder = not os.path.islink(self.path)
+        if not is_folder:
             raise InvalidArgument(
                 f"{self.path}: must be a folder or not exist, since finished parts are kept there; "
                 f"move it away, or choose another prefix"

@@ -20,7 +20,9 @@ import megaindex
 from megaindex import MegatronOrder
 from megaindex.cache import entry as entry_module
 from megaindex.cache import npy
+from megaindex.cache.cache import map_array
 from megaindex.cache.entry import make_durable
+from megaindex.errors import MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.orders import framework as shuffled
 
@@ -201,6 +203,23 @@ def test_a_damaged_entry_is_reported_and_rebuilt(
     np.testing.assert_array_equal(index.sample_index, expected.sample_index)
     assert "it is rebuilt" in caplog.text
     assert str(only_entry(cache)) in caplog.text
+
+
+def test_an_entry_that_is_replaced_while_it_is_read_is_looked_up_again(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the damaged entry is mapped, and one of the next has its name when it is named."""
+    cache = tmp_path / "cache"
+    build(corpus, cache)
+    monkeypatch.setattr("megaindex.cache.cache.array_fault", lambda entry, record: None)
+    damage_truncate(only_entry(cache))
+    (record,) = [
+        record
+        for record in entry_module.read_manifest(only_entry(cache)).arrays.values()
+        if os.path.getsize(only_entry(cache) / record.file) != record.offset + record.nbytes
+    ]
+    with pytest.raises(MissingFile, match="was replaced while it was read"):
+        map_array(only_entry(cache), record)
 
 
 def test_after_a_reboot_bytes_are_verified_until_they_were_synced(

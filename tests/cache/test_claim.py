@@ -148,6 +148,18 @@ def test_waiting_ends_with_what_was_built(tmp_path: Path) -> None:
     assert with_claim == "theirs"
 
 
+def test_a_result_that_a_client_does_not_see_yet_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of network file systems remember that a name was missing until they list it."""
+    listed: list[str] = []
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: (listed.append(str(path)), real(path))[1])
+    found = build_once(tmp_path, "key", lambda: "found" if listed else None, lambda: "built")
+    assert found == "found"
+    assert listed[0] == str(tmp_path)
+
+
 def test_a_failed_build_frees_the_claim(tmp_path: Path) -> None:
     def fail() -> None:
         raise ValueError("no")

@@ -33,7 +33,7 @@ from megaindex.cache.framework_files.sidecar import (
     parse_sidecar,
 )
 from megaindex.cache.framework_files.writer import ArrayWriter, write_together
-from megaindex.errors import FormatError
+from megaindex.errors import FormatError, StorageError
 
 PAGE = 4096
 CONTENTS = {"a": np.arange(1, 5000, dtype=np.int32), "b": np.arange(9, 1, -1, dtype=np.int64)}
@@ -250,6 +250,37 @@ def test_only_what_was_recorded_is_noted(tmp_path: Path, machine: Machine) -> No
     assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "0"
     machine.sync()
     assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "1"
+
+
+@pytest.mark.parametrize("page", [b"(20,\0), }", b"{(20,), \0}"])
+def test_a_lost_header_is_a_typed_error(tmp_path: Path, page: bytes) -> None:
+    """NumPy raises an error of Python's tokenizer for some damaged headers."""
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(20))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"(20,), }", page[: len(b"(20,), }")].ljust(8, b"\0")))
+    with pytest.raises(FormatError, match=r"a\.npy: not an array that NumPy saved"):
+        npy.map_npy(str(path))
+
+
+def test_a_header_that_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").mkdir()
+    with pytest.raises(StorageError, match=r"a\.npy: cannot read: Is a directory"):
+        npy.map_npy(str(tmp_path / "a.npy"))
+
+
+def test_a_set_that_is_built_while_it_is_checked_is_found(tmp_path: Path) -> None:
+    """Arrays without their sidecar, and then others: what was checked is not recorded."""
+    files = build(tmp_path)
+    os.unlink(files.sidecar)
+
+    def check(arrays: Arrays) -> None:
+        build(tmp_path)
+        raise FormatError("the first are those of another corpus")
+
+    found = find_arrays(files, IDENTITY, check)
+    assert found is not None
+    assert found.origin == "built"
 
 
 @pytest.mark.parametrize("damage", ["format 2", "a page", "cut", "marks", "checksums"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,16 @@ def run(
     """`tokenize` in this process, or in others."""
     with open_engine(workers=workers) as engine:
         return tokenize(output, inputs, engine=engine, **{"tokenizer": "bytes", **options})
+
+
+class InThisProcess:
+    """An engine without workers."""
+
+    workers = 1
+
+    def run(self, function: Callable[[Any], Any], tasks: Any) -> Iterator[tuple[int, Any]]:
+        for number, task in enumerate(tasks):
+            yield number, function(task)
 
 
 def pair(prefix: Path) -> tuple[bytes, bytes]:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tokenizing import names, pair, run, train_bpe, write_jsonl
+from support.tokenizing import InThisProcess, names, pair, run, train_bpe, write_jsonl
 
 from megaindex.errors import EngineError, FormatError, InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
+from megaindex.tokenize import encode, tokenize, work_folder
 from megaindex.tokenize import run as run_module
-from megaindex.tokenize import tokenize, work_folder
 from megaindex.tokenize.inputs import find_sources
 from megaindex.tokenize.work_folder import WorkFolder
 
@@ -71,6 +71,31 @@ def held_worker(process: subprocess.Popen[str], output: Path, parts: int) -> int
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_jsonl(tmp_path_factory.mktemp("in") / "a.jsonl", LINES)
+
+
+def test_a_file_that_a_killed_run_linked_its_claim_from_is_removed(tmp_path: Path) -> None:
+    """Otherwise the work folder would stay for ever."""
+    source = write_jsonl(tmp_path / "a.jsonl", LINES[:3])
+    (tmp_path / "out.parts").mkdir()
+    (tmp_path / f"out.parts/run.claim.{'0' * 16}").write_text("{}")
+    tokenize(tmp_path / "out", [source], tokenizer="bytes")
+    assert names(tmp_path) == {"a.jsonl", "out.bin", "out.idx", "out.provenance"}
+
+
+def test_a_part_whose_size_cannot_be_read_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> int:
+        raise OSError(5, "Input/output error", path)
+
+    monkeypatch.setattr(encode.os.path, "getsize", fail)
+    with pytest.raises(StorageError, match=r"out\.parts: cannot read the size of a file: "):
+        tokenize(
+            tmp_path / "out",
+            [write_jsonl(tmp_path / "a.jsonl", LINES[:3])],
+            tokenizer="bytes",
+            engine=InThisProcess(),
+        )
 
 
 @pytest.fixture(scope="module")

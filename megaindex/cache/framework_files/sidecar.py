@@ -348,7 +348,16 @@ def find_arrays(
             logger.warning("%s: files are missing or of another size; not used", files)
         return None
     if sidecar is None or states != sidecar.files:
-        return _accept(files, states, identity, check, listing)
+        accepted = _accept(files, states, identity, check)
+        if read_sidecar(files) != sidecar or current_states(files, None, None) != states:
+            return find_arrays(files, identity, check)  # replaced meanwhile by another builder
+        if accepted is None:
+            _refuse(files)
+        if listing is None:
+            record_accepted([(files, accepted)])
+        else:
+            listing.accepted.append((files, accepted))
+        return accepted
     if identity.is_of(sidecar):
         return _verified(files, sidecar, listing) if sidecar.in_doubt else sidecar
     if listing is not None:  # a new file may have the inode of a removed one
@@ -415,25 +424,20 @@ def _accept(
     states: dict[str, FileState],
     identity: Identity,
     check: Callable[[Arrays], None],
-    listing: Listing | None,
-) -> Sidecar:
+) -> Sidecar | None:
+    """Return the record of arrays that pass ``check``; None if they do not."""
     arrays = {name: map_npy(path) for name, path in files.arrays.items()}
     try:
         check({name: array for name, (array, _) in arrays.items()})
     except FormatError as error:
         logger.warning("%s: %s", files, error)
-        _refuse(files)
+        return None
     logger.info("%s: not recorded as they are now; checked and used", files)
     records = {
         name: (array.dtype.name, array.shape, offset) for name, (array, offset) in arrays.items()
     }
     checksums = {name: array_checksum(array) for name, (array, _) in arrays.items()}
-    sidecar = identity.sidecar("found", records, states, checksums)
-    if listing is None:
-        record_accepted([(files, sidecar)])
-    else:
-        listing.accepted.append((files, sidecar))
-    return sidecar
+    return identity.sidecar("found", records, states, checksums)
 
 
 def record_accepted(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
