@@ -14,7 +14,8 @@
 # make docs   the site of docs/, with search and an API reference, in build/site
 # make docs-sample  docs/audit-sample.html, and the pictures of docs/
 # make trainers   the scripts of examples/, and one lock under every trainer, with the real packages
-# make explore, make sanitize, make slow, make fuzz, make soak, make mutants: see CONTRIBUTING.md
+# make explore, make sanitize, make slow, make fuzz, make soak, make mutants,
+#             make simulate: see CONTRIBUTING.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -29,7 +30,7 @@ CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo 
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test trainers explore lint bench matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak faults mutants clean
+.PHONY: demo quick test trainers explore lint bench matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak simulate faults mutants clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -104,6 +105,13 @@ fuzz: $(VENV)/.test-installed
 # Random operations against a model, for SOAK_SECONDS
 soak: $(VENV)/.test-installed
 	$(BIN)/python tests/robustness/soak --seconds $(or $(SOAK_SECONDS),3600)
+
+# Processes, disks and power losses that a seed decides, for SECONDS; SEED=7 SCENARIO=pairs for one;
+# SIMULATE=--planted searches bugs that are planted, --interleavings runs three builders in any order
+simulate: $(VENV)/.test-installed
+	PYTHONHASHSEED=0 $(BIN)/python -W ignore tests/robustness/simulation $(SIMULATE) \
+		--seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) \
+		$(if $(SCENARIO),--scenario $(SCENARIO))
 
 # A process that ends, or a call that fails, at every place where files change
 faults: $(VENV)/.test-installed

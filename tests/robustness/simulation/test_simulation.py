@@ -1,0 +1,72 @@
+"""Simulated processes, disks and power losses; `make simulate` does the same for any time."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+
+import pytest
+from robustness.simulation.calls import installed
+from robustness.simulation.interleavings import Search
+from robustness.simulation.planted import BUGS, Bug
+from robustness.simulation.scenarios import SCENARIOS, simulate
+
+CHEAP = ("files are not synced", "a claim is not exclusive", "a short write is not completed")
+
+
+@pytest.fixture(autouse=True)
+def simulation(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.CRITICAL, "megaindex")
+    with installed():
+        yield
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(25), pytest.param(range(25, 3000), marks=pytest.mark.slow)], ids=str
+)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_guarantees_hold(name: str, seeds: range) -> None:
+    for seed in seeds:
+        if seed % 32 == 0:
+            gc.collect()
+        world = simulate(name, seed)
+        assert world.error is None, f"seed {seed}: {world.error!r}\n{world.transcript()}"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_seed_repeats(name: str) -> None:
+    first, second = simulate(name, 5), simulate(name, 5)
+    assert first.transcript() == second.transcript()
+    assert first.files.tree() == second.files.tree()
+    assert first.transcript() != simulate(name, 6).transcript()
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(b, marks=() if b.name in CHEAP else pytest.mark.slow, id=b.name) for b in BUGS],
+)
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    assert bug.search() is not None
+
+
+@pytest.mark.parametrize(
+    ("builders", "kills", "most"),
+    [
+        (2, 0, 600),
+        pytest.param(2, 0, None, marks=pytest.mark.slow),
+        pytest.param(2, 2, None, marks=pytest.mark.slow),
+        pytest.param(3, 0, 60_000, marks=pytest.mark.slow),
+    ],
+)
+def test_builders_exclude_each_other(builders: int, kills: int, most: int | None) -> None:
+    """In every order of their calls, up to so many runs."""
+    search = Search(builders, kills)
+    assert search.run(most) or most is not None
+    assert search.completed
+
+
+def test_the_search_finds_a_claim_that_is_not_exclusive() -> None:
+    (bug,) = (bug for bug in BUGS if bug.name == "a claim is not exclusive")
+    with bug.planted(), pytest.raises(AssertionError, match="two processes build|FileExists"):
+        Search(2).run()
