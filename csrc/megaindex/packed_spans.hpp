@@ -27,13 +27,16 @@ class RankPermutations {
     }
   }
 
-  // Replace ranks[k], one of n[k] of length lengths[k], by its place in document order.
-  void apply(const int64_t* lengths, const int64_t* n, int64_t count, int64_t* ranks) const {
-    map<false>(lengths, n, count, ranks);
+  // Return the key of the permutation of the pieces of a length.
+  uint64_t word(int64_t length) const { return key_word(key_, static_cast<uint64_t>(length)); }
+
+  // Replace ranks[k], one of n[k] of a length with the key words[k], by its place in document order.
+  void apply(const uint64_t* words, const int64_t* n, int64_t count, int64_t* ranks) const {
+    map<false>(words, n, count, ranks);
   }
   // Replace each place in document order by its rank.
-  void invert(const int64_t* lengths, const int64_t* n, int64_t count, int64_t* places) const {
-    map<true>(lengths, n, count, places);
+  void invert(const uint64_t* words, const int64_t* n, int64_t count, int64_t* places) const {
+    map<true>(words, n, count, places);
   }
 
  private:
@@ -43,17 +46,16 @@ class RankPermutations {
   static constexpr int64_t kLanes = 32;  // with 4 registers the latencies of instructions overlap
 
   template <bool kBack>
-  void map(const int64_t* lengths, const int64_t* n, int64_t count, int64_t* ranks) const {
+  void map(const uint64_t* words, const int64_t* n, int64_t count, int64_t* ranks) const {
     Batch few, many;
     for (int64_t k = 0; k < count; ++k) {
       if (n[k] == 1) continue;
-      const uint64_t word = key_word(key_, static_cast<uint64_t>(lengths[k]));
       if (n[k] > INT32_MAX) {
-        ranks[k] = shuffle_one<kBack>(word, n[k], ranks[k]);
+        ranks[k] = shuffle_one<kBack>(words[k], n[k], ranks[k]);
       } else if (n[k] < kBijectionTableBelow) {
-        if (few.add(k, ranks[k], n[k], word)) shuffle_few<kBack>(few, ranks);
+        if (few.add(k, ranks[k], n[k], words[k])) shuffle_few<kBack>(few, ranks);
       } else {
-        if (many.add(k, ranks[k], n[k], word)) shuffle_many<kBack>(many, ranks);
+        if (many.add(k, ranks[k], n[k], words[k])) shuffle_many<kBack>(many, ranks);
       }
     }
     shuffle_few<kBack>(few, ranks);
@@ -307,6 +309,7 @@ void packed_bins(const uint64_t* key, const int64_t* piece_starts, const BinFind
   const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(num_threads, count / (1 << 12)));
   run_parallel(parts, [&](int64_t part) {
     int64_t sizes[kAtOnce];
+    uint64_t words[kAtOnce];
     const int64_t end = count * (part + 1) / parts;
     for (int64_t first = count * part / parts; first < end; first += kAtOnce) {
       shared();
@@ -315,13 +318,14 @@ void packed_bins(const uint64_t* key, const int64_t* piece_starts, const BinFind
         const int64_t length = lengths[first + k];
         bins[first + k] = places[first + k];
         sizes[k] = 1;  // whole samples are not permuted
+        words[k] = permutations.word(length);
         if (length == capacity) continue;
         const int64_t begin = piece_starts[length], stop = piece_starts[length + 1];
         if (begin < 0 || stop < begin || stop > kBijectionMost) BinFinder::throw_foreign();
         sizes[k] = stop - begin;
         if (places[first + k] >= sizes[k]) BinFinder::throw_foreign();
       }
-      permutations.invert(lengths + first, sizes, group, bins + first);
+      permutations.invert(words, sizes, group, bins + first);
       for (int64_t k = first; k < first + group; ++k) bins[k] = finder.find(lengths[k], bins[k]);
     }
   });
@@ -342,11 +346,13 @@ class PackedReader {
       const int64_t count = std::min(kAtOnce, n - first);
       lengths_.clear();
       sizes_.clear();
+      words_.clear();
       ranks_.clear();
       const BinRun* found[kAtOnce];
       find_runs(bins + first, count, found);
       for (int64_t k = first; k < first + count; ++k) {
-        add_pieces(bins[k], found[k - first]);
+        if (found[k - first] != run_) use_run(found[k - first]);
+        add_pieces(bins[k]);
         row_splits[k + 1] = row_splits[first] + static_cast<int64_t>(lengths_.size());
       }
       add_spans(runs);
@@ -377,6 +383,8 @@ class PackedReader {
       }
       found[k] = a_.runs;
     }
+    if (are_near(bins, count, found)) return;
+    std::fill(found, found + count, a_.runs);
     for (int64_t left = a_.num_runs; left > 1; left -= left / 2) {
       for (int64_t k = 0; k < count; ++k) {
         const BinRun* middle = found[k] + left / 2;
@@ -385,42 +393,73 @@ class PackedReader {
     }
   }
 
+  // Set found[k] if each of these bins is in the run of the one before or in the next one.
+  bool are_near(const int64_t* bins, int64_t count, const BinRun** found) const {
+    const BinRun* run = run_;
+    for (int64_t k = 0; k < count && run != nullptr; ++k) {
+      run += bins[k] >= run[1].first && run + 1 < a_.runs + a_.num_runs;
+      if (bins[k] < run->first || bins[k] >= run[1].first) return false;
+      found[k] = run;
+    }
+    return run != nullptr;
+  }
+
   // Return a + b, wrapped where foreign arrays overflow it; the caller checks its range.
   static int64_t sum(int64_t a, int64_t b) {
     return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
   }
 
-  // Append the lengths and ranks of the pieces of a bin.
-  void add_pieces(int64_t bin, const BinRun* run) {
-    int64_t layer = run->layer, room = a_.capacity;
-    int64_t place = sum(run->before, sum(sum(bin, ~run->first), 1));  // before + bin - first
-    const size_t begin = lengths_.size();
-    while (layer >= 0) {
+  // The pieces of a layer in the bins of a run: ranks from (place + shift) * each + rank on.
+  struct Part {
+    int64_t length, size, rank, each, shift;
+    uint64_t word;
+  };
+
+  // Read the layers of a run of bins, which have the same pattern.
+  void use_run(const BinRun* run) {
+    run_ = nullptr;
+    parts_.clear();
+    end_ = INT64_MAX;
+    int64_t room = a_.capacity, shift = 0;
+    for (int64_t layer = run->layer; layer >= 0;) {
       if (layer >= a_.num_layers) throw_foreign("runs");
       const BinLayer& l = a_.layers[layer];
-      if (place < 0 || place >= l.bins || l.before < 0 || l.below >= layer || l.length < 1 ||
+      if (shift < 0 || l.before < 0 || l.bins < 0 || l.below >= layer || l.length < 1 ||
           l.length > room || l.each < 1 || l.each > room || l.each * l.length > room) {
         throw_foreign("layers");
       }
       const int64_t size = pieces_of(l.length);
       if (l.rank < 0 || l.rank > size || l.bins > (size - l.rank) / l.each) throw_foreign("layers");
       room -= l.each * l.length;
-      for (int64_t r = l.rank + (place + 1) * l.each; r-- > l.rank + place * l.each;) {
-        lengths_.push_back(l.length);
-        sizes_.push_back(l.length == a_.capacity ? 1 : size);  // whole samples are not permuted
-        ranks_.push_back(r);
-      }
-      place = sum(place, l.before);
+      const bool is_whole = l.length == a_.capacity;  // whole samples are not permuted
+      parts_.push_back({l.length, is_whole ? 1 : size, l.rank, l.each, shift,
+                        is_whole ? 0 : permutations_.word(l.length)});
+      end_ = std::min(end_, sum(l.bins, -shift));
+      shift = sum(shift, l.before);
       layer = l.below;
     }
-    std::reverse(lengths_.begin() + static_cast<int64_t>(begin), lengths_.end());
-    std::reverse(sizes_.begin() + static_cast<int64_t>(begin), sizes_.end());
-    std::reverse(ranks_.begin() + static_cast<int64_t>(begin), ranks_.end());
+    std::reverse(parts_.begin(), parts_.end());
+    run_ = run;
+  }
+
+  // Append the pieces of a bin of the current run.
+  void add_pieces(int64_t bin) {
+    const int64_t place = sum(run_->before, sum(bin, sum(~run_->first, 1)));  // before + bin - first
+    if (place < 0 || place >= end_) throw_foreign("layers");
+    for (const Part& part : parts_) {
+      const int64_t first = part.rank + (place + part.shift) * part.each;
+      for (int64_t r = first; r < first + part.each; ++r) {
+        lengths_.push_back(part.length);
+        sizes_.push_back(part.size);
+        words_.push_back(part.word);
+        ranks_.push_back(r);
+      }
+    }
   }
 
   void add_spans(Runs& runs) {
     const auto count = static_cast<int64_t>(lengths_.size());
-    permutations_.apply(lengths_.data(), sizes_.data(), count, ranks_.data());
+    permutations_.apply(words_.data(), sizes_.data(), count, ranks_.data());
     for (int64_t k = 0; k < count; ++k) {
       const auto i = static_cast<size_t>(k);
       if (lengths_[i] < a_.capacity) {
@@ -447,30 +486,49 @@ class PackedReader {
     }
   }
 
-  void add_whole_sample(int64_t rank, Runs& runs) const {
-    const int64_t* stop = a_.sample_starts + a_.num_starts;
-    const int64_t* found = std::upper_bound(a_.sample_starts, stop, rank);
-    if (found == a_.sample_starts || found == stop) throw_foreign("sample_starts");
-    if (*--found < 0) throw_foreign("sample_starts");
-    rank -= *found;
-    const int64_t first = (found - a_.sample_starts) * kPieceStride;
-    for (int64_t d = first; d < std::min(first + kPieceStride, a_.lengths.count); ++d) {
-      const int64_t length = a_.lengths[static_cast<uint64_t>(d)];
+  // Add the whole sample of a rank. Those of successive bins follow each other, so the search goes
+  // on behind the document of the last one, or in the next row of the table.
+  void add_whole_sample(int64_t rank, Runs& runs) {
+    const int64_t* starts = a_.sample_starts;
+    const int64_t rows = a_.num_starts - 1;
+    if (row_ < 0 || rank < before_ || rank >= starts[row_ + 1]) {
+      if (row_ >= 0 && row_ + 1 < rows && starts[row_ + 1] <= rank && rank < starts[row_ + 2]) {
+        ++row_;
+      } else {
+        const int64_t* found = std::upper_bound(starts, starts + a_.num_starts, rank);
+        if (found == starts || found == starts + a_.num_starts) throw_foreign("sample_starts");
+        row_ = found - starts - 1;
+      }
+      before_ = starts[row_];
+      document_ = row_ * kPieceStride;
+      if (before_ < 0 || rank < before_) throw_foreign("sample_starts");
+    }
+    const int64_t end = std::min((row_ + 1) * kPieceStride, a_.lengths.count);
+    for (; document_ < end; ++document_) {
+      const int64_t length = a_.lengths[static_cast<uint64_t>(document_)];
       const int64_t samples = length < a_.capacity ? 0 : cut_(length).samples;
-      if (rank < samples) {
-        const int64_t end = (rank + 1) * a_.capacity;
-        runs.add(d, rank * a_.capacity, a_.capacity + (end < length ? a_.extra : 0));
+      if (rank - before_ < samples) {
+        const int64_t to = (rank - before_ + 1) * a_.capacity;
+        runs.add(document_, to - a_.capacity, a_.capacity + (to < length ? a_.extra : 0));
         return;
       }
-      rank -= samples;
+      before_ += samples;
     }
+    row_ = -1;
     throw_foreign("sample_starts");
   }
 
   const PackedArrays a_;
   const Cutter cut_;
   const RankPermutations permutations_;
+  const BinRun* run_ = nullptr;  // the run of the last bin
+  std::vector<Part> parts_;      // its layers, the lowest first
+  int64_t end_ = 0;              // first place that is in none of its bins
+  int64_t row_ = -1;             // of the table, that holds the last whole sample
+  int64_t before_ = 0;           // whole samples before its document
+  int64_t document_ = 0;
   std::vector<int64_t> lengths_, sizes_, ranks_;  // of the pieces of the current bins
+  std::vector<uint64_t> words_;
 };
 
 }  // namespace megaindex

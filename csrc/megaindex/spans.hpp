@@ -132,8 +132,11 @@ class ArrayBatch {
   }
 
   void add_sample(const Extent& extent, Runs& runs) const {
+    // the documents of neighbours follow each other too
+    const int64_t ahead = neighbours_ ? 4 * kDocumentsAhead : kDocumentsAhead;
+    const int64_t stop = neighbours_ ? index_.num_documents : extent.last + 1;
     for (int64_t p = extent.first; p <= extent.last; ++p) {
-      if (p + kDocumentsAhead <= extent.last) request_length(p + kDocumentsAhead);
+      if (p + ahead < stop) request_length(p + ahead);
       const auto document = static_cast<uint64_t>(int64_t{index_.documents[p]});
       if (!exists(document)) throw_damaged(extent);
       const int64_t length = index_.lengths[document];

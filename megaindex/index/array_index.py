@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megaindex._types import I32, I64, U64, IntArray
+from megaindex._types import I32, I64, U32, IntArray
 from megaindex.arithmetic import INT32_MAX, shuffle_dtype
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
@@ -128,7 +128,18 @@ def rising_rows(sample_index: IntArray) -> npt.NDArray[np.bool_]:
     return rising
 
 
-_SORTED = 1 << 24  # samples sorted at a time, 8 bytes each
+_SORTED = 1 << 25  # samples whose positions are found at a time, 4 bytes each
+_READ = 1 << 16  # entries of the shuffle read at a time
+_NOWHERE = 2**32 - 1  # above every position of a shuffle of 32 bits
+
+
+def _served(positions: U32) -> tuple[U32, I64]:
+    """Return the numbers of those samples that have a position, and their positions."""
+    cut = np.arange(positions.size, dtype=np.uint32)
+    if positions.max() == _NOWHERE:
+        kept = positions != _NOWHERE
+        cut, positions = cut[kept], positions[kept]
+    return cut, positions.astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -190,25 +201,44 @@ class ArrayIndex(ShownIndex):
 
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         """Iterate in cutting order; InvalidArgument as `locate`, or if samples repeat."""
-        first, stop = part_bounds(begin, end, part, parts)
-        at_once = min(_SORTED, stop - first)
-        sortable = self.shuffle_index.dtype == np.uint32
-        if not sortable or at_once * SCATTERED < len(self.sample_index):
-            yield from iterate_in_order(self, first, stop, 0, 1)
-            return
-        entries = np.empty(at_once, np.uint64)
-        for low in range(first, stop, _SORTED):
-            yield from self._in_cut_order(low, entries[: stop - low])
-
-    def _in_cut_order(self, begin: int, entries: U64) -> Chunks:
         samples = len(self.sample_index) - 1
-        active().sort_by_sample(self.shuffle_index, samples, begin, entries)
-        for at in range(0, entries.size, CHUNK):
-            chunk = entries[at : at + CHUNK]
-            cut = (chunk >> np.uint64(32)).astype(np.uint32)
-            positions = (chunk & np.uint64(2**32 - 1)).view(np.int64)
-            positions += begin
-            yield positions, self._spans(cut, np.arange(cut.size))
+        sortable = self.shuffle_index.dtype == np.uint32
+        if not sortable or (end - begin) * SCATTERED < samples:
+            yield from iterate_in_order(self, begin, end, part, parts)
+            return
+        first, stop = part_bounds(0, samples, part, parts)
+        for low in range(first, stop, _SORTED):
+            positions = self._positions(begin, end, low, min(low + _SORTED, stop))
+            for at in range(0, positions.size, CHUNK):
+                cut, served = _served(positions[at : at + CHUNK])
+                if cut.size:
+                    cut += np.uint32(low + at)
+                    yield served, self._spans(cut, np.arange(cut.size))
+
+    def _positions(self, begin: int, end: int, low: int, high: int) -> U32:
+        """Return the positions of cut samples ``low`` to ``high - 1``, uint32[high - low].
+
+        `_NOWHERE` stands for those outside positions ``begin`` to ``end - 1``.
+        """
+        samples, count = len(self.sample_index) - 1, 0
+        positions = np.full(high - low, _NOWHERE, np.uint32)
+        for at in range(begin, end, _READ):
+            chunk = np.asarray(self.shuffle_index[at : min(at + _READ, end)])
+            if (most := int(chunk.max())) >= samples:
+                raise InvalidArgument(
+                    f"shuffle_index: entry {at + int(chunk.argmax())} is {most}, sample_index "
+                    f"holds {samples} samples; build the index again"
+                )
+            rows = chunk - np.uint32(low)  # those below wrap around
+            places = np.flatnonzero(rows < high - low)
+            positions[rows[places]] = places + at
+            count += places.size
+        if count != np.count_nonzero(positions != _NOWHERE):
+            raise InvalidArgument(
+                f"shuffle_index: samples {low} to {high - 1} repeat among its entries {begin} to "
+                f"{end - 1}; build the index again"
+            )
+        return positions
 
     def _spans(self, shuffle_index: IntArray, ids: I64) -> Spans:
         runs = active().array_spans(

@@ -142,6 +142,8 @@ class _Check:
     found: Collector = field(default_factory=Collector)
     files: Sequence[str] = ()
     """Files of skipped documents, by their row in the lock."""
+    resolved: dict[str, Index] = field(default_factory=dict)
+    """Indices that the settings gave, of subsets whose descriptions are those of the lock."""
 
     def add(
         self,
@@ -258,7 +260,7 @@ class _Check:
         try:
             index = lock.content["subsets"]["train"]["index"]
             run = read_run(lock.content["settings"], index, paths, lock.path, self.files)
-            ours = resolved_subsets(run, paths, self.cache_dir, self.files)
+            streams, ours = resolved_subsets(run, paths, self.cache_dir, self.files)
         except StorageError:
             raise
         except _ERRORS as error:
@@ -269,6 +271,10 @@ class _Check:
             name: {key: value for key, value in subset.items() if key != "receipts"}
             for name, subset in lock.content["subsets"].items()
         }
+        for name, subset in theirs.items():
+            described = ("index", "sources")
+            if name in ours and all(subset.get(key) == ours[name][key] for key in described):
+                self.resolved[name] = streams[name].index
         differing = list(differences(theirs, ours, "subsets"))
         for where, locked, resolved in differing[:_MOST_DIFFERENCES]:
             self.add(lock.path, f"resolved {where}", where, shown(locked),
@@ -279,9 +285,12 @@ class _Check:
     ) -> tuple[Index, U64]:
         """Return the index of a subset, built from its description, and the keys of its sources."""
         subset = lock.subset(name)
-        rows = subset["sources"]
-        chosen = [datasets[row] for row in rows]
-        index = build_described(subset["index"], chosen, cache_dir=self.cache_dir, files=self.files)
+        index = self.resolved.pop(name, None)
+        if index is None:
+            chosen = [datasets[row] for row in subset["sources"]]
+            index = build_described(
+                subset["index"], chosen, cache_dir=self.cache_dir, files=self.files
+            )
         return index, fingerprint_keys(lock.fingerprints(name))
 
     def _receipts(

@@ -282,8 +282,8 @@ def _evaluation_stream(opened: OpenRecipe, train: AuditStream) -> dict[Split, Au
 
 def resolved_subsets(
     run: Recipe | Run, paths: Sequence[str], cache_dir: Folder | None, files: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return the subsets of a run as a lock holds them, without their receipts.
+) -> tuple[dict[Split, AuditStream], dict[str, Any]]:
+    """Return the streams of a run, and its subsets as a lock holds them, without their receipts.
 
     Args:
         run: a run with absolute paths.
@@ -295,7 +295,10 @@ def resolved_subsets(
     rows = {path: number for number, path in enumerate(paths)}
     streams = streams_of(run, opened, cache_dir)
     named = {path: number for number, path in enumerate(files)}
-    return {name: resolved_subset(stream, rows, named) for name, stream in streams.items()}
+    ours: dict[str, Any] = {
+        name: resolved_subset(stream, rows, named) for name, stream in streams.items()
+    }
+    return streams, ours
 
 
 def resolved_subset(

@@ -247,3 +247,14 @@ def test_a_damaged_array_is_named(corpus: IndexedDataset, tmp_path: Path) -> Non
     damaged = replace(index, sample_index=rows)
     with pytest.raises(megaindex.InvalidArgument, match="sample_index.*build the index again"):
         planned_receipt(damaged, 0, damaged.num_samples, KEYS)
+
+
+@pytest.mark.parametrize(("entry", "rule"), [(0, "samples .* repeat"), (-1, "entry 7 is")])
+def test_a_damaged_shuffle_is_named(corpus: IndexedDataset, entry: int, rule: str) -> None:
+    """A sample twice, and one that does not exist."""
+    index = build(corpus, "megatron")
+    shuffle = index.shuffle_index.copy()
+    shuffle[7] = shuffle[0] if entry == 0 else shuffle.size
+    damaged = replace(index, shuffle_index=shuffle)
+    with pytest.raises(megaindex.InvalidArgument, match=f"shuffle_index: {rule}.*build the index"):
+        planned_receipt(damaged, 0, damaged.num_samples, KEYS)

@@ -74,6 +74,17 @@ def test_a_lock_is_verified_and_opens_the_run(name: str) -> None:
     assert (str(total), total.count) == (train["receipts"]["total"], served)
 
 
+def test_arrays_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index that the settings give is that of the lock; only ``step`` builds from the lock."""
+
+    def build(*args: Any, **options: Any) -> Any:
+        raise InvalidArgument("built from the description")
+
+    monkeypatch.setattr("megaindex.lock.check.build_described", build)
+    assert rules("megatron.lock", whole=True) == []
+    assert rules("megatron.lock", step=2) == ["megatron.lock content"]
+
+
 def test_a_lock_has_the_steps_of_its_batch_schedule() -> None:
     steps = read_lock("megatron.lock").content["subsets"]["train"]["steps"]
     assert steps == [[0, 4, 6], [24, 8, 9]]
