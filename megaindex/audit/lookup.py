@@ -108,7 +108,8 @@ def unordered_runs(stream: AuditStream, documents: npt.ArrayLike, source: int = 
             f"{outside[0]}"
         )
     found = served_tokens(stream.index, ids, source)
-    found = found.select(found.sample < stream.num_samples)
+    if stream.num_samples < stream.index.num_samples:
+        found = found.select(found.sample < stream.num_samples)
     return Runs(
         sample=found.sample,
         source=np.full(found.sample.size, source, np.int32),

@@ -93,6 +93,8 @@ class Runs(NamedTuple):
 
 def join_runs(pieces: Sequence[Runs]) -> Runs:
     """Return all runs of the pieces, one piece after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
     columns: Any = zip(*pieces, strict=True)
     return Runs(*map(np.concatenate, columns))
 
@@ -178,8 +180,17 @@ class AuditStream:
         """Samples served by all steps."""
         return int(self.step_bounds[-1] - self.step_bounds[0])
 
+    @cached_property
+    def _step_size(self) -> int:
+        """Samples of every step, 0 if steps differ."""
+        sizes = np.diff(self.step_bounds)
+        return int(sizes[0]) if (sizes == sizes[0]).all() else 0
+
     def step_of(self, samples: npt.ArrayLike) -> I64:
         """Return the step that serves each sample."""
+        if self._step_size:
+            steps = (np.asarray(samples, np.int64) - self.step_bounds[0]) // self._step_size
+            return np.asarray(np.clip(steps, -1, self.num_steps), np.int64)
         return np.asarray(np.searchsorted(self.step_bounds, samples, "right") - 1, np.int64)
 
     def runs(self, first: int | None = None, last: int | None = None) -> Iterator[Runs]:

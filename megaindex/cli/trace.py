@@ -26,6 +26,7 @@ from megaindex.cli.audit import add_index_arguments, stream_of_options
 from megaindex.cli.options import Parser, add_flags
 from megaindex.cli.plan import add_run_arguments
 from megaindex.errors import InvalidArgument
+from megaindex.index.inverse import membership
 from megaindex.index.skips import read_ids
 
 _MOST_ROWS = 200  # printed without --json
@@ -124,10 +125,8 @@ def _trace_documents(
 
 def _serves(stream: AuditStream, runs: Runs) -> npt.NDArray[np.bool_]:
     """Return bool[steps]: steps that serve any of the runs."""
-    served = np.zeros(stream.num_samples + 1, bool)
-    served[runs.sample] = True
-    found = np.logical_or.reduceat(served, stream.step_bounds[:-1])
-    return np.asarray(found & (np.diff(stream.step_bounds) > 0), bool)
+    steps = stream.step_of(runs.sample)
+    return membership(steps[steps >= 0], stream.num_steps)
 
 
 def _first(runs: Runs, most: int) -> Runs:

@@ -39,9 +39,11 @@ from megaindex.io.filesystem import Progress, copy_range
 from megaindex.io.mapping import map_file
 from megaindex.io.os_errors import as_storage_error, storage_error
 from megaindex.io.paths import FileInfo, is_remote, open_regular, plain, version_at, version_of
-from megaindex.kernels import file_mapper
+from megaindex.io.threads import map_interruptibly
+from megaindex.kernels import file_mapper, num_threads
 from megaindex.objects.files import each_of, local_copy, stat_path
 
+_CHECKED = 1 << 22  # sequences that a thread checks at once
 _CHUNK = 1 << 18  # sequences whose pointers are computed at once
 _COPY_BYTES = 1 << 20
 _ATTEMPTS = 5
@@ -135,8 +137,18 @@ class MappedPair:
 
     def check_everything(self) -> int:
         """Check every entry of the .idx and return the number of tokens, or raise FormatError."""
-        check_bounds(self.bounds, self.header.num_sequences, self.idx_path)
-        return self.check_sequences(0, self.header.num_sequences)
+        count = self.header.num_sequences
+
+        def check(start: int) -> int:
+            if start < 0:
+                check_bounds(self.bounds, count, self.idx_path)
+                return 0
+            return self.check_sequences(start, min(start + _CHECKED, count))
+
+        starts = [-1, *range(0, count, _CHECKED)]
+        if count <= _CHECKED:
+            return sum(map(check, starts))
+        return sum(map_interruptibly(check, starts, num_threads()))
 
 
 def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> MappedPair:

@@ -27,7 +27,8 @@ from megaindex.index.spans import (
     iterate_spans,
     part_bounds,
 )
-from megaindex.kernels import active
+from megaindex.io.threads import map_interruptibly
+from megaindex.kernels import active, num_threads
 
 _SAMPLED_ROWS = 256
 
@@ -128,6 +129,30 @@ def rising_rows(sample_index: IntArray) -> npt.NDArray[np.bool_]:
     return rising
 
 
+def _rows_at(begins: IntArray, places: I64) -> tuple[I64, I64]:
+    """Return the number of ``begins`` below each place, and of those up to it, both sorted.
+
+    Chunks of ``begins``, which may be a column, are copied and searched by several threads.
+    """
+    found = np.empty(places.size, np.int64), np.empty(places.size, np.int64)
+    last = begins[_ROWS - 1 : begins.size - 1 : _ROWS]  # of each chunk but the last one
+    bounds = [
+        np.concatenate(([0], np.searchsorted(places, last, side), [places.size]))
+        for side in ("right", "left")
+    ]
+
+    def find(chunk: int) -> None:
+        rows = np.ascontiguousarray(begins[chunk * _ROWS : (chunk + 1) * _ROWS])
+        for bound, out, side in zip(bounds, found, ("left", "right"), strict=True):
+            those = slice(bound[chunk], bound[chunk + 1])
+            wanted = places[those].astype(rows.dtype)  # else the longer one is converted
+            out[those] = np.searchsorted(rows, wanted, side) + chunk * _ROWS  # type: ignore[call-overload]
+
+    map_interruptibly(find, range(last.size + 1), num_threads())
+    return found
+
+
+_ROWS = 1 << 18  # rows searched at a time
 _SORTED = 1 << 25  # samples whose positions are found at a time, 4 bytes each
 _READ = 1 << 16  # entries of the shuffle read at a time
 _NOWHERE = 2**32 - 1  # above every position of a shuffle of 32 bits
@@ -188,15 +213,14 @@ class ArrayIndex(ShownIndex):
         """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
         del source
         places = places_of(self.document_index, documents, self.sequence_lengths.size)
-        begins = np.ascontiguousarray(self.sample_index[:, 0])
-        places = places.astype(begins.dtype)  # else the longer one is converted
+        low, high = _rows_at(self.sample_index[:, 0], places)
         # rows up to the last one that begins at a place, from the one that reaches it
-        first = np.maximum(np.searchsorted(begins, places) - 1, 0)
-        stop = np.minimum(np.searchsorted(begins, places, "right"), begins.size - 1)
+        first = np.maximum(low - 1, 0)
+        stop = np.minimum(high, len(self.sample_index) - 1)
         count = np.maximum(stop - first, 0)
         within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         cut = np.repeat(first, count) + within
-        samples = places_of(self.shuffle_index, cut, begins.size - 1)
+        samples = places_of(self.shuffle_index, cut, len(self.sample_index) - 1)
         return served_in(self, samples, documents)
 
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:

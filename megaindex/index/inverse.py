@@ -17,7 +17,7 @@ from megaindex.index.spans import Index, Spans, iterate_spans, sequence_lengths_
 from megaindex.io.threads import map_interruptibly
 from megaindex.kernels import num_threads
 
-_AT_ONCE = 1 << 20  # entries of an array
+_AT_ONCE = 1 << 16  # entries of an array
 _LOCATED = 1 << 16  # samples
 
 
@@ -126,10 +126,15 @@ def places_of(array: IntArray, numbers: I64, bound: int) -> I64:
     Numbers from ``bound`` on are in no place.
     """
     member = membership(numbers[numbers < bound], bound)
+    bits = np.packbits(member, bitorder="little")  # which fit a cache
 
     def find(first: int) -> I64:
         chunk = np.asarray(array[first : first + _AT_ONCE])
-        return np.flatnonzero(member.take(chunk)) + first
+        places = np.flatnonzero(bits.take(chunk >> 3))
+        likely = chunk[places]
+        found = bits.take(likely >> 3) >> (likely & 7).astype(np.uint8) & np.uint8(1)
+        hits: I64 = places[found.view(bool)] + first
+        return hits
 
     chunks = range(0, array.size, _AT_ONCE)
     nothing = np.empty(0, np.int64)
