@@ -246,8 +246,7 @@ const byLength = (pieces, S, lists = range(S + 1, () => [])) =>
   pieces.forEach((piece) => lists[piece[3]].push(piece)) || lists;
 function pack(count, most, least, stacked) { // returns the [length, rank] of the pieces of each bin
   const layers = [], capacity = count.length - 1;
-  let open = [];
-  for (let length = capacity; length > 0; length--) {
+  for (let open = [], length = capacity; length > 0; length--) {
     for (let left = count[length], rank = 0; left > 0;) {
       const [below] = open.filter(({ room }) => room >= length).sort((a, b) => a.room - b.room || a.held - b.held);
       const { room, held, bins: all, covered: before } = below || { room: capacity, held: 0, bins: left, covered: 0 };
@@ -288,10 +287,14 @@ function divisor(weights) {
   });
   return (p) => block(Math.floor(p / size))(p);
 }
-const inBatches = (draw, size) => (p) => draw(Math.floor(p / size)).map((x, k) => (k ? x * size + p % size : x));
+const inBatches = (draw, size, begins = [0]) => (p) => { // size: of all batches, or a list of those of each stream
+  const sizeOf = (b) => size[draw(b)[0]] ?? size;
+  while (begins.at(-1) <= p) begins.push(begins.at(-1) + sizeOf(begins.length - 1));
+  const b = begins.findLastIndex((begin) => begin <= p);
+  return draw(b).map((x, k) => (k ? x * sizeOf(b) + p - begins[b] : x));
+};
 const MIXING = {
-  stratified: ({ shares }) => divisor(shares),
-  per_stream: ({ shares, batch }) => inBatches(divisor(shares), batch),
+  stratified: ({ shares }) => divisor(shares), per_stream: ({ shares, batch }) => inBatches(divisor(shares), batch),
   random({ shares, seed, name, period }) {
     const spread = divisor(shares), beginOf = (p) => p - p % period % 2048;
     const block = memo((x) => {
@@ -325,13 +328,11 @@ const MIXING = {
 // ---- steps, rows, receipts, files ------------------------------------------------------------------------
 function dealt([first, samples, rows], D, M, workOf) { // returns the positions of each micro batch
   const e = Math.floor(samples / (rows / M)), sizes = range(rows / M, (m) => e + (m < samples % (rows / M)));
-  const positions = range(samples, (i) => first + i);
+  const positions = range(samples, (i) => first + i), loads = range(D, () => 0);
   if (!workOf) return sizes.map((size) => positions.splice(0, size));
   const sorted = positions.map((p) => [p, workOf(p)]).sort(([p, v], [q, w]) => w - v || p - q);
-  const loads = range(D, () => 0);
   return range(rows / M / D).flatMap((r) => {
-    let longer = sizes.slice(r * D, (r + 1) * D).filter((size) => size > e).length;
-    const round = range(D, () => []);
+    let longer = sizes.slice(r * D, (r + 1) * D).filter((size) => size > e).length, round = range(D, () => []);
     for (const [p, work] of sorted.splice(0, D * e + longer)) {
       const free = range(D).filter((k) => round[k].length < e + (longer > 0));
       const rank = free.reduce((best, k) => (loads[k] < loads[best] ? k : best));
@@ -374,8 +375,7 @@ function tableIn(file) { // returns rows of integers, of one number each in a te
   if (!file.endsWith('.npy')) return data.toString().trim().split(/\s+/).map((id) => [Number(id)]);
   const begin = 10 + data.readUInt16LE(8), header = data.toString('latin1', 0, begin);
   const [, width, rows, columns] = /[iu](\d)'.*\((\d+),(?: (\d+))?\)/.exec(header).map((x = 1) => Number(x));
-  const at = (k) => data.readUIntLE(begin + width * k, Math.min(width, 6));
-  return range(rows, (k) => range(columns, (i) => at(k * columns + i)));
+  return range(rows, (k) => range(columns, (i) => data.readUIntLE(begin + width * (k * columns + i), Math.min(width, 6))));
 }
 function main([file, name, what, ...numbers]) {
   const text = fs.readFileSync(file), lock = JSON.parse(text), [a, b] = numbers.map(Number);

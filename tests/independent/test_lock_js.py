@@ -54,6 +54,17 @@ stages:
   a: {steps: 40, batching: random, mix: {web: 0.5, code: 0.3, chat: 0.2}}
   b: {samples: 1003, mix: {web: 0.5, code: 0.3, chat: 0.2}}
 """
+BATCHES = """
+sequence_length: 32
+batch: {global_batch_size: 12}
+sources: {web: web, code: {path: code, order: window}, chat: chat}
+stages:
+  a:
+    steps: 50
+    batching: per_stream
+    mix: {web: 3, code: {proportion: 2, batch_size: 24}, chat: {proportion: 1, batch_size: 6}}
+  b: {steps: 20, mix: {web: 1, code: 1}}
+"""
 BLEND = [0.3, "web", 0.5, "code", 0.2, "chat"]
 SKIPS = """
 skip:
@@ -113,6 +124,7 @@ RUNS: Mapping[str, Any] = {
     "mixes": RECIPE + MIXES,
     "limited mixes": LIMITED + MIXES,
     "recipe": RECIPE,
+    "batches of streams": BATCHES,
     "finetuning": FINETUNING,
     "skips": RECIPE + SKIPS,
     "masked": FINETUNING + SKIPS,
@@ -287,7 +299,9 @@ def compare(
     assert found == expected
 
 
-@pytest.mark.parametrize("name", ["recipe", "megatron", "skips", "lengths", "past"])
+@pytest.mark.parametrize(
+    "name", ["recipe", "batches of streams", "megatron", "skips", "lengths", "past"]
+)
 def test_rows(name: str, node: str) -> None:
     stream, _ = locked(name, "train")
     compare(node, stream, "train", queries=QUERIES)
