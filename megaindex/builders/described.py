@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from megaindex._types import I32, I64
-from megaindex.builders.single import build_index, packed_index
-from megaindex.cache.cache import fetch
-from megaindex.cache.fingerprint import corpus_fingerprint
+from megaindex._types import I32
+from megaindex.builders.single import build_index, epoch_tables, packed_index
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, make_bins
@@ -24,8 +22,7 @@ from megaindex.index.frameworks import lengths_of
 from megaindex.index.mixing import FixedMixing, Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
-from megaindex.index.orders.epoch import STRIDE, EpochIndex
-from megaindex.index.orders.framework import Sink
+from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.skips import LossMask, SkippedIndex, Skips, read_ids
 from megaindex.index.spans import Index, datasets_of
@@ -34,8 +31,6 @@ from megaindex.recipe.mix_changes import MixChanges
 
 Folder = str | os.PathLike[str]
 Node = Mapping[str, Any]
-
-_WORTH_KEEPING = 1 << 22  # documents of an epoch whose table takes a tenth of a second
 
 
 def build_described(
@@ -159,8 +154,6 @@ def _common(node: Node) -> dict[str, Any]:
 def _epoch(
     node: Node, dataset: IndexedDataset, documents: range | I32, cache_dir: Folder | None
 ) -> EpochIndex:
-    whole = isinstance(documents, range)
-    large = whole and cache_dir is not None and len(documents) >= _WORTH_KEEPING
     return EpochIndex(
         sequence_lengths=dataset.sequence_lengths,
         documents=documents,
@@ -169,7 +162,9 @@ def _epoch(
         epochs_mixed=node["epochs_mixed"],
         left_over=node["left_over"],
         datasets=(dataset,),
-        fetch_table=partial(_fetch_table, node, dataset, cache_dir) if large else None,
+        fetch_table=epoch_tables(
+            dataset, documents, cache_dir, node["seed"], node["name"], node["epochs_mixed"]
+        ),
         **_common(node),
     )
 
@@ -186,33 +181,6 @@ def _blocks(node: Node, dataset: IndexedDataset, documents: range, _: Folder | N
     return BlockedIndex(
         blocks=blocks, sequence_length=node["sequence_length"], num_epochs=node["epochs"]
     )
-
-
-def _fetch_table(
-    node: Node,
-    dataset: IndexedDataset,
-    cache_dir: Folder | None,
-    block: int,
-    size: int,
-    fill: Callable[[I64], None],
-) -> I64:
-    """Return the table of a block of order epoch, kept in the cache."""
-
-    def parameters() -> dict[str, Any]:
-        names = ("documents", "seed", "name", "epochs_mixed")
-        return {
-            "order": "epoch table",
-            "corpus": corpus_fingerprint(dataset),
-            **{name: node[name] for name in names},
-            "block": block,
-            "stride": STRIDE,
-        }
-
-    def build(sink: Sink) -> None:
-        fill(sink.allocate("starts", (size,), "int64"))
-        sink.seal("starts")
-
-    return fetch(cache_dir, parameters, build, {"starts": ((size,), "int64")})[0]["starts"]
 
 
 def _window(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from megaindex._types import I32, IntArray
+from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div, epochs_built, samples_for_epochs
 from megaindex.cache.cache import fetch
 from megaindex.cache.fingerprint import array_checksum, corpus_fingerprint, documents_setting
@@ -38,8 +38,8 @@ from megaindex.index.order_settings import (
     order_of,
 )
 from megaindex.index.orders import framework, neox_documents, packed
-from megaindex.index.orders.epoch import EpochIndex
-from megaindex.index.orders.framework import ShuffledOrder
+from megaindex.index.orders.epoch import STRIDE, EpochIndex, FetchTable
+from megaindex.index.orders.framework import ShuffledOrder, Sink
 from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.orders.window import WindowIndex
@@ -264,8 +264,9 @@ def build_index(
             `NeoxOrder`, `NeoxDocumentsOrder`, `MegatronLegacyOrder`, `PaddleOrder`, `EpochOrder`,
             `WindowOrder`, `PackedOrder`.
         cache_dir: directory to keep the arrays in; an entry found there is verified and mapped.
-            Default: memory. Orders epoch and window have no arrays; those of order packed are the
-            documents sorted by length, for any seed and number of epochs.
+            Default: memory. Order window has no arrays, and order epoch tables of 4 million
+            documents and more; those of order packed are the documents sorted by length, for any
+            seed and number of epochs.
 
     Returns:
         An index with ``num_samples``, ``num_epochs``, ``tokens_per_epoch``, ``datasets`` and
@@ -317,11 +318,15 @@ def build_index(
     tokens = count_tokens(dataset.sequence_lengths, chosen)
     if isinstance(order, EpochOrder):
         check_one_sample(name, tokens, sequence_length, extra)
+        key = corpus_fingerprint(dataset) if source_name is None else source_name
         block = EpochIndex(
             sequence_lengths=dataset.sequence_lengths,
             documents=chosen,
             tokens_per_epoch=tokens,
-            source_name=corpus_fingerprint(dataset) if source_name is None else source_name,
+            source_name=key,
+            fetch_table=epoch_tables(
+                dataset, chosen, cache_dir, common["seed"], key, order.epochs_mixed
+            ),
             num_epochs=order.epochs_mixed,
             epochs_mixed=order.epochs_mixed,
             left_over=order.left_over,
@@ -379,6 +384,50 @@ def _window_index(
         source_name=corpus_fingerprint(dataset) if name is None else name,
         **settings,
     )
+
+
+_WORTH_KEEPING = 1 << 22  # documents of an epoch whose table takes a tenth of a second
+
+
+def epoch_tables(
+    dataset: IndexedDataset,
+    documents: range | I32,
+    cache_dir: str | os.PathLike[str] | None,
+    seed: int,
+    name: str,
+    epochs_mixed: int,
+) -> FetchTable | None:
+    """Return the function that keeps the tables of order epoch in the cache; None if they are small
+    or there is no cache."""
+    if cache_dir is None or len(documents) < _WORTH_KEEPING:
+        return None
+    parameters = {
+        "order": "epoch table",
+        "corpus": corpus_fingerprint(dataset),
+        "documents": documents_setting(documents),
+        "seed": seed,
+        "name": name,
+        "epochs_mixed": epochs_mixed,
+        "stride": STRIDE,
+    }
+    return partial(_fetch_table, cache_dir, parameters)
+
+
+def _fetch_table(
+    cache_dir: str | os.PathLike[str],
+    parameters: Mapping[str, Any],
+    block: int,
+    size: int,
+    fill: Callable[[I64], None],
+) -> I64:
+    """Return the table of a block of order epoch."""
+
+    def build(sink: Sink) -> None:
+        fill(sink.allocate("starts", (size,), "int64"))
+        sink.seal("starts")
+
+    arrays = {"starts": ((size,), "int64")}
+    return fetch(cache_dir, lambda: {**parameters, "block": block}, build, arrays)[0]["starts"]
 
 
 def packed_index(

@@ -315,6 +315,21 @@ def test_threads_pickles_and_forks_read_the_same(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_tables_are_kept_in_the_cache(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = build(prefix, epochs=3).locate(range(40))
+    monkeypatch.setattr("megaindex.builders.single._WORTH_KEEPING", 1)
+    index = build(prefix, epochs=3, cache_dir=tmp_path)
+    for each in (index, pickle.loads(pickle.dumps(index))):
+        assert [a.tolist() for a in each.locate(range(40))] == [a.tolist() for a in expected]
+    tables = sorted(tmp_path.glob("*/starts.npy"))
+    assert tables
+    again = build(prefix, epochs=3, cache_dir=tmp_path)
+    again.locate(range(40))
+    assert sorted(tmp_path.glob("*/starts.npy")) == tables
+
+
 def test_a_table_that_could_not_be_made_is_tried_again() -> None:
     tables_made = []
 

@@ -290,7 +290,7 @@ def test_source_by_source_gives_the_same_receipts(
 
 
 def test_tables_of_large_corpora_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megaindex.builders.described._WORTH_KEEPING", 1)
+    monkeypatch.setattr("megaindex.builders.single._WORTH_KEEPING", 1)
     kept = []
     for _ in range(2):
         assert rules("flags.lock", step=3, cache_dir=tmp_path) == []
