@@ -13,7 +13,8 @@
 # make aarch64  the kernels on an emulated aarch64, equal to x86-64 bit by bit
 # make docs   the site of docs/, with search and an API reference, in build/site
 # make docs-sample  docs/audit-sample.html, and the pictures of docs/
-# make trainers   the scripts of examples/, and one lock under every trainer, with the real packages
+# make trainers   the scripts of examples/, and one lock under every trainer, with the real packages;
+#             with NEOX=checkout also the loaders of GPT-NeoX, whose helpers are compiled
 # make explore, make sanitize, make slow, make fuzz, make soak, make mutants,
 #             make simulate: see CONTRIBUTING.md
 
@@ -50,7 +51,7 @@ trainers: $(SOURCES) requirements/trainers.txt
 		-r requirements/quick.txt -r requirements/trainers.txt torch==2.13.0
 	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --no-deps \
 		nemo-automodel==0.7.0 torchao==0.18.0 megatron-core==0.16.1 megatron-bridge==0.3.1
-	$(TRAINERS)/bin/python -m pytest tests/trainers tests/test_examples.py
+	$(if $(NEOX),NEOX=$(NEOX)) $(TRAINERS)/bin/python -m pytest tests/trainers tests/test_examples.py
 
 # The property tests with a seed of their own, which MEGAINDEX_EXPLORE_SEED sets; of TESTS alone
 explore: $(VENV)/.test-installed

@@ -90,7 +90,7 @@ def _redirected_output() -> Iterator[Any]:
 
 
 def _compare(what: str, checkout: str, directory: Path, rounds: int) -> dict[str, Any]:
-    utils = _data_utils(checkout)
+    utils = load_data_utils(checkout)
     run = _Run(utils, directory)
     run.check_equal()
     measure, items, unit = {
@@ -245,7 +245,7 @@ def _corpora(folder: Path) -> list[str]:
     return list(map(str, prefixes))
 
 
-def _data_utils(checkout: str) -> Any:
+def load_data_utils(checkout: str) -> Any:
     """Import GPT-NeoX's ``megatron.data.data_utils`` in a process group of one CPU rank."""
     import torch
 

@@ -5,9 +5,12 @@ The packages are those of requirements/trainers.txt, which `make trainers` insta
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -94,24 +97,41 @@ def start(name: str, ranks: int, *, fails: bool = False, **settings: Any) -> lis
         "PYTHONWARNINGS": "ignore",
     }
     given = {"lock": "", "until": -1, "resume": "", "own": False, **settings}
-    command = [sys.executable, str(HERE / "trainer_process.py"), name, json.dumps(given)]
+    command = [sys.executable, str(HERE / "trainer_process.py"), name, str(ranks)]
     folder = Path(given["folder"])
     folder.mkdir(exist_ok=True)
-    processes = []
-    for rank in range(ranks):
-        each = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
-        with (folder / f"log-{ranks}-{rank}.txt").open("w") as log:
-            processes.append(subprocess.Popen(command, env=each, stdout=log, stderr=log))
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen(
+            [*command, json.dumps(given)], env=environment, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
     try:
-        codes = [process.wait(400) for process in processes]
+        failed = process.wait(500)
     finally:
-        for process in processes:
-            process.kill()
-    logs = [(folder / f"log-{ranks}-{rank}.txt").read_text()[-3000:] for rank in range(ranks)]
-    assert codes == [int(fails)] * ranks, "\n".join(logs)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    files = [folder / "log.txt", *sorted(folder.glob(f"log-{ranks}-*.txt"))]
+    logs = [file.read_text()[-3000:] for file in files]
+    assert failed == (ranks if fails else 0), "\n".join(logs)
     if fails:
-        return logs
+        return logs[1:]
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"result-{ranks}-*.json"))]
+
+
+def test_the_lock_serves_each_token_once_an_epoch(lock: str) -> None:
+    """Of web, not all; of code, all but those that fill no sample, and then some once more."""
+    spans = open_run(lock, data_parallel_size=1).index.locate(np.arange(480))
+    times = np.zeros((2, 300, 200), int)
+    for begin, end in itertools.pairwise(spans.row_splits):
+        for number in range(begin, end):
+            first = spans.offset[number]
+            inputs = spans.length[number] - (number == end - 1)  # the last token is a label alone
+            times[spans.source[number], spans.document[number], first : first + inputs] += 1
+    web, code = times
+    lengths = megaindex.IndexedDataset(str(Path(lock).parent / "code")).sequence_lengths
+    assert web.max() == 1
+    assert code.max() == 2
+    assert 0 <= lengths.sum() - np.count_nonzero(code) <= 64
 
 
 @pytest.mark.parametrize("name", NEEDS)
@@ -129,6 +149,35 @@ def test_the_receipts_are_those_of_the_lock(name: str, lock: str, tmp_path: Path
     resume = "7" if name == "torchtitan" else f"{folder}/{CHECKPOINTS[name]}"
     (state,) = start(name, then, **MICRO[then], until=20, resume=resume, **train)
     assert_receipt(state, read_lock(lock), 480)
+
+
+def test_torchft_repeats_the_samples_of_a_step_that_a_group_leaves(
+    lock: str, tmp_path: Path
+) -> None:
+    """Two groups, then one, then two: each step that is committed has the samples of the lock."""
+    if importlib.util.find_spec("torchft") is None:
+        pytest.skip("torchft is not installed; make trainers installs it")
+    paths = os.pathsep.join(map(str, (HERE.parents[1], HERE.parent)))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "torchft_groups.py"), lock, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [
+        json.loads(line)
+        for path in sorted(tmp_path.glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    groups = [size for _, rank, size, _ in sorted(rows) if rank == 0]
+    assert groups[:7] == [2] * 7
+    assert groups[7] == 1
+    assert groups[-1] == 2
+    run = open_run(lock, data_parallel_size=1, micro_batch_size=24)
+    for step, batch in enumerate(run):
+        parts = sorted((rank, tokens) for at, rank, _, tokens in rows if at == step)
+        assert [row for _, tokens in parts for row in tokens] == batch["tokens"].tolist()
+    assert step == len(groups) - 1 == 19
 
 
 def test_the_batch_size_of_torchtitan_must_be_that_of_the_lock(lock: str, tmp_path: Path) -> None:
@@ -241,6 +290,34 @@ def test_accelerate_does_not_divide_batches_again() -> None:
         prepare_data_loader(loader, num_processes=2, process_index=0, put_on_device=False)
 
 
+def test_bridge_reads_the_samples_of_a_lock(tmp_path: Path) -> None:
+    """Two ranks read seven steps, and four go on; each compares every sample with the lock's."""
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip("Megatron-Bridge is not installed; make trainers installs it")
+    lock = tmp_path / "run.lock"
+    make_lock(
+        data_path=blend_words(tmp_path), order="megatron", sequence_length=64, seed=1234,
+        split="100,0,0", train_iters=20, eval_iters=0, global_batch_size=24, micro_batch_size=2,
+        data_parallel_size=2,
+    ).write(str(lock))  # fmt: skip
+    run = {"lock": str(lock), "folder": str(tmp_path / "run")}
+    assert start("bridge", 2, **MICRO[2], until=7, **run) == [168]
+    resume = f"{run['folder']}/7.pt"
+    assert start("bridge", 4, **MICRO[4], until=20, resume=resume, **run) == [480]
+
+
+def blend_words(folder: Path) -> list[str]:
+    """Write two corpora, and return the words of a blend of both."""
+    words = []
+    for weight, name in ((0.7, "web"), (0.3, "code")):
+        rng = np.random.default_rng(len(name))
+        with megaindex.IndexedDatasetWriter(str(folder / name), "uint16") as writer:
+            for length in rng.integers(20, 200, 200):
+                writer.add_document(rng.integers(1, 250, length))
+        words += [str(weight), str(folder / name)]
+    return words
+
+
 def test_automodel_builds_the_samples_of_a_lock_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,13 +332,7 @@ def test_automodel_builds_the_samples_of_a_lock_without_a_compiler(
     from torch.utils import cpp_extension
 
     monkeypatch.setattr(cpp_extension, "load_inline", None)
-    words = []
-    for weight, name in ((0.7, "web"), (0.3, "code")):
-        rng = np.random.default_rng(len(name))
-        with megaindex.IndexedDatasetWriter(str(tmp_path / name), "uint16") as writer:
-            for length in rng.integers(20, 200, 200):
-                writer.add_document(rng.integers(1, 250, length))
-        words += [str(weight), str(tmp_path / name)]
+    words = blend_words(tmp_path)
     tokenizer = SimpleNamespace(eos_token_id=0, name_or_path="bytes", pad_token_id=None)
     store = distributed.FileStore(str(tmp_path / "store"), 1)
     distributed.init_process_group("gloo", rank=0, world_size=1, store=store)

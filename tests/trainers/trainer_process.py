@@ -1,15 +1,19 @@
-"""One process of a tiny run under a real trainer, on CPU, with gloo.
+"""The processes of a tiny run under a real trainer, on CPU, with gloo.
 
-``trainer_process.py NAME SETTINGS`` trains on the samples of a lock and writes the state of all
-ranks to a file. With ``own``, the trainer reads numbered samples with its own loader instead, and
-each rank writes the numbers that it trained on.
+``trainer_process.py NAME RANKS SETTINGS`` trains on the samples of a lock and writes the state of
+all ranks to a file. It imports the trainer, and forks into one process for each rank. With
+``own``, the trainer reads numbered samples with its own loader instead, and each rank writes the
+numbers that it trained on.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +23,17 @@ from torch import distributed
 
 OWN_SAMPLES = 487  # not a multiple of the 24 samples of a step
 VOCABULARY = 256
-RANK, SIZE = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))  # Lightning removes them
+RANK, SIZE = 0, 1  # of the process that was forked
+IMPORTED = {  # before the processes are forked
+    "pytorch": "megaindex.adapters.run_loader",
+    "stateful_dataloader": "torchdata.stateful_dataloader",
+    "accelerate": "accelerate",
+    "huggingface": "megaindex.adapters.huggingface",
+    "lightning": "megaindex.adapters.lightning",
+    "torchtitan": "trainers.torchtitan_on_cpu",
+    "automodel": "trainers.automodel_on_cpu",
+    "bridge": "trainers.bridge_on_cpu",
+}
 
 
 class Settings(SimpleNamespace):
@@ -301,13 +315,86 @@ def train_automodel(settings: Settings) -> Any:
     return recipe.dataloader.run.state_dict()
 
 
-def main(name: str, settings: Settings) -> None:
+def train_bridge(settings: Settings) -> Any:
+    """Megatron-Bridge's data loaders, after ``install(lock=…)``, compared with the lock's samples;
+    none trains. A checkpoint has the state of its training."""
+    from support.megatron_dataset import Tokenizer
+    from trainers.bridge_on_cpu import GPTDatasetConfig, TrainingConfig, TrainState, loaders, utils
+
+    import megaindex.adapters.megatron as adapter
+    from megaindex.lock import open_run, read_lock
+
+    distributed.init_process_group("gloo")
+    lock = read_lock(settings.lock)
+    adapter.install(lock=lock)
+    data = Path(settings.lock).parent
+    dataset = GPTDatasetConfig(
+        seq_length=64, random_seed=1234, blend=([f"{data}/web", f"{data}/code"], [0.7, 0.3]),
+        split="100,0,0", path_to_cache=f"{settings.folder}/cache", tokenizer=Tokenizer(),
+        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+        create_attention_mask=False, dataloader_type="single", num_workers=0, pin_memory=False,
+    )  # fmt: skip
+    dataset.finalize()
+    train = TrainingConfig(
+        micro_batch_size=settings.micro, global_batch_size=24, train_iters=20, eval_iters=0
+    )
+    state = TrainState()
+    if settings.resume:
+        state.load_state_dict(torch.load(settings.resume))
+    loader, *_ = loaders.build_train_valid_test_data_loaders(
+        SimpleNamespace(train=train, dataset=dataset),
+        state,
+        utils.pretrain_train_valid_test_datasets_provider,
+        distributed.group.WORLD,
+    )
+    ranks = {"data_parallel_rank": RANK, "data_parallel_size": SIZE}
+    run = open_run(lock, micro_batch_size=settings.micro, **ranks)
+    past = state.consumed_train_samples // (settings.micro * SIZE)
+    expected = itertools.islice(run, past, settings.until * settings.accumulate)
+    for ours, theirs in zip(expected, loader, strict=settings.until == 20):
+        assert torch.equal(ours["tokens"], theirs["tokens"])
+        assert torch.equal(ours["labels"], theirs["labels"])
+        state.consumed_train_samples += settings.micro * SIZE
+    if RANK == 0:
+        torch.save(state.state_dict(), f"{settings.folder}/{settings.until}.pt")
+    return state.consumed_train_samples
+
+
+def main(name: str, ranks: int, settings: Settings) -> int:
+    """Return the number of ranks that failed."""
+    importlib.import_module(IMPORTED[name])
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        with open(f"{settings.folder}/log-{ranks}-{rank}.txt", "w") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        status = 1
+        try:
+            run(name, rank, ranks, settings)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+
+
+def run(name: str, rank: int, ranks: int, settings: Settings) -> None:
+    global RANK, SIZE
+    RANK, SIZE = rank, ranks
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0")
     state = globals()[f"train_{name}"](settings)
-    if settings.own or RANK == 0:
-        Path(settings.folder, f"result-{SIZE}-{RANK}.json").write_text(json.dumps(state))
+    if settings.own or rank == 0:
+        Path(settings.folder, f"result-{ranks}-{rank}.json").write_text(json.dumps(state))
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Settings(**json.loads(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), Settings(**json.loads(sys.argv[3]))))
