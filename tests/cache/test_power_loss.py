@@ -252,6 +252,25 @@ def test_only_what_was_recorded_is_noted(tmp_path: Path, machine: Machine) -> No
     assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "1"
 
 
+def test_an_error_while_sets_are_marked_ends_no_thread(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may report a failed write when the sidecar is closed."""
+    build(tmp_path)
+    close, failed = os.close, []
+
+    def fail(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        close(descriptor)
+        if name.endswith("-megaindex.json"):
+            failed.append(name)
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "close", fail)
+    machine.sync()
+    assert failed
+
+
 @pytest.mark.parametrize("page", [b"(20,\0), }", b"{(20,), \0}"])
 def test_a_lost_header_is_a_typed_error(tmp_path: Path, page: bytes) -> None:
     """NumPy raises an error of Python's tokenizer for some damaged headers."""

@@ -289,7 +289,7 @@ def make_sets_durable_later(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
 def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
     """Sync sets of one directory, and mark those as durable whose files are still as recorded."""
     synced = [(files, sidecar) for files, sidecar in sets if _sync(files, sidecar)]
-    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         if synced:
             directory = os.path.dirname(synced[0][0].sidecar) or "."
             os.fsync(stack.enter_context(opened(directory)))
