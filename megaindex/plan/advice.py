@@ -478,6 +478,13 @@ def _splits(run: Run, plan: Plan) -> Iterator[str]:
             f"--split is missing: all documents are training data, while the frameworks default to "
             f"{DEFAULT_SPLIT}; pass --split {DEFAULT_SPLIT} to plan as they do"
         )
+    if run.packing is not None and data.split is not None and len(plan.datasets) > 1:
+        yield (
+            f"pack_impl {run.packing.pack_impl} with split: GPT-NeoX reads validation and test "
+            "from the first document on, which is training data; give train_data_paths, "
+            "valid_data_paths and test_data_paths, or call "
+            "megaindex.adapters.neox.install(exact=True) in the run"
+        )
     for split in ("valid", "test"):
         rows = plan.rows(split)
         yield from _evaluation_rows([row for row in rows if row.drawn])

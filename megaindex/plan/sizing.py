@@ -242,7 +242,10 @@ class Sizing:
         if self.asks_one_epoch or self.one_epoch_only:
             return self.per_epoch()
         if self.exact:
-            return self.draws.counts(samples)
+            counts = self.draws.counts(samples)
+            if counts is None or self.row.order != "neox":
+                return counts
+            return [max(1, count) for count in counts]  # a dataset of none has length -1
         return [self._request(i, samples) for i in range(len(self.tokens))]
 
     def blend_size(self, samples: int) -> int:

@@ -105,9 +105,15 @@ def test_neox_builds_what_is_planned(neox: Any, request: tuple[int, list[float],
         args = arguments(Path(folder), sizes, weights=weights, train_iters=iterations)
         blend = loaders_of(args)["train"].dataset
         rows = planned("neox", args.paths, weights, iterations, buffer)
-        assert [of_neox(dataset) for dataset in blend.datasets] == [
-            (max(1, requested), built, epochs) for requested, built, epochs in rows
-        ]
+        assert [of_neox(dataset) for dataset in blend.datasets] == rows
+
+
+def test_neox_builds_a_sample_of_a_source_that_is_not_drawn(neox: Any, tmp_path: Path) -> None:
+    megaindex.adapters.neox.install(variance_buffer="exact")
+    args = arguments(tmp_path, [[60] * 9, [9]], weights=[1.0, 0.001], train_iters=2)
+    built = [of_neox(dataset) for dataset in loaders_of(args)["train"].dataset.datasets]
+    assert built[1] == (1, 1, 2)
+    assert planned("neox", args.paths, args.weights, 2, "exact") == built
 
 
 @pytest.mark.parametrize("buffer", [None, 1, 1.3, "exact"])

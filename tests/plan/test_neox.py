@@ -61,3 +61,15 @@ def test_paths_without_weights_are_weighed_alike() -> None:
         "--order", "neox", "--train-iters", 100,
     )  # fmt: skip
     assert [row["requested"] for row in plan["datasets"]] == [51, 51]
+
+
+@pytest.mark.parametrize("split", ["80,10,10", "100,0,0"])
+def test_parts_of_whole_documents_begin_at_the_first_one(split: str, tmp_path: Path) -> None:
+    """GPT-NeoX shuffles the numbers 0 to n - 1 of a part of n documents."""
+    write_corpus(tmp_path / "c", [20] * 40)
+    keys = {"data_path": str(tmp_path / "c"), "split": split, "pack_impl": "pack_until_overflow",
+            "seq_length": 16, "train_batch_size": 2, "train_iters": 5, "eval_iters": 1}  # fmt: skip
+    (tmp_path / "c.yml").write_text(json.dumps(keys))
+    plan = plan_json("--neox-config", tmp_path / "c.yml")
+    said = [text for text in plan["warnings"] if "which is training data" in text]
+    assert len(said) == (split == "80,10,10")
