@@ -7,6 +7,7 @@
 # make bench  time every kernel and the whole build against megatron-core; with
 #             NEOX=checkout also against a GPT-NeoX checkout whose helpers are compiled, and with
 #             MEGATRON=checkout against one of Megatron-LM main
+# make bench-quick  a minute of it, and which speed-ups fell since benchmarks/baseline.json
 # make matrix the Megatron adapter against every release of megatron-core
 # make wheels the sdist, and a manylinux wheel of every Python that is found, each tested without a
 #             compiler, in dist/
@@ -31,7 +32,7 @@ CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo 
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test trainers explore lint bench matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak simulate faults mutants clean
+.PHONY: demo quick test trainers explore lint bench bench-quick matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak simulate faults mutants clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -70,6 +71,10 @@ lint: $(VENV)/.test-installed
 bench: $(VENV)/.test-installed
 	$(PIP) -r requirements/bench.txt
 	$(BIN)/python -m benchmarks $(if $(NEOX),--neox $(NEOX)) $(if $(MEGATRON),--megatron $(MEGATRON))
+
+bench-quick: $(VENV)/.test-installed
+	$(BIN)/python -m benchmarks --quick --rounds 7 --json benchmarks/results/quick.json
+	$(BIN)/python -m benchmarks.baseline benchmarks/results/quick.json
 
 # MATRIX_VERSIONS="0.15.3 0.16.1" for those alone
 matrix: $(VENV)/.test-installed

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -33,9 +34,10 @@ from benchmarks import (
     orders,
     packing,
     scaling,
+    startup,
     tokenize,
 )
-from benchmarks.timing import Comparison, timed
+from benchmarks.timing import Clock, Comparison, processor_seconds, timed
 
 Job = Callable[[], Comparison]
 
@@ -43,32 +45,23 @@ Job = Callable[[], Comparison]
 def main() -> None:
     options = _parser().parse_args()
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
+    if options.quick:
+        Clock.now = processor_seconds
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="megaindex-bench-") as temporary:
         directory = Path(temporary)
         rows, notes, figures = [], [], []
-        for group, job in _jobs(options, directory):
+        jobs = _quick(directory, options.rounds) if options.quick else _jobs(options, directory)
+        for group, job in jobs:
             if options.only and not any(part in group for part in options.only):
                 continue
             row = job()
             rows.append(row)
             console.print(f"  {row.what}: {row.ratio:.2f}x", style="dim")
-        memory = [
-            (name, index_build.memory(name, directory))
-            for name in options.memory
-            if not options.only
-        ]
-        if not options.only or "merge" in options.only:
-            memory.append((f"{merge.SHARDS} merged shards", merge.memory(directory)))
-        if options.only and "tokenize" in options.only:
-            notes = tokenize.figures(directory)
-        if not options.only or "balance" in options.only:
-            notes += balance.figures(directory, options.megatron)
-        if options.only and "packing" in options.only:
+        memory = _memory(options, directory)
+        notes += _notes(options, directory)
+        if _includes(options, "packing", unasked=False):
             figures = _packing(options, console, notes)
-        reason = neox.missing(options.neox)
-        if reason is not None and (not options.only or "neox" in options.only):
-            notes.append(reason)
-        if options.only and "cold" in options.only:
+        if _includes(options, "cold", unasked=False):
             console.print(cold.describe_device(directory))
         copies = _roofline(rows)
     if rows:
@@ -83,6 +76,36 @@ def main() -> None:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1))
     console.print(f"written to {options.json}")
+
+
+def _memory(options: argparse.Namespace, directory: Path) -> list[tuple[str, Any]]:
+    """Return the peak memory of both sides of builds and merges."""
+    memory: list[tuple[str, Any]] = []
+    if _includes(options, "memory"):
+        memory += [(name, index_build.memory(name, directory)) for name in options.memory]
+    if _includes(options, "merge"):
+        memory.append((f"{merge.SHARDS} merged shards", merge.memory(directory)))
+    return memory
+
+
+def _notes(options: argparse.Namespace, directory: Path) -> list[str]:
+    """Return figures as text, and the reason why a benchmark is left out."""
+    notes = []
+    if _includes(options, "tokenize", unasked=False):
+        notes += tokenize.figures(directory)
+    if _includes(options, "balance"):
+        notes += balance.figures(directory, options.megatron)
+    reason = neox.missing(options.neox)
+    if reason is not None and _includes(options, "neox"):
+        notes.append(reason)
+    return notes
+
+
+def _includes(options: argparse.Namespace, figures: str, *, unasked: bool = True) -> bool:
+    """Return True if figures are named in ``--only``, or belong to a whole run."""
+    if options.only:
+        return figures in options.only
+    return unasked and not options.quick
 
 
 def _packing(
@@ -109,10 +132,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dir", help="where corpora and caches go; default: the system's")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/latest.json"))
     parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a minute of jobs, by the processor time of both sides; see benchmarks.baseline",
+    )
+    parser.add_argument(
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, tokenize, loading, "
-        "cold, first, adapters, neox, objects, scaling, numba, balance, packing (only if named)",
+        "cold, first, startup, adapters, neox, objects, scaling, numba, balance, "
+        "packing (only if named)",
     )
     parser.add_argument("--neox", metavar="CHECKOUT", help="a GPT-NeoX checkout to compare with")
     parser.add_argument(
@@ -135,6 +164,28 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
     yield from (("loading", job) for job in _loading(options, directory))
     yield from _reading(directory, rounds, options.neox)
     yield from _numba(directory, rounds)
+
+
+def _quick(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
+    """Yield a minute of jobs that `benchmarks.baseline` compares with earlier ones."""
+    yield "index", partial(index_build.compare, "1B", directory, rounds)
+    yield "sample_index", partial(kernels.sample_index, "1B", directory, rounds)
+    yield "shuffle", partial(kernels.shuffle, rounds, 4_000_000)
+    for count in (2, 8, 100, 1000):
+        yield "blend", partial(kernels.greedy, "lognormal", count, rounds)
+    for count in (8, 100, 1000):
+        yield "exhaustive", partial(kernels.exhaustive, count, rounds)
+    yield (
+        "loading",
+        partial(
+            loading.compare, directory, rounds, length=2048, sources=1, ours="buffers", workers=0
+        ),
+    )
+    yield "first", partial(first_batch.compare, first_batch.CASES[0], directory, rounds)
+    for part in ("cold", "first"):
+        yield "adapters", partial(adapters.compare, adapters.QUICK, part, directory, rounds)
+    for what in ("import", "one file"):
+        yield "startup", partial(startup.compare, what, directory, rounds)
 
 
 def _building(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
@@ -172,7 +223,10 @@ def _reading(directory: Path, rounds: int, checkout: str | None) -> Iterator[tup
     for reader, workers in (("mapped", 0), ("positional", 0), ("mapped", 2), ("mapped", 4)):
         yield "cold", partial(cold.compare, reader, workers, directory, rounds)
     yield "cold", partial(cold.compare, "mapped", 0, directory, rounds, as_it_is=True)
-    yield "first", partial(first_batch.compare, directory, rounds)
+    for blend in first_batch.CASES:
+        yield "first", partial(first_batch.compare, blend, directory, rounds)
+    for what in ("import", *startup.PLANNED):
+        yield "startup", partial(startup.compare, what, directory, rounds)
     for case in adapters.CASES:
         for part in adapters.PARTS:
             yield "adapters", partial(adapters.compare, case, part, directory, rounds)
@@ -269,6 +323,7 @@ def _report(
             {
                 "what": row.what,
                 "ratio": row.ratio,
+                "ratio_of_least": row.ratio_of_least,
                 "asked": row.asked,
                 "ours_seconds": row.ours,
                 "peer_seconds": row.peer,

@@ -59,6 +59,26 @@ def write_sparse(directory: Path, shape: Shape) -> Path:
     return prefix
 
 
+def write_linked(folder: Path, sources: int, documents: int, mean_tokens: int = 1000) -> list[str]:
+    """Write corpora that share one file of tokens and differ in the lengths of documents.
+
+    Returns:
+        Their prefixes.
+    """
+    prefixes = [folder / f"c{number}" for number in range(sources)]
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        shape = Shape(name="", documents=documents, mean_tokens=mean_tokens, epochs=1)
+        lengths = shape.lengths()
+        tokens = np.random.default_rng(1).integers(0, 50_000, lengths.sum(), np.uint16)
+        tokens.tofile(folder / "c0.bin")
+        for number, prefix in enumerate(prefixes):
+            write_index(prefix, np.roll(lengths, number))
+            if number:
+                os.link(folder / "c0.bin", prefix.with_suffix(".bin"))
+    return list(map(str, prefixes))
+
+
 def move_away(paths: Iterable[Path], folder: Path) -> None:
     """Move files and folders to ``folder`` in place of removing them, if they exist.
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import megaindex.adapters.neox as adapter
-from benchmarks.corpora import Shape, move_away, write_index
+from benchmarks.corpora import move_away, write_linked
 from benchmarks.timing import Comparison, installed_or_not, timed
 
 SOURCES = 50
@@ -134,7 +134,7 @@ class _Run:
         self._utils = utils
         self._folder = directory / f"neox-{SOURCES}-of-{DOCUMENTS}"
         self._moved = directory / "moved-away"
-        prefixes = _corpora(self._folder)
+        prefixes = write_linked(self._folder, SOURCES, DOCUMENTS)
         weights = np.random.default_rng(20260101).lognormal(0, 0.5, len(prefixes)).tolist()
         nothing = [
             f"{kind}_data_paths"
@@ -227,22 +227,6 @@ def _halves(size: int) -> tuple[range, range]:
     """Return 2 × READ samples spread over a run: those of the warm-up and those measured."""
     step = max(1, size // (2 * READ))
     return range(0, READ * step, step), range(READ * step, 2 * READ * step, step)
-
-
-def _corpora(folder: Path) -> list[str]:
-    """Write corpora that share tokens and differ in the lengths of documents."""
-    prefixes = [folder / f"c{number}" for number in range(SOURCES)]
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        shape = Shape(name="", documents=DOCUMENTS, mean_tokens=1000, epochs=1)
-        lengths = shape.lengths()
-        tokens = np.random.default_rng(1).integers(0, 50_000, lengths.sum()).astype(np.uint16)
-        tokens.tofile(folder / "c0.bin")
-        for number, prefix in enumerate(prefixes):
-            write_index(prefix, np.roll(lengths, number))
-            if number:
-                os.link(folder / "c0.bin", prefix.with_suffix(".bin"))
-    return list(map(str, prefixes))
 
 
 def load_data_utils(checkout: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import statistics
 import threading
 import time
@@ -32,8 +33,25 @@ class Comparison:
         """Return the speed-up of ours: the ratio of medians."""
         return statistics.median(self.peer) / statistics.median(self.ours)
 
+    @property
+    def ratio_of_least(self) -> float:
+        """Return the ratio of the shortest runs, which other programs disturb least."""
+        return min(self.peer) / min(self.ours)
+
     def nanoseconds(self, side: list[float]) -> float:
         return statistics.median(side) / self.items * 1e9
+
+
+def processor_seconds() -> float:
+    """Return the processor time of all threads, and of the child processes waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+class Clock:
+    """Clock of all measurements of a run: wall time, or the processor time of both sides."""
+
+    now: Callable[[], float] = staticmethod(time.perf_counter)
 
 
 def alternate(
@@ -51,9 +69,9 @@ def alternate(
 
 def timed(run: Callable[[], object]) -> float:
     os.sync()  # write-back of the previous run
-    start = time.perf_counter()
+    start = Clock.now()
     result = run()
-    seconds = time.perf_counter() - start
+    seconds = Clock.now() - start
     del result  # freeing is not timed
     return seconds
 
@@ -62,10 +80,10 @@ def timed_after(batches: Iterator[Any], warm_up: int) -> float:
     """Return the seconds for all but the first ``warm_up`` batches."""
     for _ in itertools.islice(batches, warm_up):
         pass
-    start = time.perf_counter()
+    start = Clock.now()
     for _ in batches:
         pass
-    return time.perf_counter() - start
+    return Clock.now() - start
 
 
 @contextmanager
