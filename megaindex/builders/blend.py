@@ -308,7 +308,7 @@ def build_blend(
         size = _size(weights, row, num_samples, asked, sources.indices, exact=exact)
     arrays = draws.arrays(size, cache_dir)
     if row.blend_size != "built":  # with it the framework fails when the sample is read
-        _check_drawn(arrays["dataset_index"], sources.indices)
+        _check_drawn(draws, arrays["dataset_index"], sources.indices)
     return BlendedIndex(
         indices=sources.indices,
         datasets=sources.datasets,
@@ -350,6 +350,7 @@ def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
     return check_weights("weights", list(weights), count)
 
 
+_ROUNDING = 1e-9  # above all errors of sums and products of shares
 _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
 
 
@@ -367,6 +368,17 @@ class _Draws:
         counted = GreedyDraws(self.values, "exact").counts(samples)
         assert counted is not None, "unbounded"
         return counted
+
+    def cannot_exceed(self, size: int, samples: Sequence[int]) -> bool:
+        """Return True if no source can be drawn more often than it has samples.
+
+        The greedy rule draws the source that is furthest behind its share. By shares that sum to 1
+        that is never a source ahead of its share, so a source is drawn at most once more than it.
+        """
+        if self.rule != "greedy" or abs(float(self.values.sum()) - 1) > _ROUNDING:
+            return False
+        share = self.values * (size * (1 + _ROUNDING))
+        return bool((share + 2 <= np.asarray(samples, np.float64)).all())
 
     def arrays(self, size: int, cache_dir: str | os.PathLike[str] | None) -> Mapping[str, IntArray]:
         """Return dataset_index and dataset_sample_index."""
@@ -469,7 +481,9 @@ def _size(
     return sum(asked if row.blend_size == "buffered" else _asked(weights, row, num_samples, 1.0))
 
 
-def _check_drawn(dataset_index: IntArray, indices: Sequence[Index]) -> None:
+def _check_drawn(draws: _Draws, dataset_index: IntArray, indices: Sequence[Index]) -> None:
+    if draws.cannot_exceed(dataset_index.size, [index.num_samples for index in indices]):
+        return
     drawn = np.bincount(dataset_index, minlength=len(indices)).tolist()
     for number, (count, index) in enumerate(zip(drawn, indices, strict=True)):
         if count > index.num_samples:

@@ -201,6 +201,9 @@ class IndexedDataset:
         if self._mapped is not None:
             return self._mapped.dtype
         dialect = get_dialect(self._dialect)
+        known = dialect.dtypes.get(self.dtype_code)
+        if known is not None:  # a blend of thousands of sources asks each several times
+            return known
         return dtype_of_code(self.dtype_code, dialect, pair_paths(self._path_prefix)[1])
 
     @property

@@ -20,7 +20,18 @@ class Damaged(ValueError):
 def read_object(
     path: str | os.PathLike[str], *, longest: int = _LONGEST, follow: bool = True
 ) -> dict[str, Any]:
-    """Return the JSON object in a regular file, without waiting for a pipe.
+    """Return the JSON object in a regular file; arguments and errors are those of `read_regular`.
+
+    Raises:
+        Damaged: it does not contain a JSON object.
+    """
+    return parse_object(read_regular(path, longest=longest, follow=follow))
+
+
+def read_regular(
+    path: str | os.PathLike[str], *, longest: int = _LONGEST, follow: bool = True
+) -> bytes:
+    """Return the bytes of a regular file, without waiting for a pipe.
 
     Args:
         longest: maximum size in bytes.
@@ -28,7 +39,7 @@ def read_object(
 
     Raises:
         OSError: the file does not exist or cannot be read.
-        Damaged: it does not contain a JSON object.
+        Damaged: it is not a regular file, or too long.
     """
     try:
         descriptor = open_at_once(path, follow=follow)
@@ -41,7 +52,7 @@ def read_object(
         if not stat.S_ISREG(status.st_mode) or status.st_size > longest:
             raise Damaged(f"it is not a regular file of at most {longest} bytes")
         with open(descriptor, "rb", closefd=False) as file:
-            return parse_object(file.read(status.st_size))
+            return file.read(status.st_size)
     finally:
         os.close(descriptor)
 

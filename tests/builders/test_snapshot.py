@@ -13,9 +13,11 @@ import pytest
 from support.corpora import write_corpus
 
 import megaindex
+from megaindex.builders.blend import _Draws
 from megaindex.cache import fingerprint as records
 from megaindex.errors import StorageError
 from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.blending import fill_blend
 from megaindex.loader import MappedTokens
 
 S = 16
@@ -109,6 +111,42 @@ def test_a_damaged_snapshot_is_not_believed(
     assert all(dataset.is_open for dataset in index.datasets)
     assert served(index) == expected
     assert "is damaged; all sources are opened again" in caplog.text
+
+
+def test_a_snapshot_written_with_spaces_is_read(prefixes: list[str], tmp_path: Path) -> None:
+    expected = served(blend_of(prefixes, tmp_path / "cache"))
+    (snapshot,) = (tmp_path / "cache").glob("blend-*.json")
+    snapshot.write_text(json.dumps(json.loads(snapshot.read_text()), indent=1))
+    index = blend_of(prefixes, tmp_path / "cache")
+    assert not any(dataset.is_open for dataset in index.datasets)
+    assert served(index) == expected
+
+
+def test_a_snapshot_with_a_changed_digit_is_not_believed(
+    prefixes: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blend_of(prefixes, tmp_path / "cache")
+    (snapshot,) = (tmp_path / "cache").glob("blend-*.json")
+    text = snapshot.read_text()
+    samples = json.loads(text)["sources"][0]["num_samples"]
+    snapshot.write_text(text.replace(f'"num_samples":{samples}', f'"num_samples":{samples + 1}', 1))
+    index = blend_of(prefixes, tmp_path / "cache")
+    assert all(dataset.is_open for dataset in index.datasets)
+    assert "is damaged; all sources are opened again" in caplog.text
+
+
+def test_counting_the_draws_is_left_out_only_where_no_source_can_be_exhausted() -> None:
+    rng = np.random.default_rng(26)
+    for _ in range(100):
+        shares = rng.dirichlet(np.full(rng.integers(1, 30), 0.4))
+        draws = _Draws("greedy", shares)
+        size = int(rng.integers(1, 2000))
+        counts = fill_blend("greedy", shares, np.empty(size, np.int16), np.empty(size, np.int64))
+        assert draws.cannot_exceed(size, (np.ceil(shares * size) + 3).astype(int).tolist())
+        too_few = counts.copy()
+        too_few[counts.argmax()] -= 1
+        assert not draws.cannot_exceed(size, too_few.tolist())
+        assert not _Draws("greedy", shares * 2).cannot_exceed(size, [2**40] * shares.size)
 
 
 @pytest.mark.parametrize("value", [None, -1, 1.5, [], [1, 2, 3, 4, 5, 6, "", ""], 2**63, {}])
