@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -25,11 +26,14 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.inverse import scan, served_tokens
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.skips import Skip
+from megaindex.index.spans import sequence_lengths_at
 from megaindex.loader import MicroBatchSampler, RecipeLoader, check_receipts, join_states
-from megaindex.lock import make_lock, verify_lock
+from megaindex.lock import make_lock, open_run, verify_lock
 from megaindex.lock.make import step_bounds_of
+from megaindex.lock.opening import locked_index
 from megaindex.plan.recipe_plan import RecipePlan, make_recipe_plan
 from megaindex.recipe import amend, check_past
+from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import (
     Recipe,
     RecipeEvaluation,
@@ -300,6 +304,53 @@ def check_stages(folder: Path, data: st.DataObject) -> None:
         texts = [opened.datasets[s].get(d, o, n) for s, d, o, n in zip(*spans, strict=True)]
         expected.append(tuple(np.concatenate(texts).tolist()[:-1]))
     assert sorted(read) == sorted(expected)
+
+
+PASTS = (
+    None,
+    {"steps": 3, "read": [PastRead(source="web", epochs=Fraction(7, 3))]},
+    {"steps": 9, "read": [PastRead(source="code", tokens=150), PastRead(source="web", samples=1)]},
+)
+
+
+@settings(max_examples=3)
+@given(data=st.data())
+def test_locks_of_any_stages(folder: Path, data: st.DataObject) -> None:
+    check_lock(folder, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(data=st.data())
+def test_locks_of_many_stages(folder: Path, data: st.DataObject) -> None:
+    check_lock(folder, data)
+
+
+def check_lock(folder: Path, data: st.DataObject) -> None:
+    """Random shapes, pasts and changes of the mix: a lock has their samples and gives the run."""
+    recipe, given_past = data.draw(recipes(folder)), data.draw(st.sampled_from(PASTS))
+    past = given_past and Past(steps=given_past["steps"], read=tuple(given_past["read"]))
+    recipe = replace(recipe, past=past)
+    loader = RecipeLoader(open_recipe(recipe), data_parallel_size=1, micro_batch_size=4)
+    first = 0 if past is None else past.steps
+    for at in sorted(data.draw(st.sets(st.integers(0, 20), max_size=4))):
+        with contextlib.suppress(InvalidArgument):  # stages that keep their weights
+            loader.set_mix({"web": data.draw(st.integers(0, 3)), "code": 1}, at=first + at)
+    changes = loader.recipe.mix_changes
+    if changes is not None and changes.size:
+        recipe = replace(recipe, mix_changes=changes.write(folder / "mix.npy", overwrite=True))
+    opened = open_recipe(recipe)
+    lock = make_lock(recipe).write(folder / "run.lock", overwrite=True)
+    assert verify_lock(lock.path, whole=True).findings == ()
+    again = open_run(lock, data_parallel_size=2, micro_batch_size=None)
+    assert again.index.num_samples == opened.index.num_samples
+    positions = np.arange(opened.layout.recipe.first_sample, opened.index.num_samples)
+    for index in (locked_index(lock), again.index):
+        theirs, ours = index.locate(positions), opened.index.locate(positions)
+        assert [a.tolist() for a in theirs] == [b.tolist() for b in ours]
+        assert np.array_equal(
+            sequence_lengths_at(index, positions), sequence_lengths_at(opened.index, positions)
+        )
 
 
 def test_three_lengths_end_to_end(folder: Path) -> None:
