@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import PerStream
 from megaindex.recipe.layout import PlannedStage, RecipeLayout
 from megaindex.recipe.recipe import Recipe
@@ -37,17 +36,11 @@ def earliest_repeats(layout: RecipeLayout, consumed_samples: int = 0) -> list[Ea
 
     Changed weights are exact to a sample for each stream, which the bound allows for; it is exact
     for a source that may be drawn alone. Stages by repeat and choose, or with batches of several
-    sizes, keep their draws.
-
-    Raises:
-        InvalidArgument: stages have several sequence lengths.
+    sizes, keep their draws. Where stages differ in sequence length, the weights of a stage are
+    those of its own sources, and more draws at one length never lead to an earlier block at the
+    next.
     """
     recipe = layout.recipe
-    if recipe.has_lengths or any(size.blocks is not None for size in layout.sizes):
-        raise InvalidArgument(
-            "--mix-bounds counts samples of one sequence_length, and the run has several, or order "
-            "blocks; leave it out"
-        )
     shares = _greatest_shares(recipe)
     lows = {name: low for name, low, _ in recipe.mix_bounds}
     found = []
@@ -88,7 +81,7 @@ class _Draws:
     first: int
     samples: int
     restarts: bool
-    planned: PlannedStage | None
+    planned: PlannedStage
     """The part of a stage that lies there, with its draws."""
     stream: int | None
     """Stream of the source in it; None if it does not draw from the source."""
@@ -99,7 +92,7 @@ class _Draws:
     def most(self, samples: int) -> int:
         """Return the most draws in the first ``samples`` positions."""
         own = 0
-        if self.planned is not None and self.stream is not None:
+        if self.stream is not None:
             begin = self.first - self.planned.first_sample
             counts = (self.planned.mixing.counts(n)[self.stream] for n in (begin, begin + samples))
             low, high = map(int, counts)
@@ -129,6 +122,7 @@ def _draws(
         known = min(max(consumed, planned.first_sample), end)
         fixed = isinstance(planned.mixing, PerStream) and planned.mixing.batch_size is None
         fixed = fixed or not stage.by_proportion or recipe.exhaustion == "redistribute"
+        fixed = fixed or (recipe.has_lengths and name not in {s.source for s in stage.streams})
         free = None if fixed else share
         for first, stop, most in ((planned.first_sample, known, None), (known, end, free)):
             if first < stop:
@@ -145,20 +139,24 @@ def _draws(
 
 def _first(draws: Iterator[_Draws], layout: RecipeLayout, source: int) -> int | None:
     """Return the first position that can serve a sample of the source again."""
-    recipe, epoch = layout.recipe, layout.sizes[source].samples
-    allowed = epoch + 1
-    if recipe.exhaustion != "repeat":
-        allowed = int(epoch * recipe.sources[source].most_epochs)
-    if allowed <= epoch and not any(
-        stream.restart for stage in recipe.stages for stream in stage.streams
-    ):
+    recipe, size = layout.recipe, layout.sizes[source]
+    name = recipe.sources[source].name
+    restarts = any(stream.restart for stage in recipe.stages for stream in stage.streams)
+    allowed = int(size.samples * recipe.sources[source].most_epochs)
+    if recipe.exhaustion != "repeat" and allowed <= size.samples and not restarts:
         return None
-    read = layout.begins[source]
-    left, reached = max(0, epoch - read), read
+    stages = {stage.name: {stream.source for stream in stage.streams} for stage in recipe.stages}
+    read, length = layout.begins[source], recipe.lengths_of(name)[0]
+    reached = read > 0
     for part in draws:
+        at = part.planned.sequence_length
+        if size.blocks is not None and at != length and name in stages[part.planned.name]:
+            read, _ = size.blocks.at_length(length).next_block(read, at)
+            length = at
+        epoch = size.at_length(length).samples
         if part.restarts:
-            left = epoch if reached == 0 else 0  # its first sample was served before
-        most_drawn = part.most(part.samples)
+            read = epoch if reached else 0  # its first sample was served before
+        left, most_drawn = max(0, epoch - read), part.most(part.samples)
         if most_drawn > left:
             low, high = 0, part.samples
             while high - low > 1:
@@ -168,6 +166,6 @@ def _first(draws: Iterator[_Draws], layout: RecipeLayout, source: int) -> int | 
                 else:
                     low = middle
             return part.first + high - 1
-        left -= most_drawn
-        reached += most_drawn
+        read += most_drawn
+        reached = reached or most_drawn > 0
     return None

@@ -517,12 +517,9 @@ class _LayoutBuilder:
                 self._check_restart(stage, i)
                 self.cursors[i] = 0
             elif blocks is not None and length != self.lengths[i]:
-                old = blocks.at_length(self.lengths[i]).reaching(cursor)
-                block = old.blocks_begun(cursor)
-                left = (old.samples_before(block) - cursor) * self.lengths[i]
-                deferred.update({i: left} if left else {})
-                new = blocks.at_length(length).extend(old.num_epochs)
-                self.cursors[i] = new.samples_before(block)
+                read = blocks.at_length(self.lengths[i])
+                self.cursors[i], left = read.next_block(cursor, length)
+                deferred.update({i: left * self.lengths[i]} if left else {})
             self.lengths[i] = length
             if blocks is not None and self.left[i] is not None:
                 self.left[i] = max(0, (self._allowed(i) or 0) - self.cursors[i])

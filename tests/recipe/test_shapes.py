@@ -306,6 +306,63 @@ def check_stages(folder: Path, data: st.DataObject) -> None:
     assert sorted(read) == sorted(expected)
 
 
+@settings(max_examples=3)
+@given(data=st.data())
+def test_no_mix_repeats_a_source_before_its_bound(folder: Path, data: st.DataObject) -> None:
+    check_mix_bounds(folder, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(data=st.data())
+def test_no_mix_of_many_stages_repeats_before(folder: Path, data: st.DataObject) -> None:
+    check_mix_bounds(folder, data)
+
+
+def check_mix_bounds(folder: Path, data: st.DataObject) -> None:
+    """The first repeat of plans with random changes, and with the source alone, at the bound."""
+    recipe = data.draw(recipes(folder))
+    recipe = replace(recipe, stages=tuple(
+        replace(each, length=Target(kind="iterations", value=Fraction(data.draw(
+            st.sampled_from([3, 9, 30])))))
+        for each in recipe.stages
+    ))  # fmt: skip
+    plan = make_recipe_plan(open_recipe(recipe).layout, mix_bounds=True)
+    assert plan.mix_bounds is not None
+    for bound in plan.mix_bounds:
+        for alone in (True, False):
+            loader = RecipeLoader(open_recipe(recipe), data_parallel_size=1, micro_batch_size=4)
+            for begin, each in zip(stage_steps(plan), recipe.stages, strict=True):
+                names = list(TOKENS)  # with one length, any source
+                if recipe.has_lengths:
+                    names = [stream.source for stream in each.streams]
+                weights = {name: data.draw(st.integers(1, 4)) for name in names}
+                if alone and bound.source in names:
+                    weights = {bound.source: 1}
+                with contextlib.suppress(InvalidArgument):  # steps of several sizes keep theirs
+                    loader.set_mix(weights, at=begin)
+            changed = make_recipe_plan(loader.layout, mix_bounds=True)
+            repeats = [row.first_repeat for row in changed.draws
+                       if row.source == bound.source and row.first_repeat is not None]  # fmt: skip
+            found = min(repeats, default=None)
+            assert changed.mix_bounds is not None
+            (row,) = [row for row in changed.mix_bounds if row.source == bound.source]
+            assert row.planned_step == found
+            if alone:
+                assert bound.first_step == found
+            else:
+                assert found is None or (bound.first_step or 0) <= found
+                assert found is None or bound.first_step is not None
+
+
+def stage_steps(plan: RecipePlan) -> list[int]:
+    """The first step of each stage."""
+    firsts: dict[str, int] = {}
+    for row in plan.steps:
+        firsts.setdefault(row.stage, row.first_step)
+    return list(firsts.values())
+
+
 PASTS = (
     None,
     {"steps": 3, "read": [PastRead(source="web", epochs=Fraction(7, 3))]},

@@ -177,6 +177,18 @@ class BlockedIndex(BlockOrder):
         """Return the blocks that the first ``num_samples`` samples of the index lie in."""
         return int(np.searchsorted(self._firsts, num_samples))
 
+    def next_block(self, num_samples: int, sequence_length: int) -> tuple[int, int]:
+        """Return where a stage of another length goes on after the first samples of the index.
+
+        Returns:
+            The first sample of the next block at that length, and the samples of this length that
+            are left of the block in progress.
+        """
+        read = self.reaching(num_samples)
+        block = read.blocks_begun(num_samples)
+        other = self.at_length(sequence_length).extend(read.num_epochs)
+        return other.samples_before(block), read.samples_before(block) - num_samples
+
     def samples_before(self, block: int) -> int:
         """Return the samples of the first ``block`` blocks."""
         return int(self._firsts[block])
