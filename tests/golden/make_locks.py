@@ -26,7 +26,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(Path(folder))
         os.chdir(folder)
-        for name in ("recipe", "neox", "megatron", "skips"):
+        for name in ("recipe", "lengths", "past", "neox", "megatron", "skips"):
             status = cli("lock", *RUNS[name].split(), "--out", f"{name}.lock", "--tokens")
             assert status[0] == 0, status
             (TARGET / f"{name}.lock").write_bytes(Path(f"{name}.lock").read_bytes())

@@ -299,9 +299,7 @@ def compare(
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    "name", ["recipe", "batches of streams", "megatron", "skips", "lengths", "past"]
-)
+@pytest.mark.parametrize("name", ["recipe", "batches of streams", "megatron", "skips", "lengths"])
 def test_rows(name: str, node: str) -> None:
     stream, _ = locked(name, "train")
     compare(node, stream, "train", queries=QUERIES)
