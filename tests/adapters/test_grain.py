@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import warnings
@@ -17,6 +18,7 @@ import megaindex
 from megaindex.adapters.grain import BatchSource, SampleSource
 from megaindex.loader.numpy_dataset import Fields, NumpyDataset
 from megaindex.loader.samplers import RandomAccessSampler
+from megaindex.recipe import open_recipe, read_recipe
 
 S, HOSTS, MICRO = 16, 3, 4
 
@@ -118,6 +120,70 @@ def test_a_run_goes_on_from_grains_checkpoint(
     assert_equal([*taken, *again], [samples.__getitems__(ids) for ids in batches_of(0)])
     with pytest.raises(ValueError, match="data source"):
         iterator("order two").set_state(state)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> NumpyDataset:
+    """100 samples of a corpus and of whole documents of another one."""
+    folder = tmp_path_factory.mktemp("mixture")
+    rng = np.random.default_rng(6)
+    write_corpus(folder / "web", rng.integers(5, 60, 80))
+    write_corpus(folder / "chat", rng.integers(3, 30, 60))
+    (folder / "run.yaml").write_text(
+        "sequence_length: 16\nbatch: {micro_batch_size: 4, data_parallel_size: 3}\n"
+        "sources: {web: web, chat: {path: chat, order: packed}}\ntail: pad\n"
+        "stages: {all: {samples: 100, mix: {web: 2, chat: 1}}}\n"
+    )
+    index = open_recipe(read_recipe(folder / "run.yaml")).index
+    assert set(index.locate(np.arange(100)).source.tolist()) == {0, 1}
+    return NumpyDataset(index, fields="maxtext")
+
+
+def test_a_mixture_with_packing_goes_on_with_other_hosts(grain: Any, mixture: NumpyDataset) -> None:
+    """Three hosts read two steps, two go on for three, and one reads the rest: in each step the
+    rows of all hosts are those that one host reads."""
+    begin = 0
+    for hosts, micro, steps in ((3, 4, 2), (2, 6, 3), (1, 12, 4)):
+        rows = []
+        for host in range(hosts):
+            batches = RandomAccessSampler(
+                num_samples=100, micro_batch_size=micro, data_parallel_rank=host,
+                data_parallel_size=hosts, tail="pad", consumed_samples=begin,
+            )  # fmt: skip
+            dataset = grain.MapDataset.source(BatchSource(mixture, batches)).to_iter_dataset()
+            rows.append(list(itertools.islice(dataset, steps)))
+        for each in zip(*rows, strict=True):
+            ids = [i if i < 100 else None for i in range(begin, begin + 12)]
+            joined = {name: np.concatenate([batch[name] for batch in each]) for name in each[0]}
+            assert_equal([joined], [mixture.__getitems__(ids)])
+            begin += 12
+    assert begin == 108  # the last eight rows are padding
+
+
+def test_grains_elastic_iterator_reads_a_mixture_with_packing(
+    grain: Any, mixture: NumpyDataset
+) -> None:
+    """Of MaxText's `grain_use_elastic_iterator`: it refuses what packs or mixes in grain itself.
+    Its hosts take every h-th sample of a step."""
+    from grain.experimental import ElasticIterator
+
+    state: Any = None
+    begin = 0
+    for hosts, steps in ((3, 2), (2, 3), (4, 3)):
+        dataset = grain.MapDataset.source(SampleSource(mixture))
+        shards = [grain.sharding.ShardOptions(host, hosts) for host in range(hosts)]
+        iterators = [ElasticIterator(dataset, 12, shard) for shard in shards]
+        for iterator in iterators:
+            if state is not None:
+                iterator.set_state(state)
+        for _ in range(steps):
+            for host, iterator in enumerate(iterators):
+                ids = range(begin + host, begin + 12, hosts)
+                assert_equal([next(iterator)], [mixture.__getitems__(ids)])
+            begin += 12
+        states = [iterator.get_state() for iterator in iterators]
+        assert states == [{"global_next_index": begin}] * hosts
+        state = states[-1]
 
 
 def test_other_hosts_go_on_from_the_samples_consumed(samples: NumpyDataset) -> None:
