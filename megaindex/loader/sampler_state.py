@@ -123,8 +123,8 @@ class Resumable(ABC):
             raise InvalidArgument(
                 f"these batches are those of rank {ranks.data_parallel_rank} of "
                 f"{ranks.data_parallel_size}, and would be divided between the ranks once more; "
-                "keep their DataLoader out of accelerator.prepare(), or use "
-                "megaindex.adapters.RunLoader, which it leaves as it is"
+                "give accelerator.prepare(), or Lightning's Trainer, a "
+                "megaindex.adapters.RunLoader, which they leave as it is"
             )
         return ranks.micro_batch_size
 

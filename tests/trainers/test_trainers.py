@@ -10,6 +10,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -316,6 +317,29 @@ def blend_words(folder: Path) -> list[str]:
                 writer.add_document(rng.integers(1, 250, length))
         words += [str(weight), str(folder / name)]
     return words
+
+
+def test_lightning_does_not_divide_batches_again() -> None:
+    need("lightning")
+    from lightning.pytorch.utilities.data import _update_dataloader
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    from megaindex.loader import MicroBatchSampler
+
+    data: Any = list(range(64))
+    sampler = MicroBatchSampler(
+        num_samples=64, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=2
+    )
+    loader = DataLoader(data, batch_sampler=sampler)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="would be divided between the ranks once more"):
+        _update_dataloader(loader, DistributedSampler(data, 2, 0))
+
+
+def test_all_ranks_fail_where_one_does_not_see_the_lock(lock: str, tmp_path: Path) -> None:
+    logs = start("elsewhere", 2, fails=True, lock=lock, folder=str(tmp_path / "run"))
+    first, last = (log.strip().splitlines()[-1] for log in logs)
+    assert re.search(r"StorageError: process 1 on .*failed.*MissingFile.*same file system", first)
+    assert re.search(r"MissingFile: .*run\.lock\.gone: does not exist", last)
 
 
 def test_automodel_builds_the_samples_of_a_lock_without_a_compiler(

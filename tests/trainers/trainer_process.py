@@ -26,6 +26,7 @@ VOCABULARY = 256
 RANK, SIZE = 0, 1  # of the process that was forked
 IMPORTED = {  # before the processes are forked
     "pytorch": "megaindex.adapters.run_loader",
+    "elsewhere": "megaindex.adapters.run_loader",
     "stateful_dataloader": "torchdata.stateful_dataloader",
     "accelerate": "accelerate",
     "huggingface": "megaindex.adapters.huggingface",
@@ -102,6 +103,14 @@ def train_pytorch(settings: Settings) -> Any:
         if step == settings.until:
             break
     return loader.state_dict()
+
+
+def train_elsewhere(settings: Settings) -> None:
+    """Open a lock that the last rank does not see."""
+    from megaindex.adapters import RunLoader
+
+    distributed.init_process_group("gloo")
+    RunLoader(settings.lock + ".gone" * (RANK == SIZE - 1))
 
 
 def train_stateful_dataloader(settings: Settings) -> Any:
