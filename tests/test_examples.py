@@ -29,6 +29,7 @@ NEEDED = {
     "hf_trainer": ["transformers", "accelerate"],
     "accelerate_loop": ["accelerate"],
     "torchtitan_config": ["torchtitan"],
+    "automodel_recipe": ["nemo_automodel"],
 }
 APART = ("lightning_trainer", "hf_trainer", "accelerate_loop")  # they set up the whole process
 
@@ -113,6 +114,15 @@ def test_torchtitan(corpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     code += "loader = torchtitan_config.debug().dataloader.build(dp_world_size=1, dp_rank=0, "
     code += "seq_len=128, local_batch_size=4)\nprint(len(list(loader)))"
     assert run_python("-c", code).endswith("26\n")
+
+
+def test_automodel_recipe(corpus: None) -> None:
+    if importlib.util.find_spec("nemo_automodel") is None:
+        pytest.skip("nemo_automodel is not installed; make trainers installs it")
+    code = f"import runpy, sys; sys.path[:0] = [{str(EXAMPLES.parent / 'tests')!r}]\n"
+    code += f"import trainers.automodel_on_cpu\nrunpy.run_path({str(EXAMPLES)!r} + "
+    code += "'/automodel_recipe.py', run_name='__main__')"
+    assert run_python("-c", code).splitlines()[-1] == "26 steps to sample 104"
 
 
 def test_accelerate_loop(corpus: None) -> None:
