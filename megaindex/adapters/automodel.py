@@ -91,7 +91,8 @@ def attach(recipe: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) -> 
         **opening: other arguments of `megaindex.adapters.RunLoader`: search, cache_dir, options.
 
     Raises:
-        InvalidArgument: Automodel is not installed, or the recipe has a dataset of its own.
+        InvalidArgument: Automodel is not installed, or the recipe has a dataset or packing of its
+            own.
     """
     _check_installed()
     from nemo_automodel.components.config.loader import ConfigNode
@@ -102,13 +103,14 @@ def attach(recipe: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) -> 
             "the recipe is set up, or a lock is attached already; attach one lock to a recipe, "
             "before its setup"
         )
+    for setting in ("dataset._target_", "packed_sequence.packed_sequence_size"):
+        if config.get(setting, None):
+            raise InvalidArgument(
+                f"the recipe has a {setting.partition('.')[0]} of its own; leave {setting} out of "
+                "its configuration, the lock has the samples and their order"
+            )
     dataset = config.get("dataset", None)
     dataset = {} if dataset is None else dataset.to_dict()
-    if dataset.get("_target_") is not None:
-        raise InvalidArgument(
-            "the recipe has a dataset of its own; leave dataset._target_ out of its "
-            "configuration, the lock has the samples and their order"
-        )
     # the two settings that the recipe reads to make its dataloader
     vars(config)["dataset"] = ConfigNode({**dataset, "_target_": None})
     vars(config)["dataloader"] = _DataloaderConfig(config, lock, opening)
@@ -125,8 +127,15 @@ class _DataloaderConfig:
         self._config, self._lock, self._opening = config, lock, opening
         self.seed = config.get("seed", 42)
 
-    def build(self, *, dp_rank: int, dp_world_size: int, **_others: Any) -> RecipeDataLoader:
+    def build(
+        self, *, dp_rank: int, dp_world_size: int, pp_enabled: bool = False, **_others: Any
+    ) -> RecipeDataLoader:
         """Return the dataloader of this rank, after comparing the schedule with the lock."""
+        if pp_enabled:
+            raise InvalidArgument(
+                "a lock cannot be attached to a recipe with pipelines, whose dataloader also makes "
+                "their masks; set distributed.pp_size=1"
+            )
         schedule = self._config.step_scheduler
         rows = self._config.get("step_scheduler.local_batch_size", 1)
         run = RunLoader(

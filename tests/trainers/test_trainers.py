@@ -260,10 +260,17 @@ def test_settings_of_automodel_that_contradict_the_lock(lock: str) -> None:
 
     with pytest.raises(InvalidArgument, match="has a dataset of its own"):
         attach(recipe({"_target_": "builtins.list"}), lock)
-    made = recipe(max_steps=20)
+    made = recipe({"tokenizer": None}, max_steps=20)
     attach(made, lock)
     with pytest.raises(InvalidArgument, match="lock is attached already"):
         attach(made, lock)
+    with pytest.raises(InvalidArgument, match="with pipelines"):
+        made.cfg.dataloader.build(dp_rank=0, dp_world_size=1, pp_enabled=True)
+    packed = SimpleNamespace(
+        cfg=RecipeConfig(ConfigNode({"packed_sequence": {"packed_sequence_size": 64}}))
+    )
+    with pytest.raises(InvalidArgument, match="leave packed_sequence.packed_sequence_size out"):
+        attach(packed, lock)
     for settings, message in (
         ({"num_epochs": 3}, r"num_epochs=3; set step_scheduler\.num_epochs=1"),
         ({"max_steps": 21}, "max_steps=21"),
