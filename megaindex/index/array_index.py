@@ -158,15 +158,6 @@ _READ = 1 << 16  # entries of the shuffle read at a time
 _NOWHERE = 2**32 - 1  # above every position of a shuffle of 32 bits
 
 
-def _served(positions: U32) -> tuple[U32, I64]:
-    """Return the numbers of those samples that have a position, and their positions."""
-    cut = np.arange(positions.size, dtype=np.uint32)
-    if positions.max() == _NOWHERE:
-        kept = positions != _NOWHERE
-        cut, positions = cut[kept], positions[kept]
-    return cut, positions.astype(np.int64)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ArrayIndex(ShownIndex):
     """Index of the frameworks' orders: document_index, sample_index and shuffle_index.
@@ -232,12 +223,20 @@ class ArrayIndex(ShownIndex):
             return
         first, stop = part_bounds(0, samples, part, parts)
         for low in range(first, stop, _SORTED):
-            positions = self._positions(begin, end, low, min(low + _SORTED, stop))
+            high = min(low + _SORTED, stop)
+            positions = self._positions(begin, end, low, high)
+            kept = None  # all
+            if positions.size and positions.max() == _NOWHERE:
+                kept = np.flatnonzero(positions != _NOWHERE).astype(np.uint32)
+                positions = positions[kept]
+                kept += np.uint32(low)
             for at in range(0, positions.size, CHUNK):
-                cut, served = _served(positions[at : at + CHUNK])
-                if cut.size:
-                    cut += np.uint32(low + at)
-                    yield served, self._spans(cut, np.arange(cut.size))
+                served = positions[at : at + CHUNK].astype(np.int64)
+                if kept is None:
+                    cut = np.arange(low + at, low + at + served.size, dtype=np.uint32)
+                else:
+                    cut = kept[at : at + CHUNK]
+                yield served, self._spans(cut, np.arange(cut.size))
 
     def _positions(self, begin: int, end: int, low: int, high: int) -> U32:
         """Return the positions of cut samples ``low`` to ``high - 1``, uint32[high - low].
