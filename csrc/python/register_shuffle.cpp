@@ -6,7 +6,6 @@
 
 #include "megaindex/mt19937.hpp"
 #include "megaindex/shuffle.hpp"
-#include "megaindex/sort_by_sample.hpp"
 
 namespace megaindex::python {
 namespace {
@@ -85,19 +84,6 @@ void fill_shuffled_documents(py::array& state, const py::object& documents, int6
   });
 }
 
-void fill_sorted(const py::array& shuffle_index, int64_t samples, int64_t begin, py::array& out) {
-  const auto* shuffle = input<uint32_t>(shuffle_index, "shuffle_index");
-  auto* entries = output<uint64_t>(out, "out");
-  require_no_overlap(out, "out", {shuffle_index});
-  const int64_t n = out.size();
-  require(0 <= begin && begin <= shuffle_index.size() && n <= shuffle_index.size() - begin &&
-              n < UINT32_MAX,
-          "begin, out: must lie in shuffle_index, fewer than 2**32 - 1 entries");
-  require(0 <= samples && samples <= int64_t{1} << 32, "samples: must be 0 to 2**32");
-  py::gil_scoped_release unlocked;
-  sort_by_sample(shuffle, samples, begin, n, entries);
-}
-
 }  // namespace
 
 void register_shuffle(py::module_& m) {
@@ -107,7 +93,6 @@ void register_shuffle(py::module_& m) {
   m.def("shuffled_range", &fill_shuffled_range, "state"_a, "first"_a, "out"_a, "num_threads"_a = 1);
   m.def("shuffled_documents", &fill_shuffled_documents, "state"_a, "documents"_a,
         "first_document"_a, "num_epochs"_a, "out"_a, "num_threads"_a = 1);
-  m.def("sort_by_sample", &fill_sorted, "shuffle_index"_a, "samples"_a, "begin"_a, "out"_a);
 }
 
 }  // namespace megaindex::python

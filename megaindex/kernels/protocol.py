@@ -19,7 +19,7 @@ from megaindex._types import (
     TokenSource,
 )
 
-NATIVE_INTERFACE = 4
+NATIVE_INTERFACE = 5
 """Version of the native core's functions, as in csrc/python/module.cpp: both are raised when the
 arguments of a function change, so that a core of an earlier build is refused."""
 
@@ -106,8 +106,6 @@ class Backend(Protocol):
         extra: int,
         sample_ids: I64,
     ) -> tuple[I64, I64, I64, I64]: ...
-
-    def sort_by_sample(self, shuffle_index: U32, samples: int, begin: int, out: U64) -> None: ...
 
     def window_spans(
         self,

@@ -107,38 +107,3 @@ def test_the_native_core_refuses_what_it_cannot_use() -> None:
         native.shuffle(state, frozen)
     with pytest.raises(InvalidArgument, match="state"):
         native.shuffle(np.full(625, 700, np.uint32), np.zeros(3, np.int32))
-
-
-@given(
-    samples=st.integers(0, 300),
-    seed=st.integers(0, 99),
-    part=st.tuples(st.floats(0, 1), st.floats(0, 1)),
-)
-def test_entries_are_sorted_by_the_samples_they_serve(
-    backend: Any, samples: int, seed: int, part: tuple[float, float]
-) -> None:
-    shuffle = np.random.default_rng(seed).permutation(samples).astype(np.uint32)
-    begin, end = (int(samples * share) for share in sorted(part))
-    out = np.empty(end - begin, np.uint64)
-    backend.sort_by_sample(shuffle, samples, begin, out)
-    served, places = (out >> np.uint64(32)).astype(np.int64), (out % 2**32).astype(np.int64)
-    np.testing.assert_array_equal(served, np.sort(shuffle[begin:end]))
-    np.testing.assert_array_equal(shuffle[begin + places], served)
-
-
-def test_entries_of_many_windows_are_sorted(backend: Any) -> None:
-    """More samples than are put in order at once, and a part of them in which windows are empty."""
-    shuffle = np.random.default_rng(1).permutation(100_000).astype(np.uint32)
-    for begin, count in ((0, 100_000), (99_000, 3), (70_000, 0)):
-        out = np.empty(count, np.uint64)
-        backend.sort_by_sample(shuffle, 100_000, begin, out)
-        order = np.argsort(shuffle[begin : begin + count]).astype(np.uint64)
-        np.testing.assert_array_equal(out % 2**32, order)
-
-
-def test_damaged_shuffles_are_not_sorted(backend: Any) -> None:
-    out = np.empty(3, np.uint64)
-    with pytest.raises(InvalidArgument, match="entry 1 is 3"):
-        backend.sort_by_sample(np.array([2, 3, 0], np.uint32), 3, 0, out)
-    with pytest.raises(InvalidArgument, match="entries 0 and 2 are both 2"):
-        backend.sort_by_sample(np.array([2, 1, 2], np.uint32), 3, 0, out)

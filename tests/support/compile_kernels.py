@@ -81,7 +81,6 @@ def shuffle(jit: Backend) -> None:
         jit.shuffle(state, np.arange(3, dtype=dtype))
     jit.shuffled_range(state, 0, np.empty(3, np.int64))
     jit.shuffled_documents(state, None, 0, 1, np.empty(3, np.int32))
-    jit.sort_by_sample(np.arange(3, dtype=np.uint32), 3, 0, np.empty(3, np.uint64))
 
 
 def samples(jit: Backend) -> None:

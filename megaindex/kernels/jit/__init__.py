@@ -36,7 +36,6 @@ from megaindex.kernels.jit.shuffle import (
     shuffle,
     shuffled_documents,
     shuffled_range,
-    sort_by_sample,
 )
 from megaindex.kernels.jit.spans import (
     array_spans,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from megaindex._types import I32, U32, U64, IntArray
-from megaindex.errors import InvalidArgument
+from megaindex._types import I32, U32, IntArray
 from megaindex.kernels.reference.shuffle import STATE_WORDS
 
 _WORDS = STATE_WORDS - 1
@@ -148,22 +147,3 @@ def shuffled_documents(
         else documents
     )
     _shuffle(state, out)
-
-
-def sort_by_sample(shuffle_index: U32, samples: int, begin: int, out: U64) -> None:
-    entries = shuffle_index[begin : begin + out.size].astype(np.uint64)
-    outside = np.flatnonzero(entries >= samples)
-    if outside.size:
-        raise InvalidArgument(
-            f"shuffle_index: entry {begin + outside[0]} is {entries[outside[0]]}, sample_index "
-            f"holds {samples} samples; build the index again"
-        )
-    out[:] = np.sort(entries << np.uint64(32) | np.arange(out.size, dtype=np.uint64))
-    sorted_samples, places = out >> np.uint64(32), out & np.uint64(2**32 - 1)
-    twice = np.flatnonzero(sorted_samples[1:] == sorted_samples[:-1])
-    if twice.size:
-        first = int(twice[0])
-        raise InvalidArgument(
-            f"shuffle_index: entries {begin + places[first]} and {begin + places[first + 1]} are "
-            f"both {sorted_samples[first]}; build the index again"
-        )

@@ -38,7 +38,6 @@ from megaindex.kernels.reference.shuffle import (
     shuffle,
     shuffled_documents,
     shuffled_range,
-    sort_by_sample,
 )
 from megaindex.kernels.reference.spans import (
     array_spans,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
-from megaindex._types import I32, U32, U64, IntArray
-from megaindex.errors import InvalidArgument
+from megaindex._types import I32, U32, IntArray
 
 STATE_WORDS = 625  # MT19937's 624 words and the read position
 
@@ -57,30 +54,3 @@ def _unpack(state: U32) -> np.random.RandomState:
     stream = np.random.RandomState()
     stream.set_state(("MT19937", state[:-1], int(state[-1]), 0, 0.0))
     return stream
-
-
-def sort_by_sample(shuffle_index: U32, samples: int, begin: int, out: U64) -> None:
-    """Fill ``out`` with the entries of a shuffle from ``begin`` on, sorted by sample.
-
-    An entry becomes ``sample << 32 | k``, where k counts entries from ``begin``. ``shuffle_index``
-    holds each of ``samples`` samples at most once. With shuffle 2 0 1 and begin 1, ``out`` is
-    0 << 32 and 1 << 32 | 1.
-
-    Raises:
-        InvalidArgument: the array is damaged: an entry is not a sample, or equals another one.
-    """
-    here = [(int(sample), k) for k, sample in enumerate(shuffle_index[begin : begin + out.size])]
-    for sample, k in here:
-        if sample >= samples:
-            raise InvalidArgument(
-                f"shuffle_index: entry {begin + k} is {sample}, sample_index holds {samples} "
-                "samples; build the index again"
-            )
-    here.sort()
-    for (sample, one), (other, two) in pairwise(here):
-        if sample == other:
-            raise InvalidArgument(
-                f"shuffle_index: entries {begin + one} and {begin + two} are both {sample}; build "
-                "the index again"
-            )
-    out[:] = [sample << 32 | k for sample, k in here]

@@ -307,19 +307,11 @@ def _packed_spans(c: Choices) -> Arguments:
     ]
 
 
-def _sort_by_sample(c: Choices) -> Arguments:
-    samples = c.below(40)
-    shuffle = array(c, "uint32", c.below(40), max(0, samples - 1))
-    count = c.below(1 + len(shuffle))
-    return [shuffle, samples, c.below(1 + len(shuffle) - count), np.zeros(count, np.uint64)]
-
-
 CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "seed_state": lambda c: [c.integer(255)],
     "shuffle": lambda c: [_state(c), _any_ints(c), _threads(c)],
     "shuffled_range": lambda c: [_state(c), c.integer(99), _any_ints(c), _threads(c)],
     "shuffled_documents": _documents,
-    "sort_by_sample": _sort_by_sample,
     "cut_samples": _cut_samples,
     "bijection_apply": _bijection,
     "bijection_invert": _bijection,

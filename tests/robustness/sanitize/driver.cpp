@@ -28,7 +28,6 @@
 #include "megaindex/receipt.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
-#include "megaindex/sort_by_sample.hpp"
 #include "megaindex/spans.hpp"
 #include "megaindex/windows.hpp"
 
@@ -296,30 +295,6 @@ void drive_least_seen() {
     }
     check(counts == plain, "counts after least seen");
     record(order);
-  }
-}
-
-void drive_sorts() {
-  for (int64_t round = 0; round < 60; ++round) {
-    const int64_t samples = below(round % 5 ? 300 : 70'000);
-    std::vector<uint32_t> shuffle(static_cast<size_t>(samples));
-    for (size_t k = 0; k < shuffle.size(); ++k) shuffle[k] = static_cast<uint32_t>(k);
-    std::shuffle(shuffle.begin(), shuffle.end(), random_words);
-    const int64_t begin = below(samples + 1), n = below(samples - begin + 1);
-    std::vector<uint64_t> out(static_cast<size_t>(n));
-    sort_by_sample(shuffle.data(), samples, begin, n, out.data());
-    for (size_t k = 0; k < out.size(); ++k) {
-      check(k == 0 || out[k - 1] < out[k], "sorted");
-      check(shuffle[static_cast<size_t>(begin) + (out[k] & UINT32_MAX)] == out[k] >> 32, "entry");
-    }
-    record(out);
-    if (n < 2) continue;
-    shuffle[static_cast<size_t>(begin + below(n))] =
-        round % 2 ? UINT32_MAX : shuffle[static_cast<size_t>(begin + below(n))];
-    try {
-      sort_by_sample(shuffle.data(), samples, begin, n, out.data());
-    } catch (const InvalidInput&) {
-    }
   }
 }
 
@@ -788,7 +763,6 @@ int main() {
   drive_blending<uint8_t>();
   drive_mapping();
   drive_receipts();
-  drive_sorts();
   drive_packing();
   drive_pieces();
   drive_least_seen();
