@@ -37,13 +37,14 @@ from benchmarks import (
     startup,
     tokenize,
 )
-from benchmarks.timing import Clock, Comparison, processor_seconds, timed
+from benchmarks.timing import Clock, Comparison, allow_many_files, processor_seconds, timed
 
 Job = Callable[[], Comparison]
 
 
 def main() -> None:
     options = _parser().parse_args()
+    allow_many_files()
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
     if options.quick:
         Clock.now = processor_seconds
@@ -243,6 +244,7 @@ def _reading(directory: Path, rounds: int, checkout: str | None) -> Iterator[tup
     if neox.missing(checkout) is None:
         for part in neox.WHAT:
             yield "neox", partial(neox.compare, part, str(checkout), directory, rounds)
+        yield "neox", partial(neox.compare, "first", str(checkout), directory, rounds, **neox.MANY)
     for how, latency in (("one by one", 0.0), ("one by one", 0.02), ("batch by batch", 0.02)):
         yield "objects", partial(objects.compare, how, latency, directory, rounds)
 

@@ -28,10 +28,10 @@ import numpy as np
 
 import megaindex.adapters.neox as adapter
 from benchmarks.corpora import move_away, write_linked
-from benchmarks.timing import Comparison, installed_or_not, timed
+from benchmarks.timing import Comparison, allow_many_files, installed_or_not, timed
 
-SOURCES = 50
-DOCUMENTS = 20_000  # of 1000 tokens, in each source
+SOURCES, DOCUMENTS = 50, 20_000
+MANY = {"sources": 250, "documents": 10_000}  # GPT-NeoX blends at most 254
 SEQUENCE_LENGTH = 2048
 BATCH = 4
 STEPS = 20_000  # about one in six samples of the sources
@@ -60,9 +60,18 @@ def missing(checkout: str | None) -> str | None:
     return None
 
 
-def compare(what: str, checkout: str, directory: Path, rounds: int) -> Comparison:
+def compare(
+    what: str,
+    checkout: str,
+    directory: Path,
+    rounds: int,
+    *,
+    sources: int = SOURCES,
+    documents: int = DOCUMENTS,
+) -> Comparison:
     """Run one of `WHAT` in a process of its own, since megatron-core has the same package name."""
     command = [sys.executable, "-m", "benchmarks.neox", what, checkout, str(directory), str(rounds)]
+    command += [str(sources), str(documents)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Comparison(**json.loads(done.stdout))
 
@@ -73,9 +82,15 @@ def main() -> None:
     parser.add_argument("checkout", help="path of a GPT-NeoX checkout")
     parser.add_argument("directory", type=Path, help="where the corpora go")
     parser.add_argument("rounds", type=int)
+    parser.add_argument("sources", type=int)
+    parser.add_argument("documents", type=int, help="of 1000 tokens, in each source")
     options = parser.parse_args()
+    allow_many_files()
     with _redirected_output() as out:
-        row = _compare(options.what, options.checkout, options.directory, options.rounds)
+        run = _Run(
+            load_data_utils(options.checkout), options.directory, options.sources, options.documents
+        )
+        row = _compare(options.what, run, options.rounds)
         print(json.dumps(row), file=out)
 
 
@@ -89,14 +104,13 @@ def _redirected_output() -> Iterator[Any]:
         sys.stdout.flush()
 
 
-def _compare(what: str, checkout: str, directory: Path, rounds: int) -> dict[str, Any]:
-    utils = load_data_utils(checkout)
-    run = _Run(utils, directory)
+def _compare(what: str, run: _Run, rounds: int) -> dict[str, Any]:
     run.check_equal()
+    datasets = 3 * run.sources
     measure, items, unit = {
-        "cold": (run.cold, 3 * SOURCES, "dataset"),
-        "warm": (run.warm, 3 * SOURCES, "dataset"),
-        "first": (run.first, 3 * SOURCES, "dataset"),
+        "cold": (run.cold, datasets, "dataset"),
+        "warm": (run.warm, datasets, "dataset"),
+        "first": (run.first, datasets, "dataset"),
         "samples": (run.samples, READ, "sample"),
         "batches": (partial(run.batches, 0), READ, "sample"),
         "workers": (partial(run.batches, 2), READ, "sample"),
@@ -104,7 +118,8 @@ def _compare(what: str, checkout: str, directory: Path, rounds: int) -> dict[str
     seconds = _alternate(measure, rounds)
     run.remove_moved()
     return {
-        "what": f"GPT-NeoX, {SOURCES} sources x 3 splits of {DOCUMENTS:,} documents, {WHAT[what]}",
+        "what": f"GPT-NeoX, {run.sources:,} sources x 3 splits of {run.documents:,} documents, "
+        f"{WHAT[what]}",
         "ours": seconds[True],
         "peer": seconds[False],
         "items": items,
@@ -130,11 +145,12 @@ def _alternate(measure: Callable[[], float], rounds: int) -> dict[bool, list[flo
 class _Run:
     """Settings of a run, and its measured parts in seconds."""
 
-    def __init__(self, utils: Any, directory: Path) -> None:
+    def __init__(self, utils: Any, directory: Path, sources: int, documents: int) -> None:
         self._utils = utils
-        self._folder = directory / f"neox-{SOURCES}-of-{DOCUMENTS}"
+        self.sources, self.documents = sources, documents
+        self._folder = directory / f"neox-{sources}-of-{documents}"
         self._moved = directory / "moved-away"
-        prefixes = write_linked(self._folder, SOURCES, DOCUMENTS)
+        prefixes = write_linked(self._folder, sources, documents)
         weights = np.random.default_rng(20260101).lognormal(0, 0.5, len(prefixes)).tolist()
         nothing = [
             f"{kind}_data_paths"

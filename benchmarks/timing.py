@@ -97,6 +97,12 @@ def installed_or_not(adapter: Any, wanted: bool) -> Iterator[None]:
         adapter.uninstall()
 
 
+def allow_many_files() -> None:
+    """Raise the limit of open files: the frameworks keep each file of thousands of sources open."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class PeakMemory:
     """Peak of this process's anonymous memory inside ``with``, in bytes above its start.
 

@@ -83,11 +83,10 @@ def samples_for_epochs(
     ``floor((E*T - extra) / S)``. Without, each epoch drops its own left-over:
     ``floor(E * floor((T - extra) / S))``.
     """
+    whole, parts = int(epochs.numerator), int(epochs.denominator)
     if carry_left_over:
-        tokens = (Fraction(epochs) * tokens_per_epoch - extra) / sequence_length
-        return max(0, int(tokens // 1))
-    per_epoch = samples_in(tokens_per_epoch, sequence_length, extra)
-    return int(Fraction(epochs) * per_epoch // 1)
+        return max(0, (whole * tokens_per_epoch - parts * extra) // (parts * sequence_length))
+    return whole * samples_in(tokens_per_epoch, sequence_length, extra) // parts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ class FrameworkRules:
         """Return the number of samples in ``epochs`` epochs of a source."""
         block = self.epochs_mixed
         return samples_for_epochs(
-            Fraction(epochs) / block,
+            epochs if block == 1 else Fraction(epochs) / block,
             block * tokens_per_epoch,
             sequence_length,
             carry_left_over=self.left_over == "carry",

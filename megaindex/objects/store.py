@@ -40,38 +40,35 @@ _ACCESS = (
 )
 _CREDENTIALS = "check the path of the credentials file in the environment"
 # pattern of obstore's message, our reason and remedy; the first match is used
-_KNOWN = tuple(
-    (re.compile(phrase), reason, remedy)
-    for phrase, reason, remedy in (
-        ("|".join(map(re.escape, _METADATA_SERVERS)), "no credentials were found", _ACCESS),
-        ("BadScheme", "plain http is not allowed by default", _HTTP),
-        (
-            "incorrectly configured region|status code: 30[0-9]",
-            "the store redirects the request, as for a bucket of another region",
-            "set AWS_REGION to the bucket's region and check the endpoint",
-        ),
-        (
-            "non-partial response when range requested",
-            "the store or a proxy ignores Range and sends the whole object",
-            "bypass the proxy, or copy the object to a disk or to another store",
-        ),
-        (
-            "UnexpectedRange|NoContentRange|ParseContentRange|InvalidRangeRequest",
-            "Content-Range of the response is missing or differs from the request, a fault of the "
-            "store or a proxy",
-            "bypass the proxy, or copy the object to a disk or to another store",
-        ),
-        (
-            "token file|service account file|(?i:credentials?) file|OpenCredentials|TokenFile",
-            "a credentials file is missing or cannot be read",
-            _CREDENTIALS,
-        ),
-        (
-            "Account must be specified",
-            "the storage account is not set",
-            "set AZURE_STORAGE_ACCOUNT_NAME",
-        ),
-    )
+_KNOWN = (
+    ("|".join(map(re.escape, _METADATA_SERVERS)), "no credentials were found", _ACCESS),
+    ("BadScheme", "plain http is not allowed by default", _HTTP),
+    (
+        "incorrectly configured region|status code: 30[0-9]",
+        "the store redirects the request, as for a bucket of another region",
+        "set AWS_REGION to the bucket's region and check the endpoint",
+    ),
+    (
+        "non-partial response when range requested",
+        "the store or a proxy ignores Range and sends the whole object",
+        "bypass the proxy, or copy the object to a disk or to another store",
+    ),
+    (
+        "UnexpectedRange|NoContentRange|ParseContentRange|InvalidRangeRequest",
+        "Content-Range of the response is missing or differs from the request, a fault of the "
+        "store or a proxy",
+        "bypass the proxy, or copy the object to a disk or to another store",
+    ),
+    (
+        "token file|service account file|(?i:credentials?) file|OpenCredentials|TokenFile",
+        "a credentials file is missing or cannot be read",
+        _CREDENTIALS,
+    ),
+    (
+        "Account must be specified",
+        "the storage account is not set",
+        "set AZURE_STORAGE_ACCOUNT_NAME",
+    ),
 )
 _CONNECTION = re.compile(r"kind: (Connect|Request|Timeout|Interrupted)\b")
 
@@ -395,7 +392,7 @@ def _typed(error: BaseException, kinds: Any, url: str, action: str) -> Exception
 def _reason(text: str) -> tuple[str, str]:
     """Return reason and remedy of an obstore message."""
     for phrase, reason, remedy in _KNOWN:
-        if phrase.search(text):
+        if re.search(phrase, text):
             return reason, remedy
     status = _STATUS.search(text)
     if status:
