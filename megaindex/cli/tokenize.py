@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
             eod=_token(options.eod),
             append_eod=options.append_eod,
             add_special_tokens=options.add_special_tokens,
+            encoder=options.encoder,
             dtype=options.dtype,
             on_bad_line=options.on_bad_line,
             part_bytes=_bytes(options.part_size),
@@ -134,6 +135,11 @@ def _add_token_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="add the special tokens of a tokenizer.json's template; default: yes, as in Megatron",
+    )
+    add(
+        "--encoder",
+        choices=("gigatoken",),
+        help="library that encodes the texts of a tokenizer.json, with the ids of tokenizers",
     )
     add("--dtype", metavar="T", help="token type; default: by vocabulary size, as in Megatron")
 

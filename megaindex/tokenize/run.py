@@ -53,6 +53,7 @@ def tokenize(
     eod: int | str | None = None,
     append_eod: bool = False,
     add_special_tokens: bool = True,
+    encoder: str | None = None,
     dtype: Any | None = None,
     on_bad_line: str = "stop",
     part_bytes: int = PART_BYTES,
@@ -82,6 +83,8 @@ def tokenize(
         append_eod: append the end token that the tokenizer defines.
         add_special_tokens: add the special tokens of a tokenizer.json's template, such as a begin
             token, as Megatron does by default.
+        encoder: "gigatoken" lets that library encode the texts of a tokenizer.json, with the same
+            ids; a tokenizer whose ids it does not give is refused.
         dtype: token type; by default, as in Megatron, uint16 for a vocabulary of less than 65,500
             tokens, else int32.
         on_bad_line: "stop" raises at a bad line or row; "skip" leaves it out and lists it in
@@ -109,7 +112,7 @@ def tokenize(
     output = os.fspath(output)
     prefixes = _prefixes(output, keys, megatron_names)
     sources = find_sources(inputs, format, leave_out=(f"{output}.parts", bad_report_path(output)))
-    file = find_tokenizer(tokenizer, add_special_tokens=add_special_tokens)
+    file = find_tokenizer(tokenizer, add_special_tokens=add_special_tokens, encoder=encoder)
     settings = check_settings(file, keys, eod=eod, append_eod=append_eod, dtype=dtype)
     parts = cut(sources, settings, part_bytes)
     with WorkLock(output) as work:
@@ -126,7 +129,8 @@ def tokenize(
         ]
         work.check_unused_parts(
             {part.key for part in parts},
-            settings.identity() | {"part_bytes": int(part_bytes)},
+            settings.identity()
+            | {"part_bytes": int(part_bytes), "encoder": file.encoder or file.library},
             discard=discard_parts,
         )
         done, fresh = _all_done(tasks, work, engine, stage)

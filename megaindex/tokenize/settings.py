@@ -32,13 +32,14 @@ class TokenizeSettings:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the tokens; a tokenizer by its content."""
+        encoder = self.tokenizer.encoder
         return {
             "tokenizer": self.tokenizer.fingerprint,
             "add_special_tokens": self.tokenizer.add_special_tokens,
             "keys": list(self.keys),
             "eod": self.eod,
             "dtype": self.dtype,
-        }
+        } | ({} if encoder is None else {"encoder": encoder})
 
 
 def check_settings(

@@ -631,7 +631,7 @@ ADDED_FLAGS: dict[str, set[str]] = {
     **{verb: {"--json"} for verb in ("build", "merge", "split")},
     **{f"import {kind}": {"--json"} for kind in ("nanotron", "numpy", "tntidx", "mds", "parquet")},
     "extend": {"--max-documents", "--long-documents"},
-    "tokenize": {"--discard-parts"},
+    "tokenize": {"--discard-parts", "--encoder"},
 }
 
 

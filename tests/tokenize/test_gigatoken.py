@@ -1,0 +1,285 @@
+"""Ids of `--encoder gigatoken` against those of tokenizers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.tokenizing import TEXTS, pair, run, train_bpe, write_jsonl
+
+from megaindex.cli import main
+from megaindex.errors import InvalidArgument
+from megaindex.tokenize import tokenizers as module
+from megaindex.tokenize.tokenizers import Gigatoken, HuggingFace, find_tokenizer
+
+pytest.importorskip("gigatoken")
+
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT_4 = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|"
+    r" ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+BYTE_LEVEL = {
+    "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True
+}  # fmt: skip
+NFC = {"type": "NFC"}
+Settings = dict[str, Any]
+
+
+def split(pattern: str, **changes: Any) -> Settings:
+    first = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    last = BYTE_LEVEL | {"use_regex": False}
+    return {
+        "type": "Sequence", "pretokenizers": [first | {"invert": False} | changes, last]
+    }  # fmt: skip
+
+
+def added(content: str, number: int, **changes: Any) -> Settings:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"id": number, "content": content} | flags | changes
+
+
+def model(**changes: Any) -> Callable[[Settings], None]:
+    return lambda settings: settings["model"].update(changes)
+
+
+def top(**changes: Any) -> Callable[[Settings], None]:
+    return lambda settings: settings.update(changes)
+
+
+def more(*tokens: Settings, **changes: Any) -> Callable[[Settings], None]:
+    def change(settings: Settings) -> None:
+        settings["added_tokens"] += tokens
+        settings.update(changes)
+
+    return change
+
+
+ACCEPTED = {
+    "GPT-2": model(),
+    "prefix space": top(pre_tokenizer=BYTE_LEVEL | {"add_prefix_space": True}),
+    "Llama 3": top(pre_tokenizer=split(LLAMA_3)),
+    "ignore_merges": model(ignore_merges=True),
+    "NFC": top(normalizer=NFC),
+    "NFC in a sequence": top(normalizer={"type": "Sequence", "normalizers": [NFC]}),
+    "added": more(
+        added("<|eot|>", 500, special=True, lstrip=True), added("<|eo", 501, rstrip=True)
+    ),
+    "added and NFC": more(added("é", 500, normalized=True), added("[X]", 501), normalizer=NFC),
+}
+
+REFUSED = {
+    "other ids for": top(pre_tokenizer=split(GPT_4)),
+    "model has dropout": model(dropout=0.5),
+    "must be ByteLevel, or one isolating Split and a plain ByteLevel, got ByteLevel": top(
+        pre_tokenizer=BYTE_LEVEL | {"use_regex": False}
+    ),
+    "got Split, ByteLevel": top(pre_tokenizer=split(LLAMA_3, behavior="Removed")),
+    "got Digits, ByteLevel": top(
+        pre_tokenizer={
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL],
+        }
+    ),
+    "got None": top(pre_tokenizer=None),
+    "normalizer must be NFC, got Lowercase": top(normalizer={"type": "Lowercase"}),
+    "token 'the' is a single_word": more(added("the", 500, single_word=True)),
+    "is not in NFC": more(added("e\u0301", 500), normalizer=NFC),
+    r"tokens 'b\|c' and 'a\|b' overlap": more(
+        added("a|b", 500, normalized=True), added("b|c", 501)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_bpe(tmp_path_factory.mktemp("trained"), vocabulary=500, template=True)
+
+
+def write(
+    folder: Path, trained: Path, change: Callable[[Settings], None] = lambda _settings: None
+) -> module.TokenizerFile:
+    """A variant of the trained tokenizer."""
+    settings = json.loads(trained.read_bytes())
+    change(settings)
+    (folder / "tokenizer.json").write_text(json.dumps(settings))
+    return find_tokenizer(folder, add_special_tokens=True, encoder="gigatoken")
+
+
+def random_texts(count: int) -> list[str]:
+    """Texts of assigned and unassigned characters, composed and not, around words."""
+    draw = random.Random(20)
+    words = [word for text in TEXTS for word in text.split(" ")]
+    words += [
+        "e\u0301",
+        "<|eot|>",
+        "<|eo",
+        "[X]",
+        "<eos>",
+        "don't",
+        "it'S",
+        " \n",
+        "\r\n",
+        "\u3000",
+    ]
+    bounds = (0x80, 0x100, 0x370, 0x3000, 0x11000, 0x20000, 0x110000)
+
+    def piece() -> str:
+        if draw.random() < 0.6:
+            return draw.choice(words)
+        found = chr(draw.randrange(draw.choice(bounds)))
+        return "" if unicodedata.category(found) == "Cs" else found
+
+    return [
+        "".join(piece() + " " * (draw.random() < 0.4) for _ in range(draw.randrange(30)))
+        for _ in range(count)
+    ]
+
+
+def assert_equal(file: module.TokenizerFile, texts: list[str]) -> None:
+    tokens, lengths = Gigatoken(file).encode(texts)
+    expected, expected_lengths = HuggingFace(file).encode(texts)
+    np.testing.assert_array_equal(lengths, expected_lengths)
+    np.testing.assert_array_equal(tokens, expected)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_the_ids_are_those_of_tokenizers(tmp_path: Path, trained: Path, name: str) -> None:
+    file = write(tmp_path, trained, ACCEPTED[name])
+    assert_equal(file, random_texts(300))
+    assert_equal(file, [])
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_tokenizer_with_other_ids_is_refused(tmp_path: Path, trained: Path, reason: str) -> None:
+    file = write(tmp_path, trained, REFUSED[reason])
+    with pytest.raises(InvalidArgument, match=rf"as tokenizers does: .*{reason}.*omit --encoder$"):
+        Gigatoken(file)
+
+
+def test_texts_that_only_one_library_knows_are_encoded_by_tokenizers(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = Gigatoken(write(tmp_path, trained, ACCEPTED["NFC"]))
+    fast: list[str] = []
+    encode = loaded._encode_fast
+    monkeypatch.setattr(
+        loaded, "_encode_fast", lambda texts: (fast.extend(texts), encode(texts))[1]
+    )
+    unassigned = next(c for c in map(chr, range(0x378, 0x3000)) if unicodedata.category(c) == "Cn")
+    loaded.encode(["plain", "é", f"a{unassigned}", "e\u0301", "日本"])
+    assert fast == ["plain", "é", "日本"]
+
+
+def test_its_cache_is_bounded(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gigatoken, "_CACHED_TEXT", 40_000)
+    loaded = Gigatoken(write(tmp_path, trained))
+    first, seen = loaded._fast, []
+    for begin in range(0, 20_000, 100):
+        texts = [f"unique{number}" for number in range(begin, begin + 100)]
+        tokens, _ = loaded.encode(texts)
+        np.testing.assert_array_equal(tokens, HuggingFace.encode(loaded, texts)[0])
+        seen += [loaded._fast] if loaded._fast is not (seen[-1] if seen else first) else []
+    assert len(seen) == 5  # of 208,890 bytes, those of the sample included
+
+
+@pytest.mark.parametrize("template", [False, True])
+def test_a_run_writes_the_same_bytes(tmp_path: Path, trained: Path, template: bool) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*TEXTS, *random_texts(200)])
+    options: Settings = {"tokenizer": trained, "eod": "<eos>", "add_special_tokens": template}
+    run(tmp_path / "one", [source], **options)
+    run(tmp_path / "two", [source], **options, encoder="gigatoken", part_bytes=3000, workers=2)
+    assert pair(tmp_path / "one") == pair(tmp_path / "two")
+    assert (tmp_path / "one.provenance").read_bytes() == (tmp_path / "two.provenance").read_bytes()
+
+
+def test_parts_of_the_other_encoder_are_not_mixed(tmp_path: Path, trained: Path) -> None:
+    lines = [json.dumps({"text": text}) for text in TEXTS] + ["damaged"]
+    source = tmp_path / "a.jsonl"
+    source.write_text("\n".join(lines))
+    out = [str(tmp_path / "out"), str(source), "--tokenizer", str(trained), "--part-size", "600"]
+    assert main(["tokenize", *out, "--workers", "1"]) == 2
+    assert list((tmp_path / "out.parts").glob("*.bin"))
+    with pytest.raises(InvalidArgument, match=r"encoder is gigatoken 0\.10\.\d+, was tokenizers"):
+        run(
+            tmp_path / "out", [source], tokenizer=trained, part_bytes=600, encoder="gigatoken",
+            on_bad_line="skip",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokenizer", "bytes"], "bytes: --encoder gigatoken encodes a tokenizer.json only"),
+        (["--tokenizer", "T"], "--encoder gigatoken needs gigatoken 0.10.*, got 0.11.0"),
+    ],
+)
+def test_what_the_command_refuses(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], options: list[str], message: str,
+) -> None:  # fmt: skip
+    version = module._version
+    monkeypatch.setattr(
+        module,
+        "_version",
+        lambda name, path: "0.11.0" if name == "gigatoken" else version(name, path),
+    )
+    source = write_jsonl(tmp_path / "a.jsonl", ["text"])
+    options = [str(trained) if one == "T" else one for one in options]
+    status = main(
+        ["tokenize", str(tmp_path / "out"), str(source), "--encoder", "gigatoken", *options]
+    )
+    assert status == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pre_tokenizer", ["GPT-2", "Llama 3"])
+def test_characters_are_of_the_same_classes(
+    tmp_path: Path, trained: Path, pre_tokenizer: str
+) -> None:
+    """Of assigned characters below U+20000, with a vocabulary that joins them to their neighbours.
+
+    Neighbours are joined only within a word of the pre-tokenizer, so the ids show how it is split.
+    """
+    of_byte = {b: chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))}
+    rest = [byte for byte in range(256) if byte not in of_byte]
+    of_byte |= {byte: chr(256 + i) for i, byte in enumerate(rest)}
+    neighbours = "aA1! \n'/"
+    merges = [
+        order
+        for one in neighbours
+        for byte in range(0x80, 0x100)
+        for order in ([of_byte[ord(one)], of_byte[byte]], [of_byte[byte], of_byte[ord(one)]])
+    ]
+    words = [*sorted(of_byte.values()), *map("".join, merges)]
+
+    def change(settings: Settings) -> None:
+        ACCEPTED[pre_tokenizer](settings)
+        settings |= {"added_tokens": [], "post_processor": None}
+        vocabulary = {word: number for number, word in enumerate(words)}
+        settings["model"] |= {"vocab": vocabulary, "merges": merges}
+
+    file = write(tmp_path, trained, change)
+    every = [
+        c
+        for c in map(chr, (*range(0x80, 0x20000), *range(0xE0000, 0xE1000)))
+        if unicodedata.category(c) not in ("Cn", "Co", "Cs") and not "\uac80" < c < "\ud700"
+    ]
+    fast, slow = Gigatoken(file), HuggingFace(file)
+    for begin in range(0, len(every), 512):
+        some = every[begin : begin + 512]
+        texts = [text for c in some for one in neighbours for text in (one + c, c + one, c + c)]
+        np.testing.assert_array_equal(fast.encode(texts)[0], slow.encode(texts)[0])
