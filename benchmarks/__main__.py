@@ -216,8 +216,9 @@ def _building(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
 
 def _corpora(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
     yield "merge", partial(merge.compare, directory, rounds)
-    for size in ("text", "500000"):
-        yield "tokenize", partial(tokenize.compare, size, directory, rounds)
+    for what in ("text", "gigatoken", "500000"):
+        if tokenize.missing(what) is None:
+            yield "tokenize", partial(tokenize.compare, what, directory, rounds)
 
 
 def _reading(directory: Path, rounds: int, checkout: str | None) -> Iterator[tuple[str, Job]]:

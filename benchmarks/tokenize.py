@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from benchmarks.timing import Comparison, alternate
 from megaindex.cli.demo import text_files
 
 WORKERS = len(os.sched_getaffinity(0))
-TEXT_BYTES = 16 << 20
+TEXT_BYTES = {"text": 16 << 20, "gigatoken": 64 << 20}
 VOCABULARY = 32_000
+PART_SIZES = {"gigatoken": "16M"}
 SHORT_DOCUMENTS = (500_000, 2_000_000)
 
 _encode: Any = None  # of a process of the pool
@@ -33,15 +35,17 @@ def compare(what: str, directory: Path, rounds: int) -> Comparison:
     """Check that both files are equal, then time both sides.
 
     Args:
-        what: "text", source files tokenized with a BPE, where the library dominates; or a number of
-            short documents as bytes, where the work around the library dominates.
+        what: "text", source files tokenized with a BPE, where the library dominates; "gigatoken",
+            more of them with that encoder on our side; or a number of short documents as bytes,
+            where the work around the library dominates.
     """
     text, tokenizer = _input(what, directory)
     name = "byte level" if tokenizer == "bytes" else f"BPE of {VOCABULARY:,}"
+    name += ", encoded by gigatoken here" if what == "gigatoken" else ""
     ours, theirs = str(directory / "tokenized"), str(directory / "tokenized-by-megatron")
 
     def run_ours() -> None:
-        _run_ours(ours, text, tokenizer, "2M")
+        _run_ours(ours, text, tokenizer, PART_SIZES.get(what, "2M"), _encoder(what))
 
     def run_peer() -> None:
         _run_peer(theirs, text, tokenizer)
@@ -65,22 +69,40 @@ def compare(what: str, directory: Path, rounds: int) -> Comparison:
 def figures(directory: Path) -> list[str]:
     """Print peak memory and processor time of each side with all its processes."""
     lines = []
-    for what in ("text", *map(str, SHORT_DOCUMENTS)):
+    for what in (*TEXT_BYTES, *map(str, SHORT_DOCUMENTS)):
+        reason = missing(what)
+        if reason is not None:
+            lines.append(reason)
+            continue
         said = []
         for side, where in (("ours", "here"), ("peer", "there")):
             command = [sys.executable, "-m", "benchmarks.tokenize", side, what, str(directory)]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             peak, seconds = map(float, output.split()[-2:])
             said.append(f"{peak / 1e6:,.0f} MB at most and {seconds:.1f} s of processors {where}")
-        lines.append(f"tokenizing {what}{' short documents' * (what != 'text')}: {', '.join(said)}")
+        lines.append(
+            f"tokenizing {what}{' short documents' * (what not in TEXT_BYTES)}: {', '.join(said)}"
+        )
     return lines
 
 
-def _run_ours(output: str, text: Path, tokenizer: str, part_size: str) -> None:
+def missing(what: str) -> str | None:
+    """Return a reason not to compare."""
+    if what == "gigatoken" and find_spec("gigatoken") is None:
+        return "tokenize with gigatoken is left out: pip install 'megaindex[gigatoken]'"
+    return None
+
+
+def _encoder(what: str) -> list[str]:
+    return ["--encoder", "gigatoken"] if what == "gigatoken" else []
+
+
+def _run_ours(output: str, text: Path, tokenizer: str, part_size: str, encoder: list[str]) -> None:
     """Run the command, including its start; the peer's pool forks this process."""
     command = [
         sys.executable, "-m", "megaindex", "tokenize", output, str(text), "--tokenizer", tokenizer,
         "--eod", "0", "--part-size", part_size, "--workers", str(WORKERS), "--overwrite",
+        *encoder,
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
 
@@ -129,23 +151,24 @@ def _check_equal(ours: str, theirs: str) -> None:
 
 def _input(what: str, directory: Path) -> tuple[Path, str]:
     """Write the text and its tokenizer."""
-    if what == "text":
-        return _text(directory), str(_tokenizer(directory))
+    if what in TEXT_BYTES:
+        return _text(directory, what), str(_tokenizer(directory))
     return _short(directory, int(what)), "bytes"
 
 
-def _text(directory: Path) -> Path:
-    """Return the source files of Python's standard library, in documents of some thousand bytes."""
-    path = directory / "text.jsonl"
+def _text(directory: Path, what: str) -> Path:
+    """Return source files of Python and its packages, in documents of some thousand bytes."""
+    path = directory / f"{what}.jsonl"
     if path.exists():
         return path
+    roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
     written = 0
     with open(path, "w", encoding="utf-8") as out:
-        for source in text_files([sysconfig.get_path("stdlib")], (".py", ".txt")):
+        for source in text_files(roots[: 1 if what == "text" else 2], (".py", ".txt")):
             text = source.read_text(encoding="utf-8", errors="replace")
             for begin in range(0, len(text), 4000):
                 written += out.write(json.dumps({"text": text[begin : begin + 4000]}) + "\n")
-            if written >= TEXT_BYTES:
+            if written >= TEXT_BYTES[what]:
                 break
     return path
 
@@ -171,7 +194,7 @@ def _tokenizer(directory: Path) -> Path:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        with open(_text(directory), encoding="utf-8") as lines:
+        with open(_text(directory, "text"), encoding="utf-8") as lines:
             made.train_from_iterator((json.loads(line)["text"] for line in lines), trainer)
         made.save(str(path))
     return path
@@ -223,7 +246,7 @@ def _measure(side: str, what: str, directory: Path) -> None:
     start = sum(os.times()[:4])
     with _PeakOfAll() as peak:
         if side == "ours":
-            _run_ours(output, text, tokenizer, "4M")
+            _run_ours(output, text, tokenizer, PART_SIZES.get(what, "4M"), _encoder(what))
         else:
             _run_peer(output, text, tokenizer)
     print(peak.bytes, sum(os.times()[:4]) - start)

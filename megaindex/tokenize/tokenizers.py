@@ -306,16 +306,15 @@ class Gigatoken(HuggingFace):
         return common and (not self._composed or unicodedata.is_normalized("NFC", text))
 
     def _encode_fast(self, texts: Sequence[str]) -> Ids:
-        import awkward
-
         self._text_left -= sum([len(text) if text.isascii() else 3 * len(text) for text in texts])
         if self._text_left < 0:
             self._fast = None  # frees its memory before the next one is loaded
             self._fast = self._load_fast()
             self._text_left = self._CACHED_TEXT
-        arrays = self._fast.encode_batch(list(texts), parallel=False)
-        tokens = awkward.to_numpy(awkward.flatten(arrays)).view(np.int32)
-        own = awkward.to_numpy(awkward.num(arrays)).astype(np.int64)
+        layout = self._fast.encode_batch(list(texts), parallel=False).layout
+        offsets = np.asarray(layout.offsets.data)
+        tokens = np.asarray(layout.content.data)[offsets[0] : offsets[-1]].view(np.int32)
+        own = np.diff(offsets).astype(np.int64)
         before, after = self._around
         if not before and not after:
             return tokens, own
