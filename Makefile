@@ -17,7 +17,7 @@
 # make trainers   the scripts of examples/, and one lock under every trainer, with the real packages;
 #             with NEOX=checkout also the loaders of GPT-NeoX, whose helpers are compiled
 # make explore, make sanitize, make slow, make fuzz, make soak, make mutants,
-#             make simulate: see CONTRIBUTING.md
+#             make simulate, make coverage, make nightly: see CONTRIBUTING.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -29,10 +29,14 @@ SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h
 # wait for workers, servers and disks
 CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "$$n"; else echo 4; fi)
 
+# Seed of `make nightly`: the day; and its tests against megatron-core's compiled helpers
+NIGHT := $(shell date -u +%Y%m%d)
+MEGATRONS := $(addprefix tests/kernels/test_,samples.py blending.py mapping.py)
+
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test trainers explore lint bench bench-quick matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak simulate faults mutants clean
+.PHONY: demo quick test trainers explore lint bench bench-quick matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak simulate coverage nightly faults mutants clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -118,6 +122,22 @@ simulate: $(VENV)/.test-installed
 	PYTHONHASHSEED=0 $(BIN)/python -W ignore tests/robustness/simulation $(SIMULATE) \
 		--seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) \
 		$(if $(SCENARIO),--scenario $(SCENARIO))
+
+# Lines and branches that tests reach: of the native headers (gcov), and of index, plan, cache, format
+coverage: $(VENV)/.test-installed
+	$(PIP) -r requirements/coverage.txt
+	$(BIN)/python tests/robustness/coverage_report.py
+
+# New seeds for what explores, as .github/workflows/nightly.yml runs it
+nightly: $(VENV)/.test-installed
+	$(MAKE) explore MEGAINDEX_EXPLORE_SEED=$(NIGHT) MEGAINDEX_TEST_EXAMPLES=$(or $(EXAMPLES),1000)
+	$(MAKE) explore MEGAINDEX_EXPLORE_SEED=$(NIGHT) MEGAINDEX_TEST_EXAMPLES=$(or $(CASES),100000) \
+		TESTS="$(MEGATRONS) -k native"
+	MEGAINDEX_EXPLORE_SEED=$(NIGHT) $(BIN)/python -m pytest tests/independent
+	$(MAKE) simulate SECONDS=$(or $(SECONDS),3600)
+	$(MAKE) simulate SIMULATE=--planted
+	$(MAKE) soak SOAK_SECONDS=$(or $(SECONDS),3600)
+	$(MAKE) fuzz FUZZ_SECONDS=$(or $(FUZZ_SECONDS),300)
 
 # A process that ends, or a call that fails, at every place where files change
 faults: $(VENV)/.test-installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from megaindex.lock import make_lock
 from megaindex.recipe import read_recipe
 
 PROGRAM = Path(__file__).with_name("lock.js")
+SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))  # of the runs, and of what is asked
 QUERIES = 2500  # of a fast test; the slow ones have 10^5
 RANKS, MICRO = 2, 3  # which divide every batch below
 
@@ -175,6 +177,7 @@ SIZES = {
     "micro_batch_size": MICRO,
     "data_parallel_size": RANKS,
     "global_batch_size": 12,
+    "seed": SEED,
 }
 
 
@@ -232,7 +235,8 @@ def locked(name: str, subset: Split) -> tuple[AuditStream, dict[str, Any]]:
     """Write the lock of a run; return a stream of it, and the subset in the lock."""
     settings = RUNS[name]
     if isinstance(settings, str):
-        Path("run.yaml").write_text(settings)
+        text = settings.replace("seed: 7", "").lstrip("\n")
+        Path("run.yaml").write_text(f"seed: {SEED}\n{text}")
         recipe = read_recipe("run.yaml")
         lock = make_lock(recipe)
         stream = stream_of_recipe(recipe)
@@ -288,7 +292,7 @@ def compare(
     node: str, stream: AuditStream, subset: str, *, queries: int, balanced: bool = False
 ) -> None:
     """Compare random rows of a stream with those of the program."""
-    asked = random.Random(stream.num_samples).choices(
+    asked = random.Random(f"{SEED} {stream.num_samples}").choices(
         list(rows_of(stream, balanced=balanced)), k=queries
     )
     texts = texts_of(stream)

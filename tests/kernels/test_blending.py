@@ -243,6 +243,18 @@ def test_products_and_differences_are_rounded_apart(
     assert_same((*actual, counts), (*expected, expected_counts))
 
 
+def test_ties_among_very_many(backend: Any) -> None:
+    """The native core gives its windows up for a stretch of plain scanning."""
+    if backend is REFERENCE:
+        pytest.skip("the others are compared with it")
+    weights = np.random.default_rng(5).integers(1, 50, 100).astype(np.float64)
+    weights /= weights.sum()
+    counts, expected_counts = np.zeros((2, 100), np.int64)
+    actual = blend(backend.blend_greedy, weights, 0, 6000, counts)
+    expected = blend(REFERENCE.blend_greedy, weights, 0, 6000, expected_counts)
+    assert_same((*actual, counts), (*expected, expected_counts))
+
+
 @pytest.mark.parametrize("n", [3, 80])
 def test_outputs_are_optional_and_an_index_may_be_one_byte(backend: Any, n: int) -> None:
     weights = make_weights(lognormal, n, 1.0, 3)

@@ -77,10 +77,12 @@ def rooms_of(layers: np.ndarray, runs: np.ndarray, capacity: int) -> list[tuple[
     pieces=st.lists(st.integers(1, 24), max_size=120),
     capacity=st.integers(24, 60),
     limit=st.sampled_from([0, 0, 1, 2, 3, 7]),
+    scale=st.sampled_from([1, 1, 70, 1001]),  # rooms then lie in words of a set that are apart
 )
 def test_bins_are_those_of_the_textbook(
-    backend: Any, pieces: list[int], capacity: int, limit: int
+    backend: Any, pieces: list[int], capacity: int, limit: int, scale: int
 ) -> None:
+    pieces, capacity = [scale * piece - piece % 3 % scale for piece in pieces], scale * capacity
     counts = np.bincount(pieces, minlength=capacity + 1) if pieces else np.zeros(capacity + 1, int)
     layers, runs = backend.pack_pieces(counts.astype(np.int64), limit, 1, True)
     expected = best_fit_decreasing(pieces, capacity, limit)
