@@ -21,6 +21,7 @@ from megaindex.cache.claim import build_once
 
 _FOLDER = f"{ROOT}/folder"
 _RESULT = f"{_FOLDER}/result"
+_ALONE = {"read", "write", "close"}
 _READS = {"stat", "lstat", "open", "read", "close", "listdir", "scandir", "fsync"}
 
 
@@ -44,6 +45,9 @@ class _Choices:
         helpers = [task for task in ready if not task.is_first or task.process.dead]
         if helpers:
             return helpers[0]
+        # processes are alike, so their first calls come in one order
+        new = [task for task in ready if self.world.is_new(task.process)]
+        ready = [task for task in ready if task not in new[1:]]
         kills = self._search.kills - len(self.world.killed)
         # another process goes on, or one is ended
         options = len(ready) * (2 if kills > 0 else 1)
@@ -78,8 +82,9 @@ class _Frozen(World):
             super().pass_turn(task)
 
     def call(self, task: Task, name: str, path: str, act: Any, fail: Any = None) -> Any:
-        # these two commute with every call of another process: the folder stays
-        self._is_alone = name == "close" or (path == _FOLDER and name in ("mkdir", "stat"))
+        # These commute with every call of another process: the folder stays, and a claim has its
+        # content before it has its name.
+        self._is_alone = name in _ALONE or (path == _FOLDER and name in ("mkdir", "stat"))
         try:
             return super().call(task, name, path, act)
         finally:
@@ -112,6 +117,10 @@ class _Frozen(World):
         elif isinstance(result, list):
             result = tuple(sorted(result))
         self._seen[process] = hash((self._seen.get(process), name, path, result))
+
+    def is_new(self, process: Process) -> bool:
+        """Return True if a process has made no call yet."""
+        return process not in self._seen
 
     def state(self) -> int:
         """Return a hash of the files and of all that the processes have seen."""
