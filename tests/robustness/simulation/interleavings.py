@@ -9,6 +9,7 @@ of its calls.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -148,6 +149,8 @@ class Search:
         """
         while self.waiting and self.runs != most:
             self._run(self.waiting.pop())
+            if self.runs % 500 == 0:
+                gc.collect()  # the worlds of these runs
         return not self.waiting
 
     def _run(self, given: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
@@ -47,8 +48,12 @@ class Bug:
     def search(self) -> int | None:
         """Return the first seed that finds the bug, None if none does."""
         with self.planted():
-            found = (n for n in range(self.seeds) if simulate(self.scenario, n).error is not None)
-            return next(found, None)
+            for seed in range(self.seeds):
+                if simulate(self.scenario, seed).error is not None:
+                    return seed
+                if seed % 100 == 0:
+                    gc.collect()
+        return None
 
 
 _FSYNC = "os.fsync(stream.fileno())"
