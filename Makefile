@@ -126,7 +126,7 @@ simulate: $(VENV)/.test-installed
 # Lines and branches that tests reach: of the native headers (gcov), and of index, plan, cache, format
 coverage: $(VENV)/.test-installed
 	$(PIP) -r requirements/coverage.txt
-	$(BIN)/python tests/robustness/coverage_report.py
+	$(BIN)/python tests/robustness/coverage_report.py $(TESTS)
 
 # New seeds for what explores, as .github/workflows/nightly.yml runs it
 nightly: $(VENV)/.test-installed

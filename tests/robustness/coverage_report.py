@@ -1,7 +1,7 @@
 """Lines and branches that tests reach, of the native headers and of Python packages.
 
 `make coverage` runs the C++ driver of `make sanitize` and the kernel tests on a build for gcov,
-then the tests of `PACKAGES` under coverage.py.
+then the tests of `PACKAGES` under coverage.py, or with `TESTS=tests` all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
     print(row("all headers", {(n, *key): c for n in counts for key, c in counts[n].items()}))
     run = [sys.executable, "-m", "coverage"]
     measured = ",".join(f"megaindex.{package}" for package in PACKAGES)
-    tests = [f"tests/{package}" for package in PACKAGES]
+    tests = sys.argv[1:] or [f"tests/{package}" for package in PACKAGES]
     options = ["--branch", f"--source={measured}", "-m", "pytest", "-q", "-m", "not slow"]
     done = subprocess.run([*run, "run", *options, *tests], cwd=ROOT, check=False)
     subprocess.run([*run, "report", "--show-missing", "--skip-covered"], cwd=ROOT, check=True)

@@ -143,7 +143,7 @@ class Calls:
     def _path(self, path: Any, directory: int | None) -> str:
         text = str(os.fspath(path))
         if directory is not None and not text.startswith("/"):
-            return f"{self._table[directory].path}/{text}"
+            return f"{ROOT}/@{directory}/{text}"  # whatever name the directory has by now
         return text
 
     def _fail(self, name: str, target: Any, *args: Any) -> None:
@@ -213,6 +213,8 @@ class Calls:
         process = LOCAL.task.process  # type: ignore[union-attr]
         self._table[self._next] = _Open(self._next, inode, path, process)
         inode.opened += 1
+        if inode.is_directory:
+            self._files.held[f"@{self._next}"] = inode
         return self._next
 
     def stat(self, target: Any, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -327,6 +329,7 @@ class Calls:
 
     def close(self, opened: _Open) -> None:
         del self._table[opened.number]
+        self._files.held.pop(f"@{opened.number}", None)
         opened.inode.opened -= 1
         self._files.release(opened.inode)
 

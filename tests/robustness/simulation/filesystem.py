@@ -165,6 +165,8 @@ class FileSystem:
         self.clock = clock
         self._last = 10
         self._free: list[int] = []
+        self.held: dict[str, Inode] = {}
+        """Open directories, by the names under which paths relative to them begin."""
         self.root = Directory(2, clock())
 
     def lookup(self, path: str, *, follow: bool = True) -> Inode:
@@ -175,9 +177,10 @@ class FileSystem:
                 raise failure(errno.ENOTDIR, path)
             if name in ("", "."):
                 continue
-            if name not in inode.names:
+            following = self.held.get(name) or inode.names.get(name)
+            if following is None:
                 raise failure(errno.ENOENT, path)
-            inode = inode.names[name]
+            inode = following
         if isinstance(inode, Link) and follow:
             target = os.path.join(os.path.dirname(path), inode.target)
             return self.lookup(target)
