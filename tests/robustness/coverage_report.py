@@ -21,12 +21,12 @@ PACKAGES = ("index", "plan", "cache", "format")
 REASONS = {
     "blending.hpp": "without AVX2: make aarch64",
     "blending_vector.hpp": "without AVX2: make aarch64",
-    "blending_window.hpp": "blends of more than 1,500 datasets: make slow",
     "epoch.hpp": "documents beyond int32: make slow",
     "gather.hpp": "without AVX2: make aarch64",
     "mapped_file.hpp": "arrays of a framework: tests/cache; a file cut short while it is mapped",
     "masks.hpp": "without AVX2: make aarch64",
     "packed_spans.hpp": "beyond int32: make slow; arrays of others: make fuzz",
+    "pieces.hpp": "no code: the first line of a class",
     "shuffle.hpp": "a full ring of two threads; beyond int32: make slow",
 }
 """Why lines of a header are not reached here."""
