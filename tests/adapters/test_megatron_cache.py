@@ -328,6 +328,19 @@ def test_a_part_of_a_split_without_tokens(core: Any, tmp_path: Path) -> None:
             build(core, SIZES, tmp_path, **config)
 
 
+def test_a_corpus_that_a_blend_has_twice_is_built_once(
+    core: Any, corpora: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with installed():
+        for built in (3, 0):
+            train = build(core, SIZES, tmp_path, blend=([corpora[0]] * 2, [0.5, 0.5]), **SPLIT)[0]
+            assert f"6 datasets of a blend, {built} of them built" in caplog.text
+            one, other = (dataset.shuffle_index for dataset in train.datasets)
+            np.testing.assert_array_equal(one, other)
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
 def test_sidecars_of_a_blend_are_one_file(core: Any, corpora: list[str], tmp_path: Path) -> None:
     with installed():
         build(core, SIZES, tmp_path, blend=(corpora, None), **SPLIT)

@@ -206,7 +206,11 @@ def _build_missing(
 ) -> list[Fetched]:
     with _listing(requests, directory) as listing:
         sidecars = [request.find(listing) for request in requests]
-    missing = [number for number, sidecar in enumerate(sidecars) if sidecar is None]
+    wanted = [number for number, sidecar in enumerate(sidecars) if sidecar is None]
+    first: dict[str, int] = {}  # of the requests for a set: a corpus may be in a blend twice
+    for number in wanted:
+        first.setdefault(str(requests[number].files), number)
+    missing = list(first.values())
     before_building(len(missing))
     # threads do not pay for small corpora, where most of the work holds Python's lock
     nbytes = sum(requests[number].corpus_nbytes for number in missing)
@@ -227,6 +231,8 @@ def _build_missing(
     else:
         for part in parts:
             build(part)
+    for number in wanted:
+        sidecars[number] = sidecars[first[str(requests[number].files)]]
     was_missing = set(missing)
     return [
         Fetched(sidecar, was_built=number in was_missing)
