@@ -212,9 +212,10 @@ def check_epochs(name: str, value: object) -> Fraction:
         epochs = parse_fraction(str(value))
     except ValueError:
         epochs = Fraction(0)
-    if epochs <= 0:
+    if not 0 < epochs <= INT64_MAX:
+        below = " below 2**63" if epochs > 0 else ""
         raise InvalidArgument(
-            f"{name} must be a positive number such as 1, 1.5 or 3/2, got {shown(value)}"
+            f"{name} must be a positive number{below} such as 1, 1.5 or 3/2, got {shown(value)}"
         )
     return epochs
 

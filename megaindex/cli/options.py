@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from megaindex.arithmetic import INT64_MAX
 from megaindex.errors import InvalidArgument
-from megaindex.validation import DEFAULT_SEED, check_choice, check_epochs, check_setting
+from megaindex.validation import DEFAULT_SEED, check_choice, check_epochs, check_setting, shown
 
 if TYPE_CHECKING:
     from megaindex.corpus.outputs import WriteResult
@@ -41,6 +42,10 @@ class Parser(argparse.ArgumentParser):
             flag = "--" + name.replace("_", "-").replace("sequence", "seq")
             if isinstance(value, int) and not isinstance(value, bool):
                 check_setting(name, value, flag)
+                if value > INT64_MAX:
+                    raise InvalidArgument(f"{flag} must be below 2**63, got {shown(value)}")
+            elif value == "" and name != "script_args":  # such as that of an unset variable
+                raise InvalidArgument(f"{flag} is empty; give a value, or leave it out")
             elif name in ("epochs", "more_epochs") and value is not None:
                 for part in value.split(","):  # one for each source
                     check_epochs(flag, part)

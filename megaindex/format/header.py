@@ -233,7 +233,7 @@ def code_of_dtype(dtype: npt.DTypeLike, dialect: DtypeTable, name: str = "dtype"
     """Return the code of `dtype` in `dialect`; InvalidArgument with its name if it has none."""
     try:
         wanted = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         raise InvalidArgument(
             f"{name} must be a NumPy dtype such as int32, got {dtype!r}"
         ) from None

@@ -55,6 +55,24 @@ def test_a_close_word_is_suggested(words: list[str], said: str) -> None:
     assert said in err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "--tail", ""], "--tail is empty; give a value, or leave it out"),
+        (["audit", "--consumed-samples="], "--consumed-samples is empty"),
+        (["build", "--recipe", ""], "--recipe is empty"),
+        (["audit", "--document", "9" * 20], "--document must be below 2**63, got 9999"),
+        (["plan", "--epochs", "1e999"], "--epochs must be a positive number below 2**63 such as"),
+        (["merge", "p", "q", "--dtype", "5 6"], "--dtype must be a NumPy dtype such as int32"),
+        (["verify", "p", "--dtype", "1_000"], "--dtype must be a NumPy dtype such as int32, got "),
+    ],
+)
+def test_values_without_a_meaning_are_refused(words: list[str], said: str) -> None:
+    status, out, err = cli(*words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"megaindex {words[0]}: {said}")
+
+
 def test_known_and_distant_flags_are_not_suggested() -> None:
     err = cli("plan", "--seq-length", "8", "--xyzzy", "--megatron-args", "--seed 3")[2]
     assert "unrecognized arguments: --xyzzy; --help" in err
