@@ -124,7 +124,7 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     for text in (*_loader_errors(run, plan), *_blend_errors(run, plan)):
         return text
     train = plan.rows("train")
-    unsized = sizing.exact or sizing.pass_samples_vary
+    unsized = sizing.exact or sizing.pass_samples_vary or plan.phases
     if run.target.kind != "epochs" or unsized or any(row.drawn is None for row in train):
         return ""
     needed = sizing.epochs([row.drawn or 0 for row in train])

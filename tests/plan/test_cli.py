@@ -204,6 +204,15 @@ def test_phases_build_their_datasets_anew() -> None:
     assert any("each phase builds its datasets anew" in text for text in plan["warnings"])
 
 
+def test_phases_of_a_target_of_epochs() -> None:
+    """The samples of the epochs, divided at the transitions; what repeats is said of the phases."""
+    plan = plan_json(*SIZED, "--epochs", 1, "--phase-transition-iterations", 100)
+    assert [(p["begin"], p["end"], p["samples"]) for p in plan["phases"]] == [
+        (0, 100, 800), (100, 195, 760),
+    ]  # fmt: skip
+    assert any("each phase builds its datasets anew" in text for text in plan["warnings"])
+
+
 def test_empty_and_tiny_evaluation_sets_are_forecast(tmp_path: Path) -> None:
     write_corpus(tmp_path / "few", [200] * 40)
     words = ["--data-path", tmp_path / "few", "--seq-length", 64, "--global-batch-size", 8]
