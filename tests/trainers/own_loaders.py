@@ -245,8 +245,11 @@ def megatron(folder: Path) -> Any:
 
 
 def neox(folder: Path) -> Any:
-    """The data loaders of the checkout of GPT-NeoX that NEOX names, its helpers compiled."""
+    """The data loaders of the checkout of GPT-NeoX that NEOX names, its helpers compiled; and their
+    samples with the adapter, compared with those of a lock."""
+    import megaindex.adapters.neox as adapter
     from benchmarks.neox import load_data_utils
+    from megaindex.lock import make_lock, open_run
 
     utils = load_data_utils(os.environ["NEOX"])
     sizes = [300, 187]
@@ -266,8 +269,35 @@ def neox(folder: Path) -> Any:
     )  # fmt: skip
     args.valid_data_paths = args.test_data_paths = args.train_data_paths
     args.valid_data_weights = args.test_data_weights = args.train_data_weights
-    data = utils.build_train_valid_test_data_loaders(args)["train"].dataset
-    served = _served((data[number]["text"][:-1].tolist() for number in range(SAMPLES)), sizes)
+
+    def texts() -> list[list[int]]:
+        data = utils.build_train_valid_test_data_loaders(args)["train"].dataset
+        return [data[number]["text"].tolist() for number in range(SAMPLES)]
+
+    def with_adapter(**settings: Any) -> list[list[int]]:
+        for path in folder.glob("*_indexmap_*"):
+            path.unlink()
+        adapter.install(**settings)
+        try:
+            return texts()
+        finally:
+            adapter.uninstall()
+
+    own = texts()
+    words = [f"{word}" for pair in zip(sizes, args.train_data_paths, strict=True) for word in pair]
+    lock = make_lock(
+        order="neox", sequence_length=LENGTH, seed=1, train_iters=SAMPLES, eval_iters=0,
+        eval_interval=1000, micro_batch_size=1, data_parallel_size=1, train_data_path=words,
+        valid_data_path=words, test_data_path=words,
+    )  # fmt: skip
+    locked = [
+        [*tokens.tolist(), labels[-1].item()]
+        for batch in open_run(lock, micro_batch_size=1)
+        for tokens, labels in zip(batch["tokens"], batch["labels"], strict=True)
+    ]
+    assert with_adapter(lock=lock) == locked == own
+    exact = with_adapter(exact=True)
+    served, served_exact = (_served((row[:-1] for row in rows), sizes) for rows in (own, exact))
 
     def loader(rank: int, ranks: int) -> Any:
         utils.mpu.get_data_parallel_rank = lambda: rank
@@ -280,7 +310,8 @@ def neox(folder: Path) -> Any:
         for each in four:
             utils.shift_and_wrap_data_loaders(args, {"train": each, "valid": None, "test": None})
 
-    return {**read(loader, torch.Tensor.tolist, resume), "served": served}
+    found = read(loader, torch.Tensor.tolist, resume)
+    return {**found, "served": served, "served_exact": served_exact}
 
 
 if __name__ == "__main__":
