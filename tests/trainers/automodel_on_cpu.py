@@ -19,11 +19,12 @@ for name in ("reset_peak_memory_stats", "empty_cache", "max_memory_allocated"):
 torch.cuda.current_device = lambda: "cpu"
 
 from nemo_automodel._transformers import auto_model  # noqa: E402
+from nemo_automodel.components.checkpoint.checkpointing import Checkpointer  # noqa: E402
 from nemo_automodel.components.config.loader import ConfigNode  # noqa: E402
 from nemo_automodel.recipes._typed_config import RecipeConfig  # noqa: E402
 from nemo_automodel.recipes.llm import train_ft  # noqa: E402
 
-__all__ = ["ConfigNode", "RecipeConfig", "recipe_of"]
+__all__ = ["Checkpointer", "ConfigNode", "RecipeConfig", "recipe_of"]
 
 
 class _TorchOnCpu(ModuleType):

@@ -26,6 +26,7 @@ from megaindex import IndexedDatasetWriter
 SAMPLES, LENGTH = 487, 64
 ROWS = {2: 2, 4: 3}  # of a micro batch, by ranks
 STEP, STEPS_BEFORE = 24, 7
+SAMPLERS = Path(__file__).parents[1] / "golden/samplers.json"
 Rows = list[list[int]]  # numbers of samples by rank
 
 
@@ -63,7 +64,8 @@ def read(
         resume(two, four)
         resumed: Any = samples(four)
     except Exception as error:
-        resumed = f"{type(error).__name__}: {error}"
+        file = getattr(error, "filename", None)
+        resumed = f"{type(error).__name__}: {error if file is None else Path(file).name}"
     return {"whole": whole, "resumed": resumed}
 
 
@@ -156,7 +158,7 @@ def _corpora(folder: Path, sizes: Sequence[int]) -> list[str]:
 
 def automodel(folder: Path) -> Any:
     """The dataset and the dataloader of its recipes; each rank saves a state of its own."""
-    from trainers.automodel_on_cpu import ConfigNode, RecipeConfig
+    from trainers.automodel_on_cpu import Checkpointer, ConfigNode, RecipeConfig
 
     dataset = {
         "_target_": "nemo_automodel.components.datasets.llm.megatron_dataset.MegatronPretraining",
@@ -174,12 +176,17 @@ def automodel(folder: Path) -> Any:
         config = RecipeConfig(ConfigNode({"dataset": dataset, "step_scheduler": steps}))
         return config.dataloader.build(dp_rank=rank, dp_world_size=ranks, tokenizer=tokenizer)
 
+    def checkpointer(rank: int) -> Any:
+        made = object.__new__(Checkpointer)  # with what these calls need
+        made.tp_rank, made.pp_rank, made.dp_rank, made.process_group = 0, 0, rank, None
+        made.config = SimpleNamespace(allow_legacy_pickle_restore=False)
+        return made
+
     def resume(two: list[Any], four: list[Any]) -> None:
-        states = [loader.state_dict() for loader in two]
+        for rank, loader in enumerate(two):
+            checkpointer(rank).save_on_dp_ranks(loader, "dataloader", str(folder))
         for rank, loader in enumerate(four):
-            if rank >= len(states):
-                raise FileNotFoundError(f"dataloader_dp_rank_{rank}.pt")
-            loader.load_state_dict(states[rank])
+            checkpointer(rank).load_on_dp_ranks(loader, "dataloader", str(folder))
 
     def numbers(batch: Any) -> list[int]:
         found: list[int] = (batch["input_ids"][:, 0] // LENGTH).tolist()
@@ -231,6 +238,16 @@ def megatron(folder: Path) -> Any:
         GPTDataset, [SAMPLES, 0, 0], lambda: True, config
     ).build()
     served = _served((data[number]["tokens"].tolist() for number in range(SAMPLES)), sizes)
+
+    for case in json.loads(SAMPLERS.read_text())["single"]:  # of Megatron-LM's own sampler
+        total, micro, ranks = case["num_samples"], case["micro_batch_size"], len(case["ranks"])
+        for rank, batches in enumerate(case["ranks"]):
+            built = build_pretraining_data_loader(
+                range(total), case["consumed_samples"], "single", micro, 0, False,
+                pin_memory=False, data_parallel_rank=rank, data_parallel_size=ranks,
+                drop_last=case["drop_last"],
+            )  # fmt: skip
+            assert list(built.batch_sampler) == batches
 
     def loader(rank: int, ranks: int, consumed: int = 0) -> Any:
         return build_pretraining_data_loader(

@@ -99,10 +99,8 @@ def test_loaders_without_a_trainer(name: str, tmp_path: Path) -> None:
     if name == "neox":
         assert list(found["served_exact"]) == ["1"]  # with install(exact=True)
         tokens = sum(found["served"].values())
-        shares = {
-            times: f"{100 * count / tokens:.0f} %" for times, count in found["served"].items()
-        }
-        epoch = f"of a blend's tokens {shares['0']} never, {shares['2']} twice"
+        never, twice = (100 * found["served"][times] / tokens for times in "02")
+        epoch = f"{never:.0f} % of the tokens never, {twice:.0f} % twice"
     elif name == "megatron":
         assert list(found["served"]) == ["1"]  # of the blend, each token once
     orders = [list(steps(rows))[:STEPS_BEFORE] for rows in (two, four)]
