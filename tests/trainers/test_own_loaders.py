@@ -88,7 +88,7 @@ def test_loaders_without_a_trainer(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "own_loaders.py"), name, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())

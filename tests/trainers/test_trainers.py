@@ -161,7 +161,7 @@ def test_torchft_repeats_the_samples_of_a_step_that_a_group_leaves(
     paths = os.pathsep.join(map(str, (HERE.parents[1], HERE.parent)))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "torchft_groups.py"), lock, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=500,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
