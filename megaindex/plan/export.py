@@ -65,7 +65,9 @@ def adapter_settings(run: Run) -> dict[str, Any]:
 def _final_epoch(run: Run) -> dict[str, Any]:
     """Return the settings of the final epoch that differ from the framework's own."""
     changed = order_of(run.order).changed_settings
-    names = ("separate_final_epoch", "final_epoch_threshold")
+    names = ["separate_final_epoch", "final_epoch_threshold"]
+    if run.row.separate_final_epoch != "auto":  # the threshold has no effect, and is refused
+        names.pop()
     return {name: changed[name] for name in names if name in changed}
 
 

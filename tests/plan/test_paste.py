@@ -304,6 +304,26 @@ def test_an_epoch_that_the_buffer_makes_two_is_said_before_any_number(tmp_path: 
     assert first.startswith("# variance_buffer 1.005 builds 2 epochs of")
 
 
+@pytest.mark.parametrize(
+    ("order", "words", "call"),
+    [
+        ("megatron", ["--separate-final-epoch", "always"], "(separate_final_epoch='always')"),
+        ("neox", [], ""),
+        ("neox", ["--separate-final-epoch", "auto"],
+         "(separate_final_epoch='auto', final_epoch_threshold=0.5)"),
+    ],
+)  # fmt: skip
+def test_a_threshold_without_effect_is_not_printed(
+    corpora: list[str], order: str, words: list[str], call: str
+) -> None:
+    """install() refuses it."""
+    status, out, _ = cli("--data-path", corpora[0], "--seq-length", 8, "--global-batch-size", 6,
+                         "--epochs", 1, "--order", order, "--final-epoch-threshold", 0.5, *words,
+                         "--print-config", order)  # fmt: skip
+    assert status == 0
+    assert "".join(re.findall(r"install(.*)", out)).replace('"', "'") == call
+
+
 def test_megatron_evaluates_only_on_validation_data(corpora: list[str]) -> None:
     """It stops at the first evaluation without any, from 0.14 on."""
     words = ["--order", "megatron", "--seq-length", 8, "--global-batch-size", 6, "--epochs", "1",
