@@ -214,6 +214,11 @@ class Sizing:
     def draws(self) -> Draws:
         if self.single:
             return SingleDraws()
+        if not any(self._weights):
+            raise InvalidArgument(
+                f"{' and '.join(self.names[:3])}: no sample of {self.sequence_length + 1} tokens "
+                "in any source of this split; lower --seq-length, or give more documents"
+            )
         if not self.row.is_framework:
             return DivisorDraws(divisor_weights(self._weights))
         weights = blend_weights(self._weights, self.row, explicit=self._explicit)

@@ -172,6 +172,18 @@ def test_a_blend_by_size_with_a_source_of_no_sample_stops(core: Any, paths: list
         assert not any("--split" in text for text in plan["warnings"])
 
 
+def test_sources_of_no_sample_are_refused(paths: list[str]) -> None:
+    few = [f"{paths[0]}_{name}" for name in ("x", "y")]
+    for prefix in few:
+        write_corpus(Path(prefix), [SEQ])
+    words_ = ["--seq-length", SEQ, "--global-batch-size", 2, "--train-iters", 3]
+    valid = ["--train-data-path", paths[0], "--valid-data-path"]
+    for data in (["--data-path"], valid, [*valid[:2], paths[1], "--test-data-path"]):
+        status, out, err = cli(*data, *few, *words_)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert f"{few[0]} and {few[1]}: no sample of {SEQ + 1} tokens in any source" in err
+
+
 def test_a_cyclic_loader_does_not_run_out_of_samples(paths: list[str]) -> None:
     words_ = ["--train-data-path", *paths[:2], "--seq-length", SEQ, "--global-batch-size", 4]
     for kind in ("single", "cyclic"):
