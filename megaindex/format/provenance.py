@@ -140,8 +140,13 @@ class Rows(NamedTuple):
 
 
 def nameless_file(opened: contextlib.ExitStack, directory: str, buffer: int) -> IO[bytes]:
-    """Return a new temporary file without a name, which `opened` closes."""
-    return opened.enter_context(tempfile.TemporaryFile(dir=directory, buffering=buffer))
+    """Return a new temporary file without a name, which `opened` closes.
+
+    Some file systems give it a name for a moment: ``megaindex.tmp.`` and random characters.
+    """
+    return opened.enter_context(
+        tempfile.TemporaryFile(dir=directory, buffering=buffer, prefix="megaindex.tmp.")
+    )
 
 
 class ProvenanceSpool:

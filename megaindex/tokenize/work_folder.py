@@ -58,6 +58,7 @@ _OURS = re.compile(
     r"|merging\.json(\.tmp\.[0-9a-f]+)?"
     r"|run\.claim(\.[0-9a-f]+(\.claim|\.dead)?)*"
     r"|run\.settings(\.tmp\.[0-9a-f]+)?"
+    r"|megaindex\.tmp\.\w+"  # a nameless file, where a file system cannot make one at once
     r"|\.nfs[0-9a-f]+"  # NFS: a file removed while open
 )
 

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from support.tokenizing import InThisProcess, names, pair, run, train_bpe, write
 
 from megaindex.errors import EngineError, FormatError, InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
+from megaindex.format.provenance import nameless_file
 from megaindex.tokenize import encode, tokenize, work_folder
 from megaindex.tokenize import run as run_module
 from megaindex.tokenize.inputs import find_sources
@@ -73,13 +76,26 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_jsonl(tmp_path_factory.mktemp("in") / "a.jsonl", LINES)
 
 
-def test_a_file_that_a_killed_run_linked_its_claim_from_is_removed(tmp_path: Path) -> None:
-    """Otherwise the work folder would stay for ever."""
+@pytest.mark.parametrize("name", [f"run.claim.{'0' * 16}", "megaindex.tmp.a_1"])
+def test_a_file_that_a_run_gives_a_name_for_a_moment_is_removed(tmp_path: Path, name: str) -> None:
+    """If the run is killed at that moment, the work folder would otherwise stay for ever."""
     source = write_jsonl(tmp_path / "a.jsonl", LINES[:3])
     (tmp_path / "out.parts").mkdir()
-    (tmp_path / f"out.parts/run.claim.{'0' * 16}").write_text("{}")
+    (tmp_path / "out.parts" / name).write_text("{}")
     tokenize(tmp_path / "out", [source], tokenizer="bytes")
     assert names(tmp_path) == {"a.jsonl", "out.bin", "out.idx", "out.provenance"}
+
+
+def test_nameless_files_have_a_name_of_ours_where_one_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on network file systems."""
+    made: list[str] = []
+    monkeypatch.setattr(tempfile, "_O_TMPFILE_WORKS", False)
+    monkeypatch.setattr(os, "unlink", lambda path, real=os.unlink: (made.append(path), real(path)))
+    with ExitStack() as opened:
+        nameless_file(opened, str(tmp_path), 1024)
+    assert [work_folder._OURS.fullmatch(Path(path).name) is not None for path in made] == [True]
 
 
 def test_a_part_whose_size_cannot_be_read_is_a_typed_error(

@@ -18,6 +18,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -420,6 +421,11 @@ def _token_hex(task: Task, count: int) -> str:
     return f"{process.number:04x}{process.tokens:04x}".rjust(2 * count, "0")[-2 * count :]
 
 
+def _names(task: Task) -> Iterator[str]:
+    while True:
+        yield _token_hex(task, 4)
+
+
 def _sleep(task: Task, seconds: float) -> None:
     world = task.process.world
     world.wait(world.now + max(seconds, 1e-6))
@@ -522,6 +528,9 @@ def installed() -> Iterator[None]:
             socket, "gethostname", _in_process(lambda t: t.process.machine.name, socket.gethostname)
         )
         replace(secrets, "token_hex", _in_process(_token_hex, secrets.token_hex))
+        replace(
+            tempfile, "_get_candidate_names", _in_process(_names, tempfile._get_candidate_names)
+        )
         replace(time, "sleep", _in_process(_sleep, time.sleep))
         replace(time, "monotonic", _in_process(lambda t: t.process.world.now, time.monotonic))
         replace(claim, "threading", SimpleNamespace(Thread=_Thread, Event=_Event))

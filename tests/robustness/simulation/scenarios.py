@@ -356,8 +356,8 @@ class Pairs(Scenario):
         if not os.path.exists(f"{FOLDER}/pair.idx"):
             self._write(3, overwrite=True)
             require(self.read(audit=True) == 3, "the pair is not the one that was written last")
-        known = r"pair\.(bin|idx)"
-        self.names_left(known + ("" if not self.world.happened else r"(\.tmp\..*)?"))
+        unfinished = r"(\.tmp\..*)?|megaindex\.tmp\..*" if self.world.happened else ""
+        self.names_left(r"pair\.(bin|idx)" + unfinished)
 
     begun: tuple[int, ...] = ()
     finished: tuple[int, ...] = ()
