@@ -178,9 +178,10 @@ BUGS = [
     Bug(
         "files that are being replaced are checked",
         sidecar.find_arrays,
-        "read_sidecar(files) != sidecar",
-        "False",
+        "return find_arrays(files, identity, check)  # replaced meanwhile",
+        "pass  # replaced meanwhile",
         "framework",
+        30_000,
     ),
     Bug(
         "the beginning of a merge is not recorded",
