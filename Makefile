@@ -117,7 +117,7 @@ soak: $(VENV)/.test-installed
 	$(BIN)/python tests/robustness/soak --seconds $(or $(SOAK_SECONDS),3600)
 
 # Processes, disks and power losses that a seed decides, for SECONDS; SEED=7 SCENARIO=pairs for one;
-# SIMULATE=--planted searches bugs that are planted, --interleavings runs three builders in any order
+# SIMULATE=--planted searches bugs that are planted, --interleavings runs builders in any order
 simulate: $(VENV)/.test-installed
 	PYTHONHASHSEED=0 $(BIN)/python -W ignore tests/robustness/simulation $(SIMULATE) \
 		--seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) \

@@ -56,7 +56,7 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
         (2, 0, 600),
         pytest.param(2, 0, None, marks=pytest.mark.slow),
         pytest.param(2, 2, None, marks=pytest.mark.slow),
-        pytest.param(3, 0, 60_000, marks=pytest.mark.slow),
+        pytest.param(3, 0, 20_000, marks=pytest.mark.slow),
     ],
 )
 def test_builders_exclude_each_other(builders: int, kills: int, most: int | None) -> None:
