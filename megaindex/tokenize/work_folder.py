@@ -33,6 +33,7 @@ from megaindex.cache.claim import (
     remove_leftovers,
     token_of,
 )
+from megaindex.cache.entry import opened
 from megaindex.errors import FormatError, InvalidArgument, StorageError
 from megaindex.format.pair import pair_paths, written_paths
 from megaindex.format.provenance import ProvenanceSpool, RowFile, Rows
@@ -187,6 +188,9 @@ class WorkLock:
             return
         # with overwrite an old output looks like a new one
         _write_record(self._merging, {"parts": _digest(parts), "was_free": not overwrite})
+        parent = os.path.dirname(self.folder.path)
+        with contextlib.suppress(OSError), opened(parent) as directory:
+            os.fsync(directory)  # a power loss might keep a part of the output without the folder
 
     def is_merging(self, parts: Sequence[InputPart]) -> bool:
         """Return True if an earlier run began to merge the same parts without existing outputs."""
