@@ -171,8 +171,12 @@ def _epoch(
 
 def _epoch_without(node: Node, dataset: IndexedDataset, path: str) -> Index:
     """Return the index of the documents that are not in a file."""
-    documents = np.setdiff1d(range(*node["documents"]), read_ids(path)).astype(np.int32)
-    return replace(_epoch(node, dataset, documents, None), without=path)
+    begin, end = node["documents"]
+    read = read_ids(path)
+    is_left = np.ones(end - begin, bool)
+    is_left[read[(read >= begin) & (read < end)] - begin] = False
+    documents = np.flatnonzero(is_left) + begin
+    return replace(_epoch(node, dataset, documents.astype(np.int32), None), without=path)
 
 
 def _blocks(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:

@@ -329,23 +329,29 @@ def recipe_yaml(plan: Plan, run: Run) -> str:
     for reason in _refused_by_recipe(plan, run):
         raise InvalidArgument(f"--print-config recipe: {reason}")
     sources = run.data.train
-    short = [Path(source.path).name or f"source_{k}" for k, source in enumerate(sources)]
-    names = short if len({*short}) == len(short) else [source.path for source in sources]
-    weights = [weight or 1.0 for weight, _ in _weighted(plan, run, "train")]
-    mix = dict(zip(names, weights, strict=True))
+    paths = [source.path or f"source_{k}" for k, source in enumerate(sources)]
+    short = [Path(path).name for path in paths]
+    names = short if len({*short}) == len({*paths}) else paths
+    mix = dict.fromkeys(names, 0.0)  # a corpus that is given twice is one source
+    for name, (weight, _) in zip(names, _weighted(plan, run, "train"), strict=True):
+        mix[name] += weight or 1.0
     phases = [(f"phase_{k}", phase.begin, phase.end) for k, phase in enumerate(plan.phases, 1)]
     batch = {
         "micro_batch_size": run.micro_batch_size,
         "data_parallel_size": run.data_parallel_size,
         "global_batch_size": run.batch.final,
     }
-    named = ({"path": source.path} if source.path else {"tokens": source.tokens}
-             for source in sources)  # fmt: skip
+    named = {
+        name: {"path": source.path} if source.path else {"tokens": source.tokens}
+        for name, source in zip(names, sources, strict=True)
+    }
+    others = run.data.valid or run.data.test
     lines = [
+        *(["# without validation and test data; add evaluation for those"] if others else []),
         f"sequence_length: {run.sequence_length}",
         f"batch: {_flow({key: value for key, value in batch.items() if value is not None})}",
         "sources:",
-        *(f"  {json.dumps(name)}: {_flow(each)}" for name, each in zip(names, named, strict=True)),
+        *(f"  {json.dumps(name)}: {_flow(each)}" for name, each in named.items()),
         "stages:",
         *(
             f"  {name}: {_flow({'steps': end - begin, 'mix': mix})}"

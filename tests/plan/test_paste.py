@@ -384,6 +384,14 @@ def test_a_recipe_has_the_sources_weights_and_steps(corpora: list[str], tmp_path
         ]
         assert {s.proportion for stage in recipe.stages for s in stage.streams} == {3, 1}
         assert (recipe.seed, recipe.micro_batch_size, recipe.data_parallel_size) == (1234, 1, 2)
+    twice = ("--train-data-path", 3, corpora[0], 1, corpora[1], 2, corpora[0])
+    twice += ("--valid-data-path", corpora[2], *words[5:], "--print-config", "recipe")
+    text = cli(*twice)[1]
+    (tmp_path / "run.yaml").write_text(text)
+    recipe = read_recipe(tmp_path / "run.yaml")
+    assert [s.path for s in recipe.sources] == corpora[:2]
+    assert [s.proportion for s in recipe.stages[0].streams] == [5, 1]
+    assert text.startswith("# without validation and test data")
     for more, reason in (
         (["--split", "9,1,0"], "trains on all documents"),
         (["--consumed-samples", 6], "plan the whole run"),
