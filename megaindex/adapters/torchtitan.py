@@ -105,16 +105,21 @@ class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         """Yield micro batches, and check how many the trainer takes for its first update."""
-        first = self._run.returned
+        first, is_checked = self._run.returned, False
 
         def check(*_: Any) -> None:
-            hook.remove()
-            self._run.check_steps(self._run.returned - first)
+            nonlocal is_checked
+            if not is_checked:
+                is_checked = True
+                self._run.check_steps(self._run.returned - first)
 
         # the trainer does not pass its global batch size to the dataloader
         hook = register_optimizer_step_pre_hook(check)
         try:
-            yield from self._run
+            for batch in self._run:
+                yield batch
+                if is_checked:  # not in the hook: hooks are iterated over there
+                    hook.remove()
         finally:
             hook.remove()
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,51 @@ def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(vars(facade), name, raising=False)
         with pytest.raises(InvalidArgument, match=r"need.? torch, .*pip install 'megaindex\[torch"):
             getattr(facade, name)
+
+
+def test_torchtitan_steps_are_checked_beside_other_hooks(
+    lock: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first update is compared with the lock, of two loaders and with a hook of another."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    class Base:
+        class Config:
+            pass
+
+    home = SimpleNamespace(BaseDataLoader=Base)
+    for name in ("torchtitan", "torchtitan.components", "torchtitan.components.dataloader"):
+        monkeypatch.setitem(sys.modules, name, home)
+    monkeypatch.delitem(sys.modules, "megaindex.adapters.torchtitan", raising=False)
+    adapter = importlib.import_module("megaindex.adapters.torchtitan")
+    del sys.modules["megaindex.adapters.torchtitan"]  # of a stand-in
+    run = {"dp_world_size": 4, "dp_rank": 0, "seq_len": 16, "local_batch_size": 3}
+    loaders = [
+        adapter.LockedDataLoader(adapter.LockedDataLoader.Config(lock=lock.path), **run)
+        for _ in range(2)
+    ]
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    calls: list[object] = []
+    of_another = register_optimizer_step_pre_hook(lambda *_: calls.append(1))
+    try:
+        batches = [iter(loader) for loader in loaders]
+        for taken in (2, 2, 1):  # the check is made once
+            for _ in range(taken):
+                for each in batches:
+                    next(each)
+            optimizer.step()
+        assert (len(calls), weight.item()) == (3, -3.0)
+        wrong = iter(loaders[0])
+        next(wrong)
+        with pytest.raises(InvalidArgument, match="steps of 24 samples, and the trainer 12"):
+            optimizer.step()
+        for each in (*batches, wrong):
+            each.close()
+        optimizer.step()
+    finally:
+        of_another.remove()
 
 
 def test_a_trainer_stops_with_the_run(lock: Lock) -> None:
