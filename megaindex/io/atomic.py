@@ -180,6 +180,11 @@ class AtomicFiles:
             try:
                 _rename_without_replacing(temporary, path)
             except FileExistsError:
+                # On a network the reply to a link() that succeeded can be lost, and it is repeated.
+                # A file that was opened here is no other writer's, as a linked one could be.
+                if path in self._streams and _is_still(path, self._placed[path]):
+                    _unlink_if_possible(temporary)
+                    return
                 del self._placed[path]  # of another writer, even if both link to one file
                 raise _already_there(path) from None
 

@@ -227,7 +227,8 @@ def test_arrays_of_a_window_index_are_refused(prefix: Path) -> None:
         ({"sequence_length": 10**6}, "must have at least 1000001 tokens, one sample"),
         ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron, neox"),
         ({"num_samples": 2**63}, "num_samples must be at least 1 and below 2"),
-        ({"epochs": 2**63}, "fewer than 2\\*\\*63 samples"),
+        ({"epochs": 2**63}, "epochs must be a positive number below 2"),
+        ({"epochs": 2**62}, "fewer than 2\\*\\*63 samples"),
     ],
 )
 def test_bad_settings_are_named(prefix: Path, settings: dict[str, Any], message: str) -> None:
