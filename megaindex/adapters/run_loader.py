@@ -131,7 +131,7 @@ class RunLoader:
             )
 
     def check_steps(self, micro_batches: int) -> None:
-        """Raise InvalidArgument if so many micro batches of this rank are no step of the lock."""
+        """Raise InvalidArgument unless so many micro batches of this rank make a step of the lock."""
         self._check_steps(self._loader, micro_batches)
 
     def check_length(self, max_steps: int | None, setting: str, epochs: float | None) -> None:

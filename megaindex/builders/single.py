@@ -398,7 +398,7 @@ def epoch_tables(
     epochs_mixed: int,
 ) -> FetchTable | None:
     """Return the function that keeps the tables of order epoch in the cache; None if they are small
-    or there is no cache."""
+    or without a cache."""
     if cache_dir is None or len(documents) < _WORTH_KEEPING:
         return None
     parameters = {
