@@ -26,6 +26,7 @@ DEFAULT_SEED = 1234
 """Default seed of Megatron-LM, GPT-NeoX and megaindex."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
+_LONGEST = 200  # characters of a value in a message
 
 
 def check_integer(name: str, value: object, *, flags: bool = True) -> int:
@@ -245,7 +246,8 @@ def parse_fraction(text: str) -> Fraction:
 def shown(value: object) -> str:
     """Return the representation of a value for a message, shortened if it is long or nested."""
     try:
-        return _SHORT.repr(value)
+        text = _SHORT.repr(value)
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     except ValueError:  # of an integer with more than 4300 digits
         return f"a value of type {type(value).__name__} that is too long to write"
 

@@ -465,7 +465,9 @@ def _differences(
             yield _mix_difference(plans, changed)
         yield from [] if sample is None else [str(sample)]
         if sample is None or changed is None or sample.position < changed:
-            yield from _described("order", *(_description(plan.order) for plan in plans))
+            described = [_description(plan.order) for plan in plans]
+            kinds = [{"order": each.get("order")} for each in described]
+            yield from _described("order", *(described if kinds[0] == kinds[1] else kinds))
     yield from _step_difference(first, second, common)
     if first.lock is not None and second.lock is not None:
         yield from _locked_differences(first.lock, second.lock)

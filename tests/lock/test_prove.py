@@ -264,3 +264,20 @@ def test_records_of_a_past_are_compared_from_its_end_on() -> None:
     later = make_lock(read_recipe("later.yaml")).write("later.lock", overwrite=True)
     named = "samples before step 0: 40000 in the first, 40008 in the second"
     assert named in compare_records(lock, later).differences
+
+
+def test_differences_of_other_kinds_of_order_are_short() -> None:
+    """A recipe of several lengths and one of a past; of the same kind, nested values are cut."""
+    names = ("past", "lengths", "recipe")
+    past, lengths, recipe = (
+        make_lock(read_recipe("run.yaml" if name == "recipe" else f"{name}.yaml")).write(
+            f"{name}.lock", overwrite=True
+        )
+        for name in names
+    )
+    found = compare_records(lengths, past).differences
+    named = [each for each in found if each.startswith("order: ")]
+    assert named == ["order: order: 'sequence' in the first, 'stages' in the second"]
+    found = compare_records(recipe, past).differences
+    assert max(map(len, found)) < 500
+    assert any(each.endswith("... in the second") for each in found)
