@@ -300,7 +300,7 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
         index, mix = opened.index, opened.layout.recipe.mix_changes
         bounds, _ = opened.layout.step_bounds()
     elif index is None and locked is not None:
-        index, bounds = _index_by_lock(inner, locked), locked.step_bounds
+        index, bounds, mix = _index_by_lock(inner, locked), locked.step_bounds, locked.mix
     elif index is None:
         raise InvalidArgument(
             "the states must be of a RecipeLoader, which hold their recipe; compare those of a "
@@ -476,8 +476,8 @@ def _differences(
 def _first_changed_mix(plans: Sequence[_Plan], end: int) -> int | None:
     """Return the first sample before ``end`` at which the weights change differently, or None."""
     first, second = (plan.mix for plan in plans)
-    if first is None and second is None:
-        return None
+    if (first is None and second is None) or any(plan.step_bounds is None for plan in plans):
+        return None  # the changes of an index that is given are not known
     one = first or second
     assert one is not None, "of one or both"
     empty = MixChanges.empty(one.sources)
@@ -487,7 +487,8 @@ def _first_changed_mix(plans: Sequence[_Plan], end: int) -> int | None:
 def _mix_difference(plans: Sequence[_Plan], sample: int) -> str:
     """Return the weights that a sample is drawn with by each record."""
     bounds = plans[0].step_bounds
-    step = -1 if bounds is None else int(np.searchsorted(bounds, sample, "right")) - 1
+    assert bounds is not None, "of known changes"
+    step = int(np.searchsorted(bounds, sample, "right")) - 1
     texts = []
     for plan in plans:
         weights = None if plan.mix is None else plan.mix.weights_from(sample)

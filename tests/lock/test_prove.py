@@ -15,6 +15,7 @@ from support.corpora import write_corpus
 from support.locked_runs import write_inputs
 
 from megaindex import FormatError, InvalidArgument, Skip
+from megaindex.builders.recipe import open_recipe
 from megaindex.loader import compare_records, join_states
 from megaindex.lock import make_lock, open_run, read_lock
 from megaindex.lock.lock_file import lock_text
@@ -251,6 +252,10 @@ def test_a_changed_mix_is_named_by_step_and_weights() -> None:
     assert compare_records(plain, served).holds
     assert compare_records(served, other).differences[0] == named
     assert compare_records(run(plain, 29 * 2, 2), other).holds  # before it
+    index = open_recipe(read_recipe("lengths.yaml")).index  # whose changes are not known
+    found = compare_records(served, other, indices=(index, index)).differences
+    assert found
+    assert not any(each.startswith("mix") for each in found)
 
 
 def test_records_of_a_past_are_compared_from_its_end_on() -> None:
