@@ -37,7 +37,7 @@ from benchmarks import (
     startup,
     tokenize,
 )
-from benchmarks.timing import Clock, Comparison, allow_many_files, processor_seconds, timed
+from benchmarks.timing import Clock, Comparison, allow_many_files, timed
 
 Job = Callable[[], Comparison]
 
@@ -46,8 +46,8 @@ def main() -> None:
     options = _parser().parse_args()
     allow_many_files()
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
-    if options.quick:
-        Clock.now = processor_seconds
+    if options.quick or options.processor_time:
+        Clock.use_processor_time()
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="megaindex-bench-") as temporary:
         directory = Path(temporary)
         rows, notes, figures = [], [], []
@@ -138,10 +138,15 @@ def _parser() -> argparse.ArgumentParser:
         help="a minute of jobs, by the processor time of both sides; see benchmarks.baseline",
     )
     parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="measure the processor time of both sides in place of wall time",
+    )
+    parser.add_argument(
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, tokenize, loading, "
-        "cold, first, startup, adapters, neox, objects, scaling, numba, balance, "
+        "cold, first, startup, adapters, neox, objects, scaling, numba, balance, memory, "
         "packing (only if named)",
     )
     parser.add_argument("--neox", metavar="CHECKOUT", help="a GPT-NeoX checkout to compare with")

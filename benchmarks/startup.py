@@ -15,8 +15,6 @@ from benchmarks.timing import Comparison, alternate
 BARE = ("-c", "pass")
 NUMPY = ("-c", "import numpy")
 PLANNED = {"one file": 1, "100 files": 100, "2,000 files": 2000}
-GOALS = {"import": 0.06, "one file": 0.3}
-"""Seconds that a start may take."""
 
 
 def compare(what: str, directory: Path, rounds: int) -> Comparison:
@@ -38,7 +36,7 @@ def compare(what: str, directory: Path, rounds: int) -> Comparison:
 
 
 def _plan(directory: Path, sources: int) -> tuple[str, ...]:
-    prefixes = write_linked(directory / "startup", max(PLANNED.values()), 10_000)[:sources]
+    prefixes = write_linked(directory / f"startup-of-{sources}", sources, 10_000)
     shape = ("--seq-length", "2048", "--micro-batch-size", "4", "--data-parallel-size", "8")
     length = ("--gradient-accumulation-steps", "1", "--epochs", "1")
     return ("-m", "megaindex.plan", "--data-path", *prefixes, *shape, *length)

@@ -52,7 +52,16 @@ def processor_seconds() -> float:
 class Clock:
     """Clock of all measurements of a run: wall time, or the processor time of both sides."""
 
-    now: Callable[[], float] = staticmethod(time.perf_counter)
+    _VARIABLE = "MEGAINDEX_BENCH_PROCESSOR_TIME"  # for child processes
+    now: Callable[[], float] = staticmethod(
+        processor_seconds if os.environ.get(_VARIABLE) else time.perf_counter
+    )
+
+    @classmethod
+    def use_processor_time(cls) -> None:
+        """Measure processor time, also in child processes that are started from now on."""
+        os.environ[cls._VARIABLE] = "1"
+        cls.now = staticmethod(processor_seconds)
 
 
 def alternate(
