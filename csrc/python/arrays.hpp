@@ -18,39 +18,37 @@ namespace py = pybind11;
 
 // Message parts are joined only on failure: a batch passes dozens of checks, and composing a
 // message takes longer than its check.
+[[noreturn]] void refuse(const char* name, const char* rule);
+
 inline void require(bool valid, const char* rule) {
-  if (!valid) throw InvalidInput(rule);
+  if (!valid) refuse("", rule);
 }
 
 inline void require(bool valid, const char* name, const char* rule) {
-  if (!valid) throw InvalidInput(std::string(name) + rule);
+  if (!valid) refuse(name, rule);
 }
 
 inline void require(bool valid, const std::string& rule) {
-  if (!valid) throw InvalidInput(rule);
+  if (!valid) refuse("", rule.c_str());
 }
 
-inline std::string describe(const py::array& a) {
-  return std::string(py::str(a.dtype())) + std::string(py::str(a.attr("shape")));
-}
+// The dtype and shape of an array.
+std::string describe(const py::array& a);
+
+// As is<T> and check_array<T>, for the dtype of this number.
+bool has_dtype(const py::array& a, int number);
+void check_array_of(const py::array& a, int number, py::ssize_t ndim, const char* name);
 
 template <class T>
 bool is(const py::array& a) {
-  return py::isinstance<py::array_t<T>>(a);
+  return has_dtype(a, py::detail::npy_format_descriptor<T>::value);
 }
 
 // Requires a C-contiguous array of exactly this dtype: a converted copy would lose what a kernel
 // writes and hide what it costs.
 template <class T>
 void check_array(const py::array& a, py::ssize_t ndim, const char* name) {
-  if (!is<T>(a) || a.ndim() != ndim) {
-    throw InvalidInput(std::string(name) + ": expected a " + std::to_string(ndim) +
-                       "-dimensional " + std::string(py::str(py::dtype::of<T>())) +
-                       " array, got " + describe(a) +
-                       "; convert it with numpy.ascontiguousarray(…, dtype)");
-  }
-  require(a.flags() & py::array::c_style, name,
-          ": expected a contiguous array; use numpy.ascontiguousarray");
+  check_array_of(a, py::detail::npy_format_descriptor<T>::value, ndim, name);
 }
 
 template <class T>
@@ -99,31 +97,10 @@ inline detail::FileLengths file_lengths(const py::array& lengths) {
   return {unaligned_input<int32_t>(lengths, "lengths"), lengths.size()};
 }
 
-// Addresses of the first byte of an array and of the byte after its last.
-inline std::pair<uintptr_t, uintptr_t> address_range(const py::array& a) {
-  auto low = reinterpret_cast<uintptr_t>(a.data());
-  if (a.size() == 0) return {low, low};
-  uintptr_t high = low + static_cast<uintptr_t>(a.itemsize());
-  for (py::ssize_t d = 0; d < a.ndim(); ++d) {
-    const py::ssize_t reach = (a.shape(d) - 1) * a.strides(d);
-    (reach < 0 ? low : high) += static_cast<uintptr_t>(reach);
-  }
-  return {low, high};
-}
-
 // Requires that an output overlaps no input, since kernels check their inputs before they write.
 // Arguments that are not arrays, such as None, overlap nothing.
-inline void require_no_overlap(const py::object& out, const char* name,
-                               std::initializer_list<py::handle> others) {
-  if (!py::isinstance<py::array>(out)) return;
-  const auto [low, high] = address_range(py::reinterpret_borrow<py::array>(out));
-  for (const py::handle other : others) {
-    if (!py::isinstance<py::array>(other)) continue;
-    const auto [begin, end] = address_range(py::reinterpret_borrow<py::array>(other));
-    require(end <= low || high <= begin, name,
-            ": shares memory with another argument; pass an array of its own");
-  }
-}
+void require_no_overlap(const py::object& out, const char* name,
+                        std::initializer_list<py::handle> others);
 
 inline py::array as_numpy(const py::object& object) {
   require(py::isinstance<py::array>(object), "expected a numpy array or None");
