@@ -131,11 +131,11 @@ class RunLoader:
             )
 
     def check_steps(self, micro_batches: int) -> None:
-        """Raise InvalidArgument unless so many micro batches of this rank make a step of the lock."""
+        """Raise InvalidArgument unless ``micro_batches`` of this rank make a step of the lock."""
         self._check_steps(self._loader, micro_batches)
 
     def check_length(self, max_steps: int | None, setting: str, epochs: float | None) -> None:
-        """Raise InvalidArgument if a trainer would read on behind the end of the run.
+        """Raise InvalidArgument if a trainer would read beyond the end of the run.
 
         Args:
             max_steps: number of its steps; None or not above 0: no limit.

@@ -1,4 +1,4 @@
-"""What trainers do with their own loaders: each cell of the table in docs/trainers.md is a run."""
+"""Trainers with their own loaders: each cell of the table in docs/trainers.md is a run."""
 
 from __future__ import annotations
 

@@ -539,6 +539,7 @@ def installed() -> Iterator[None]:
         replace(pair, "file_mapper", lambda: None)
         replace(mapping, "_map_descriptor", _mapped)
         replace(npy, "is_local", lambda path: True)
+        replace(npy, "WORTH_MAPPING", npy.WORTH_MAPPING)  # scenarios set it
         replace(npy, "mmap", SimpleNamespace(mmap=_mapped_new, PAGESIZE=mmap.PAGESIZE))
         replace(sys, "unraisablehook", lambda _: None)
         was_enabled = gc.isenabled()
