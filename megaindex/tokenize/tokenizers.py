@@ -411,9 +411,13 @@ def _not_in_gigatoken(settings: dict[str, Any]) -> str | None:
 
 def _token_not_in_gigatoken(added: Sequence[dict[str, Any]], *, composed: bool) -> str | None:
     """Return an added token that gigatoken would find elsewhere; `composed` for NFC."""
+    begins = any(token["content"][:1].isspace() for token in added)
+    ends = any(token["content"][-1:].isspace() for token in added)
     for token in added:
         if token["single_word"]:
             return f"its token {token['content']!r} is a single_word"
+        if (token["rstrip"] and begins) or (token["lstrip"] and ends):
+            return f"its token {token['content']!r} strips white space that is part of a token"
         if composed and not unicodedata.is_normalized("NFC", token["content"]):
             return f"its token {token['content']!r} is not in NFC"
     first = [token["content"] for token in added if not token["normalized"]]

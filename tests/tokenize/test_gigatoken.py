@@ -93,6 +93,10 @@ REFUSED = {
     "got None": top(pre_tokenizer=None),
     "normalizer must be NFC, got Lowercase": top(normalizer={"type": "Lowercase"}),
     "token 'the' is a single_word": more(added("the", 500, single_word=True)),
+    "token '<R>' strips white space": more(added("<R>", 500, rstrip=True), added(" y", 501)),
+    "token '<L>' strips white space": more(
+        added("<L>", 500, lstrip=True), added("y ", 501, normalized=True)
+    ),
     "is not in NFC": more(added("e\u0301", 500), normalizer=NFC),
     r"tokens 'b\|c' and 'a\|b' overlap": more(
         added("a|b", 500, normalized=True), added("b|c", 501)
