@@ -406,13 +406,25 @@ def _not_in_gigatoken(settings: dict[str, Any]) -> str | None:
     forms = {step["type"] for step in normalizer.get("normalizers", [normalizer])}
     if forms - {"NFC"}:
         return f"its normalizer must be NFC, got {', '.join(sorted(forms))}"
-    return _token_not_in_gigatoken(settings["added_tokens"], composed=bool(forms))
+    return _token_not_in_gigatoken(
+        settings["added_tokens"], composed=bool(forms), spaced=steps[0].get("add_prefix_space")
+    )
 
 
-def _token_not_in_gigatoken(added: Sequence[dict[str, Any]], *, composed: bool) -> str | None:
-    """Return an added token that gigatoken would find elsewhere; `composed` for NFC."""
+def _token_not_in_gigatoken(
+    added: Sequence[dict[str, Any]], *, composed: bool, spaced: bool
+) -> str | None:
+    """Return an added token that gigatoken would find elsewhere.
+
+    Args:
+        added: tokens, as in a tokenizer.json.
+        composed: the normalizer is NFC.
+        spaced: a space is put before each text.
+    """
     begins = any(token["content"][:1].isspace() for token in added)
     ends = any(token["content"][-1:].isspace() for token in added)
+    if spaced and begins:
+        return "one of its tokens begins with white space, and it has add_prefix_space"
     for token in added:
         if token["single_word"]:
             return f"its token {token['content']!r} is a single_word"

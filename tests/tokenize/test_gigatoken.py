@@ -97,6 +97,9 @@ REFUSED = {
     "token '<L>' strips white space": more(
         added("<L>", 500, lstrip=True), added("y ", 501, normalized=True)
     ),
+    "begins with white space, and it has add_prefix_space": more(
+        added(" y", 500), pre_tokenizer=BYTE_LEVEL | {"add_prefix_space": True}
+    ),
     "is not in NFC": more(added("e\u0301", 500), normalizer=NFC),
     r"tokens 'b\|c' and 'a\|b' overlap": more(
         added("a|b", 500, normalized=True), added("b|c", 501)
@@ -247,6 +250,36 @@ def test_what_the_command_refuses(
     assert status == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_added_tokens_are_refused_or_equal(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """By the rules alone, since texts in which tokens meet are rare where they are many."""
+    monkeypatch.setattr(Gigatoken, "_check", lambda *_: None)
+    parts = ["a", "b", "|", "<", ">", " ", "\n", "é", "e\u0301", "E", "'s", "1"]
+    flags = ("lstrip", "rstrip", "normalized", "special")
+    pre_tokenizers = (BYTE_LEVEL, BYTE_LEVEL | {"add_prefix_space": True}, split(LLAMA_3))
+    draw, compared = random.Random(count), 0
+    while compared < count:
+        contents = {"".join(draw.choices(parts, k=draw.randrange(1, 4))) for _ in range(4)}
+        tokens = [
+            added(content, 500 + k, **{flag: draw.random() < 0.3 for flag in flags})
+            for k, content in enumerate(sorted(contents))
+        ]
+        change = more(
+            *tokens, pre_tokenizer=draw.choice(pre_tokenizers), normalizer=draw.choice([None, NFC])
+        )
+        file = write(tmp_path, trained, change)
+        try:
+            Gigatoken(file)
+        except InvalidArgument:
+            continue
+        fragments = [*sorted(contents), *parts, "  ", "\t", "the"]
+        texts = ["".join(draw.choices(fragments, k=draw.randrange(10))) for _ in range(150)]
+        assert_equal(file, texts)
+        compared += 1
 
 
 @pytest.mark.slow
