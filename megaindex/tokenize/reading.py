@@ -36,7 +36,7 @@ _END = re.compile(rb"\r\n?|\n")
 
 
 class Reader:
-    """Iterator over the records of a piece; it holds one record in memory.
+    """Iterator over the records of a piece; it holds one block of its lines in memory.
 
     ``keys`` selects the texts of JSON objects and rows; a line of a text file is one text.
     """
