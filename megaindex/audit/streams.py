@@ -40,7 +40,7 @@ from megaindex.plan.target import (
     resolve_target,
 )
 from megaindex.recipe.recipe import Recipe
-from megaindex.validation import check_setting, setting_or_none, shown
+from megaindex.validation import check_between, check_setting, setting_or_none, shown
 
 _SAMPLES_AT_ONCE = 1 << 16
 
@@ -324,7 +324,8 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
 
     Args:
         recipe: the run.
-        consumed_samples: samples served so far, on all ranks; their steps are the past ones.
+        consumed_samples: samples served so far, on all ranks; the steps that they complete are the
+            past ones.
 
     Raises:
         InvalidArgument: the recipe cannot be planned, or has sources without files.
@@ -336,7 +337,6 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
 def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditStream:
     """Return the stream of an opened recipe; see `stream_of_recipe`."""
     recipe = opened.layout.recipe
-    bounds, past = opened.layout.step_bounds(consumed_samples)
     stream = AuditStream(
         index=opened.unskipped,
         sources=tuple(
@@ -349,8 +349,7 @@ def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditS
             )
             for source in opened.sources
         ),
-        step_bounds=bounds,
-        past_steps=past,
+        step_bounds=opened.layout.step_bounds(),
         masked_rows=opened.layout.samples_masked,
         order=_order_of(opened),
         settings={
@@ -363,7 +362,14 @@ def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditS
         micro_batch_size=recipe.common_micro_batch_size,
         data_parallel_size=recipe.common_data_parallel_size,
     )
-    return skipped_stream(stream, recipe.skip, opened.layout.batch)
+    stream = skipped_stream(stream, recipe.skip, opened.layout.batch)
+    end = int(stream.step_bounds[-1])
+    if stream.skips is not None:
+        end = max(end, stream.skips.run_end)
+    check_between("--consumed-samples", consumed_samples, 0, end, most_is="the samples of the run")
+    consumed = max(consumed_samples, recipe.first_sample)
+    past = int(np.searchsorted(stream.step_bounds, consumed, "right")) - 1
+    return replace(stream, past_steps=past)
 
 
 def _order_of(opened: OpenRecipe) -> str:

@@ -434,19 +434,19 @@ class Skips:
         """Return the number of samples served before a position."""
         return sum(stop - begin for begin, stop in self.segments(0, position))
 
-    def moved_ranges(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of samples at the first ``count`` positions behind the end."""
+    def moved_ranges(self, count: int, first: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of samples at positions ``first`` to ``count - 1`` behind the end."""
         for begin, stop in self._moved.tolist():
-            if count > 0:
-                yield begin, min(stop, begin + count)
-            count -= stop - begin
+            if max(first, 0) < min(count, stop - begin):
+                yield begin + max(first, 0), min(stop, begin + count)
+            first, count = first - (stop - begin), count - (stop - begin)
 
-    def served_samples(self, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of samples of the order that are served at positions before ``end``."""
-        for begin, stop in self.segments(0, end):
+    def served_samples(self, end: int, first: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of samples of the order served at positions ``first`` to ``end - 1``."""
+        for begin, stop in self.segments(first, end):
             if begin < self.end:
                 yield begin, min(stop, self.end)
-        yield from self.moved_ranges(end - self.end)
+        yield from self.moved_ranges(end - self.end, first - self.end)
 
     def is_hole(self, positions: I64) -> npt.NDArray[np.bool_]:
         """Return bool[n]: True for positions that are not served."""

@@ -298,7 +298,7 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
     if index is None and "recipe" in state:
         opened = open_recipe(StoredRecipe.read(state).recipe_here)
         index, mix = opened.index, opened.layout.recipe.mix_changes
-        bounds, _ = opened.layout.step_bounds()
+        bounds = opened.layout.step_bounds()
     elif index is None and locked is not None:
         index, bounds, mix = _index_by_lock(inner, locked), locked.step_bounds, locked.mix
     elif index is None:

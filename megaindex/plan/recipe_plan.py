@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -214,10 +216,10 @@ class MixEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class RemainingRun:
-    """What is left of a run in progress."""
+    """What is left of a run in progress, without steps dropped."""
 
     first_step: int
-    """The first step that is not begun."""
+    """The first step to be made that is not begun."""
     steps: int
     samples: int
     """Samples that no rank was returned."""
@@ -350,7 +352,7 @@ def make_recipe_plan(
         past=_past(layout),
         mix_changes=_mix_effect(layout),
         mix_bounds=tuple(earliest_repeats(layout, consumed_samples or 0)) if mix_bounds else (),
-        remaining=None if consumed_samples is None else _remaining(layout, consumed_samples),
+        remaining=None if consumed_samples is None else _remaining(layout, consumed_samples, steps),
     )
     return replace(plan, warnings=(*_warnings(layout, plan), *_mean_tokens(means)))
 
@@ -444,16 +446,25 @@ def _mix_effect(layout: RecipeLayout) -> MixEffect | None:
     return MixEffect(changes=len(changes), first_step=first, last_step=last)
 
 
-def _remaining(layout: RecipeLayout, consumed: int) -> RemainingRun:
+def _remaining(layout: RecipeLayout, consumed: int, skipped: SkippedSteps | None) -> RemainingRun:
+    names = [source.name for source in layout.recipe.sources]
+    left = Counter(dict.fromkeys(names, 0))
     step = layout.batch.iterations_reaching(consumed)
-    left = {source.name: 0 for source in layout.recipe.sources}
-    for number, _, begin, end in layout.ranges_drawn(consumed, layout.end_sample):
-        left[layout.recipe.sources[number].name] += end - begin
+    steps, ranges = layout.num_steps - step, [(consumed, layout.end_sample)]
+    if skipped is not None:
+        skips, bounds = skipped.skips, skipped.bounds
+        ahead = np.arange(np.searchsorted(bounds, consumed), bounds.size - 1)
+        ahead = ahead[~skips.is_hole(bounds[ahead])]
+        step, steps = int(ahead[0]) if ahead.size else bounds.size - 1, ahead.size
+        ranges = list(skips.served_samples(int(bounds[-1]), consumed))
+    for begin, end in ranges:
+        for number, _, first, last in layout.ranges_drawn(begin, end):
+            left[names[number]] += last - first
     return RemainingRun(
         first_step=step,
-        steps=max(layout.num_steps - step, 0),
-        samples=max(layout.end_sample - consumed, 0),
-        sources=left,
+        steps=max(steps, 0),
+        samples=sum(max(end - begin, 0) for begin, end in ranges),
+        sources=dict(left),
     )
 
 

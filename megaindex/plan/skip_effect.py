@@ -58,7 +58,8 @@ class SkipEffect:
         """Return the effect with the tokens without loss in an index with skips."""
         if self.first_masked_step is None or not isinstance(index, SkippedIndex):
             return self
-        counts = masked_tokens(index, len(names))
+        end = index.skips.run_end - self.samples_left_over
+        counts = masked_tokens(index, len(names), end)
         masked = [
             MaskEffect(source=name, tokens=count)
             for name, count in zip(names, counts.tolist(), strict=True)

@@ -122,14 +122,14 @@ class RecipeLayout:
         """First sample of each source that the run reads."""
         return first_unread(self.recipe, self.sizes)
 
-    def step_bounds(self, consumed_samples: int = 0) -> tuple[I64, int]:
-        """Return int64[steps + 1], the first sample of each step and the end, and the steps before
-        ``consumed_samples``; those of a past in another system have no samples."""
+    def step_bounds(self) -> I64:
+        """Return int64[steps + 1], the first sample of each step and the end; steps of a past in
+        another system have no samples."""
         first = self.recipe.first_sample
-        bounds, past = step_bounds(self.batch, max(consumed_samples, first), self.end_sample)
+        bounds, _ = step_bounds(self.batch, first, self.end_sample)
         if self.recipe.past is not None:
             bounds[: self.recipe.past.steps] = first
-        return bounds, past
+        return bounds
 
     @cached_property
     def skips(self) -> Skips | None:

@@ -17,9 +17,10 @@ from megaindex import InvalidArgument, Skip
 from megaindex.audit import audit, documents_of, stream_of_run
 from megaindex.audit.streams import skipped_stream, stream_of_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.loader import RecipeLoader
 from megaindex.plan import make_plan
 from megaindex.plan.recipe_plan import make_recipe_plan
-from megaindex.recipe import plan_recipe, read_recipe
+from megaindex.recipe import open_recipe, plan_recipe, read_recipe
 
 S = 16
 
@@ -198,6 +199,49 @@ def test_a_recipe_counts_the_samples_served_of_each_source(
                 assert counts[0] <= most
             elif source.unseen or source.drawn <= source.samples_per_epoch:
                 assert counts[0] == most
+
+
+SKIPS = {
+    "none": (),
+    "dropped": (Skip(steps="3-5 9"),),
+    "moved": (Skip(steps="1 8-9", move=True), Skip(steps="4")),
+    "left over": (Skip(steps="0", move=True), Skip(source="web", from_step=0)),
+}
+
+
+@pytest.mark.parametrize("skip", SKIPS)
+def test_a_state_in_mid_run_has_the_steps_of_the_whole_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, skip: str
+) -> None:
+    """In and between steps: those left are those that the loader goes on to serve."""
+    monkeypatch.chdir(folder)
+    recipe = replace(read_recipe("run.yaml"), tail="drop", skip=SKIPS[skip])
+    if skip == "left over":
+        recipe = replace(recipe, batch=BatchSchedule(stages=((0, 4), (8, 8))))
+    opened = open_recipe(recipe)
+    whole = audit(stream_of_recipe(recipe))
+    sizes, masked = counted(whole.stream) if recipe.skip else ([8] * 12, 0)
+    bounds, effect = np.cumsum([0, *sizes]), whole.skip
+    if skip == "left over":
+        assert effect is not None
+        assert effect.samples_left_over == 4
+        assert masked == effect.tokens_masked
+    loader = RecipeLoader(opened, data_parallel_size=1, micro_batch_size=2)
+    batches = [(loader.consumed_samples, batch) for batch in loader]
+    ends = [position for position, _ in batches]
+    assert 2 * len(batches) == sum(sizes)
+    for number, consumed in ((0, 0), *((k, ends[k - 1]) for k in (3, 8, 30, len(batches)))):
+        found = make_recipe_plan(opened.layout, consumed_samples=consumed).remaining
+        assert found is not None
+        assert found.samples == sum(found.sources.values()) == sum(sizes) - 2 * number
+        left = [k for k, size in enumerate(sizes) if size and bounds[k] >= 2 * number]
+        assert (found.steps, found.first_step) == (len(left), left[0] if left else len(sizes))
+        resumed = audit(stream_of_recipe(recipe, consumed_samples=consumed))
+        assert resumed.stream.step_bounds.tolist() == whole.stream.step_bounds.tolist()
+        assert np.array_equal(resumed.exposure.total.tokens, whole.exposure.total.tokens)
+        made = resumed.stream.past_steps
+        assert bounds[made] <= 2 * number
+        assert made == len(sizes) or bounds[made + 1] > 2 * number or sizes[made] == 0
 
 
 def test_megatrons_iterations_to_skip(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
