@@ -151,9 +151,9 @@ class _Encoding:
         keys = range(len(self._settings.keys))
         try:
             return [_encode(self._tokenizer, records, key) for key in keys], []
-        except MemoryError:
+        except (MemoryError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:  # libraries raise errors of any type
+        except BaseException as error:  # of any type; a panic in Rust is not an Exception
             if len(records) == 1:
                 reason = BadRecord("tokenizer", f"cannot be tokenized: {error}")
                 nothing = _encode(self._tokenizer, [], 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support.tokenizing import names, pair, run, train_bpe, train_sentencepiece, write_jsonl
+from support.tokenizing import (
+    InThisProcess,
+    names,
+    pair,
+    run,
+    train_bpe,
+    train_sentencepiece,
+    write_jsonl,
+)
 
+from megaindex import tokenize
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
+from megaindex.tokenize.tokenizers import Bytes
 
 GOOD = b'{"text": "good"}\n'
 BAD_LINES = {
@@ -101,6 +111,27 @@ def test_a_text_that_the_library_refuses(tmp_path: Path) -> None:
     made = run(tmp_path / "o", [source], on_bad_line="skip", **options)
     assert made.bad is not None
     assert (made.documents, made.bad.count, made.pairs[0].tokens) == (2, 1, 3)
+
+
+@pytest.mark.parametrize("error", ["panic", "interrupt"])
+def test_a_text_at_which_the_library_panics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """PyO3's PanicException is a BaseException, which no process could send to another."""
+    panic = type("PanicException", (BaseException,), {}) if error == "panic" else KeyboardInterrupt
+    encode = Bytes.encode
+
+    def encode_or_panic(self: Bytes, texts: Sequence[str]) -> Any:
+        if "bad" in texts:
+            raise panic("bad split")
+        return encode(self, texts)
+
+    monkeypatch.setattr(Bytes, "encode", encode_or_panic)
+    source = write_jsonl(tmp_path / "a.jsonl", ["good", "bad"])
+    expected = FormatError if error == "panic" else KeyboardInterrupt
+    with pytest.raises(expected, match="bad split"):
+        tokenize(tmp_path / "o", [source], tokenizer="bytes", engine=InThisProcess())
+    assert not (tmp_path / "o.bin").exists()
 
 
 @pytest.mark.parametrize("part_bytes", [30, 1 << 20])
