@@ -99,6 +99,10 @@ def _trace_step(stream: AuditStream, options: argparse.Namespace) -> None:
             f"step {options.step} is skipped; the samples of moved steps are served behind the end"
         )
         return
+    begin, end = stream.step_bounds[options.step : options.step + 2].tolist()
+    if begin == end:
+        print(f"step {options.step} was made in another system, and its rows are unknown")
+        return
     shown = list(origins(stream, found[:_MOST_ROWS], **more))
     print_origins(stream, shown, len(found))
 

@@ -376,6 +376,21 @@ def test_an_export_refuses_a_past(folder: Path, capsys: pytest.CaptureFixture[st
     assert "past: the arrays hold an order from its first sample on" in capsys.readouterr().err
 
 
+def test_a_step_of_the_past_is_traced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from megaindex.cli import main
+
+    (folder / "traced.yaml").write_text(
+        "sequence_length: 8\nbatch: {global_batch_size: 4}\nsources: {a: a}\n"
+        "past: {steps: 9, read: {a: {epochs: 0.5}}}\nstages: {all: {steps: 3, mix: {a: 1}}}\n"
+    )
+    trace = ["trace", "--recipe", str(folder / "traced.yaml"), "--step"]
+    assert main([*trace, "8"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == "step 8 was made in another system, and its rows are unknown\n"
+    assert main([*trace, "9"]) == 0
+    assert "document" in capsys.readouterr().out
+
+
 def test_a_past_beyond_the_limits_is_refused(folder: Path) -> None:
     made = Recipe(
         sequence_length=LENGTH,
