@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from trainers.own_loaders import SAMPLES, STEP, STEPS_BEFORE, Rows
-from trainers.test_trainers import CHECKPOINTS, MICRO, need, start
+from trainers.test_trainers import CHECKPOINTS, MICRO, NEEDS, need, start
 
 pytestmark = [
     pytest.mark.slow,  # `make trainers` runs them all
@@ -84,6 +84,8 @@ def test_loaders_without_a_trainer(name: str, tmp_path: Path) -> None:
     """All ranks in one process: an epoch on two and on four, and a change from two to four."""
     if name == "neox" and "NEOX" not in os.environ:
         pytest.skip("NEOX does not name a checkout of GPT-NeoX whose helpers are compiled")
+    if name in NEEDS:
+        need(name)
     paths = os.pathsep.join(map(str, (HERE.parents[1], HERE.parent)))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "own_loaders.py"), name, str(tmp_path)],

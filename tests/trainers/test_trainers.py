@@ -41,6 +41,9 @@ NEEDS = {
     "lightning": "lightning",
     "torchtitan": "torchtitan",
     "automodel": "nemo_automodel",
+    "torchft": "torchft",
+    "bridge": "megatron.bridge",
+    "megatron": "megatron.bridge",
 }
 CHECKPOINTS = {
     "pytorch": "7.pt",
@@ -55,9 +58,12 @@ MICRO = {2: {"micro": 2, "accumulate": 6}, 4: {"micro": 3, "accumulate": 2}}  # 
 
 
 def need(name: str) -> None:
-    package = NEEDS[name].partition(".")[0]
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed; make trainers installs it")
+    try:
+        found = importlib.util.find_spec(NEEDS[name])
+    except ModuleNotFoundError:  # of the package around it
+        found = None
+    if found is None:
+        pytest.skip(f"{NEEDS[name]} is not installed; make trainers installs it")
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +162,7 @@ def test_torchft_repeats_the_samples_of_a_step_that_a_group_leaves(
     lock: str, tmp_path: Path
 ) -> None:
     """Two groups, then one, then two: each step that is committed has the samples of the lock."""
-    if importlib.util.find_spec("torchft") is None:
-        pytest.skip("torchft is not installed; make trainers installs it")
+    need("torchft")
     paths = os.pathsep.join(map(str, (HERE.parents[1], HERE.parent)))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "torchft_groups.py"), lock, str(tmp_path)],
@@ -300,8 +305,7 @@ def test_accelerate_does_not_divide_batches_again() -> None:
 
 def test_bridge_reads_the_samples_of_a_lock(tmp_path: Path) -> None:
     """Two ranks read seven steps, and four go on; each compares every sample with the lock's."""
-    if importlib.util.find_spec("megatron") is None:
-        pytest.skip("Megatron-Bridge is not installed; make trainers installs it")
+    need("bridge")
     lock = tmp_path / "run.lock"
     make_lock(
         data_path=blend_words(tmp_path), order="megatron", sequence_length=64, seed=1234,
@@ -353,8 +357,7 @@ def test_automodel_builds_the_samples_of_a_lock_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Automodel's own datasets, with the helpers of megaindex."""
-    if importlib.util.find_spec("nemo_automodel") is None:
-        pytest.skip("nemo_automodel is not installed; make trainers installs it")
+    need("automodel")
     import megaindex.adapters.automodel as adapter
 
     adapter.install()
