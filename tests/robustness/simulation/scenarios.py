@@ -55,7 +55,7 @@ class Scenario:
         self.draw = world.decisions.draw
         self.results: dict[Process, object] = {}
         self._builds: list[tuple[object, Process]] = []
-        self._done: set[Process] = set()
+        self._done: set[tuple[object, Process]] = set()
 
     def prepare(self) -> None:
         """Make the state to begin with, as one process without faults."""
@@ -82,16 +82,18 @@ class Scenario:
         build take some time."""
         process = self.process
         others = [p for name, p in self._builds if name == key]
-        require(self.was_disturbed or all(p.dead or p in self._done for p in others), "two build")
+        require(
+            self.was_disturbed or all(p.dead or (key, p) in self._done for p in others), "two build"
+        )
         require(bool(self.world.happened) or not others or self.is_damaged, "built twice")
         self._builds.append((key, process))
-        self._done.discard(process)
+        self._done.discard((key, process))
         if self.draw(3) == 0:
             time.sleep((0.01, 3.0, 150.0)[self.draw(3)])
         try:
             yield
         finally:
-            self._done.add(process)
+            self._done.add((key, process))
 
     def attempt(self) -> None:
         """Do `act`; only a process that met an error may raise one, of the package's own types."""
