@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the trainers
 ]
 HERE = Path(__file__).parent
-NEEDS = {
+TRAINERS = {
     "pytorch": "torch",
     "stateful_dataloader": "torchdata.stateful_dataloader",
     "accelerate": "accelerate",
@@ -41,6 +41,8 @@ NEEDS = {
     "lightning": "lightning",
     "torchtitan": "torchtitan",
     "automodel": "nemo_automodel",
+}
+NEEDS = TRAINERS | {
     "torchft": "torchft",
     "bridge": "megatron.bridge",
     "megatron": "megatron.bridge",
@@ -141,7 +143,7 @@ def test_the_lock_serves_each_token_once_an_epoch(lock: str) -> None:
     assert 0 <= lengths.sum() - np.count_nonzero(code) <= 64
 
 
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize("name", TRAINERS)
 def test_the_receipts_are_those_of_the_lock(name: str, lock: str, tmp_path: Path) -> None:
     """Two ranks train for seven steps, and four go on with other micro batches.
 

@@ -108,6 +108,7 @@ BUGS = [
         "not guard.acquire()",
         "False",
         "claims",
+        seeds=30_000,
     ),
     Bug(
         "every other machine is taken for this one",
