@@ -186,7 +186,15 @@ def _loader_errors(run: Run, plan: Plan) -> Iterator[str]:
 
 
 def _blend_errors(run: Run, plan: Plan) -> Iterator[str]:
-    """Yield Megatron's blends by size with a source of no sample, whose weight would be 0."""
+    for empty in _stopping_blends(run, plan):
+        yield (
+            f"{empty[0].split}: no sample in {_names(empty)}, at which Megatron's blend stops with "
+            f"an AssertionError: {_widen(run)}"
+        )
+
+
+def _stopping_blends(run: Run, plan: Plan) -> Iterator[list[Row]]:
+    """Yield the sources without a sample of Megatron's blends by size: their weight would be 0."""
     if run.row.order != "megatron":
         return
     for rows in _blends(plan):
@@ -194,10 +202,7 @@ def _blend_errors(run: Run, plan: Plan) -> Iterator[str]:
         sets = run.evaluation.multiple and run.data.apart and split == "valid"
         empty = [row for row in rows if row.samples_per_epoch == 0]
         if empty and len(rows) > 1 and rows[0].weight is None and phase in (None, 1) and not sets:
-            yield (
-                f"{split}: no sample in {_names(empty)}, at which Megatron's blend stops with an "
-                f"AssertionError: {_widen(run)}"
-            )
+            yield empty
 
 
 def _widen(run: Run) -> str:
@@ -485,10 +490,11 @@ def _splits(run: Run, plan: Plan) -> Iterator[str]:
             "valid_data_paths and test_data_paths, or call "
             "megaindex.adapters.neox.install(exact=True) in the run"
         )
+    stopping = {empty[0].split for empty in _stopping_blends(run, plan)}
     for split in ("valid", "test"):
         rows = plan.rows(split)
         yield from _evaluation_rows([row for row in rows if row.drawn])
-        if not any(text.startswith(f"{split}:") for text in _blend_errors(run, plan)):
+        if split not in stopping:
             yield from _empty_sources(run, [row for row in rows if row.samples_per_epoch == 0])
 
 

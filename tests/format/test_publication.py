@@ -190,19 +190,24 @@ def test_a_writer_that_loses_between_look_and_link_is_refused(
     assert (tmp_path / "a.bin").read_bytes() == b"theirs"
 
 
+def raise_after_link(monkeypatch: pytest.MonkeyPatch, half: str, error: BaseException) -> None:
+    """Let os.link raise an error once it has made the name of this half of a pair."""
+    real = os.link
+
+    def link(source: str, target: str) -> None:
+        real(source, target)
+        if target.endswith(half):
+            raise error
+
+    monkeypatch.setattr(os, "link", link)
+
+
 @pytest.mark.parametrize("lost", [".bin", ".idx"])
 def test_a_link_whose_reply_is_lost_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """As on NFS: the request is repeated, and finds the name that it has made."""
-    real_link = os.link
-
-    def link(source: str, target: str) -> None:
-        real_link(source, target)
-        if target.endswith(lost):
-            raise FileExistsError(errno.EEXIST, "File exists", target)
-
-    monkeypatch.setattr(os, "link", link)
+    raise_after_link(monkeypatch, lost, FileExistsError(errno.EEXIST, "File exists"))
     write(tmp_path / "a", NEW)
     assert read(tmp_path / "a") == NEW
     assert names(tmp_path) == ["a.bin", "a.idx"]
@@ -212,14 +217,7 @@ def test_a_link_whose_reply_is_lost_counts(
 def test_a_ctrl_c_when_a_file_has_just_got_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str
 ) -> None:
-    real = os.link
-
-    def link(source: str, target: str) -> None:
-        real(source, target)
-        if target.endswith(half):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "link", link)
+    raise_after_link(monkeypatch, half, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "a", NEW)
     assert names(tmp_path) == []
