@@ -15,7 +15,6 @@ order and cache files stay the same.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -33,8 +32,6 @@ __all__ = ["attach", "install", "uninstall"]
 PACKAGE = "nemo_automodel.components.datasets.llm"
 HOME = f"{PACKAGE}.megatron.megatron_utils"
 USERS = (f"{PACKAGE}.megatron.helpers", f"{PACKAGE}.megatron_dataset")  # which import it by name
-
-KEY = "megaindex"
 
 _patches = Patches()
 _cancel: list[object] = []
@@ -168,9 +165,11 @@ class RecipeDataLoader:
             yield batch
 
     def state_dict(self) -> dict[str, str]:
-        """Return the joined state as one text, since DCP loads the keys that it finds here."""
-        return {KEY: json.dumps(self.run.state_dict())}
+        """Return the joined state as one text."""
+        return self.run.text_state_dict()
 
     def load_state_dict(self, state_dict: dict[str, str]) -> None:
         """Continue from a result of `state_dict`, with any number of ranks."""
-        self.run.load_state_dict(json.loads(state_dict[KEY]))
+        self.run.load_text_state_dict(
+            state_dict, "restore a checkpoint of a run on a lock, or begin a new run"
+        )

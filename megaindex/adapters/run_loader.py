@@ -8,6 +8,7 @@ checkpoint["data"] = loader.state_dict()               # called on every rank, e
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -36,6 +37,7 @@ from megaindex.validation import check_between, check_choice
 Batch = dict[str, torch.Tensor]
 Result = TypeVar("Result")
 FIELDS = ("megatron", "huggingface", "torchtitan")
+_TEXT = "megaindex"  # key of the state in a checkpoint of DCP
 IGNORED = -100  # label without loss, of PyTorch's cross_entropy and of all three trainers
 
 
@@ -221,6 +223,28 @@ class RunLoader:
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Continue from `state_dict`; see `megaindex.loader.Loader.load_state_dict`."""
         self._loader.load_state_dict(state, allow=allow)
+
+    def text_state_dict(self) -> dict[str, str]:
+        """Return `state_dict` as one text, for DCP, which loads the keys that it finds here."""
+        return {_TEXT: json.dumps(self.state_dict())}
+
+    def load_text_state_dict(self, state: Mapping[str, Any], remedy: str) -> None:
+        """Continue from a result of `text_state_dict`, with any number of ranks.
+
+        Args:
+            state: the state of the dataloader in a checkpoint.
+            remedy: for a checkpoint without one, in the trainer's words.
+
+        Raises:
+            InvalidArgument: the run of the checkpoint had another dataloader, or `load_state_dict`
+                refuses the state.
+        """
+        if _TEXT not in state:
+            raise InvalidArgument(
+                "the checkpoint has no state of megaindex, since its run had another dataloader; "
+                f"{remedy}"
+            )
+        self.load_state_dict(json.loads(state[_TEXT]))
 
 
 def _listed(sizes: Collection[int]) -> str:

@@ -11,7 +11,6 @@ the model and before each checkpoint.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +30,6 @@ except ImportError as error:
     ) from None
 
 __all__ = ["LockedDataLoader"]
-
-KEY = "megaindex"
 
 
 class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
@@ -136,16 +133,14 @@ class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the joined state as one text, since DCP loads the keys that it finds here."""
+        """Return the joined state as one text."""
         self._check_checkpoint(self._run.returned)
-        return {KEY: json.dumps(self._run.state_dict())}
+        return self._run.text_state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a result of `state_dict`, with any number of ranks."""
-        if KEY not in state_dict:
-            raise InvalidArgument(
-                "the checkpoint has no state of megaindex, since its run had another dataloader; "
-                "leave it out with checkpoint.exclude_from_loading=['dataloader'] to begin the "
-                "data at its start"
-            )
-        self._run.load_state_dict(json.loads(state_dict[KEY]))
+        self._run.load_text_state_dict(
+            state_dict,
+            "leave it out with checkpoint.exclude_from_loading=['dataloader'] to begin the data at "
+            "its start",
+        )

@@ -274,3 +274,15 @@ def test_a_trainer_stops_with_the_run(lock: Lock) -> None:
 
 def test_the_lock_is_given_by_path(lock: Lock) -> None:
     assert len(RunLoader(Path(lock.path))) == len(RunLoader(read_lock(lock.path))) == 80
+
+
+def test_a_state_is_one_text_for_dcp(lock: Lock) -> None:
+    """A checkpoint of another dataloader, which has none, is refused with the trainer's remedy."""
+    first, other = RunLoader(lock), RunLoader(lock)
+    next(iter(first))
+    state = first.text_state_dict()
+    assert [type(value) for value in state.values()] == [str]
+    other.load_text_state_dict(state, "leave it out")
+    assert other.returned == first.returned == 1
+    with pytest.raises(InvalidArgument, match=r"no state of megaindex.*; leave it out$"):
+        RunLoader(lock).load_text_state_dict({"position": 1}, "leave it out")
