@@ -20,7 +20,7 @@ from megaindex.tokenize.parts import InputPart, Piece
 from megaindex.tokenize.reading import Reader, place_name
 from megaindex.tokenize.records import BadRecord, Record, Refused
 from megaindex.tokenize.settings import TokenizeSettings
-from megaindex.tokenize.tokenizers import Tokenizer, load, one_thread
+from megaindex.tokenize.tokenizers import Tokenizer, insert_tokens, load, one_thread
 from megaindex.tokenize.work_folder import (
     BadLines,
     Done,
@@ -209,11 +209,7 @@ def lay_out(
     if eod is not None and lengths.size:
         is_last = np.append(owners[1:] != owners[:-1], True)
         lengths = lengths + is_last
-        is_text = np.ones(tokens.size + int(is_last.sum()), np.bool_)
-        is_text[np.cumsum(lengths)[is_last] - 1] = False
-        ended = np.full(is_text.size, eod, np.int32)
-        ended[is_text] = tokens
-        tokens = ended
+        tokens = insert_tokens(tokens, [(np.cumsum(lengths)[is_last] - 1, eod)])
     return tokens, lengths, np.bincount(owners, minlength=len(counts)).astype(np.int64)
 
 

@@ -310,14 +310,9 @@ class Gigatoken(HuggingFace):
             return tokens, own
         lengths = own + len(before) + len(after)
         ends = np.cumsum(lengths)
-        ids = np.empty(int(lengths.sum()), np.int32)
-        is_text = np.ones(ids.size, np.bool_)
-        for first, added in ((ends - lengths, before), (ends - len(after), after)):
-            for offset, token in enumerate(added):
-                ids[first + offset] = token
-                is_text[first + offset] = False
-        ids[is_text] = tokens
-        return ids, lengths
+        ranges = ((ends - lengths, before), (ends - len(after), after))
+        places = [(first + at, token) for first, added in ranges for at, token in enumerate(added)]
+        return insert_tokens(tokens, places), lengths
 
     def _load_fast(self) -> Any:
         import gigatoken
@@ -507,6 +502,24 @@ class SentencePiece:
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._loaded.decode(list(ids))
         return text
+
+
+def insert_tokens(
+    tokens: npt.NDArray[Any], inserted: Sequence[tuple[npt.NDArray[np.int64], int]]
+) -> npt.NDArray[np.int32]:
+    """Return tokens with others between them.
+
+    Args:
+        tokens: ids.
+        inserted: places in the result, int64[n], and the id at all of them.
+    """
+    ids = np.empty(tokens.size + sum(places.size for places, _ in inserted), np.int32)
+    is_own = np.ones(ids.size, np.bool_)
+    for places, token in inserted:
+        ids[places] = token
+        is_own[places] = False
+    ids[is_own] = tokens
+    return ids
 
 
 def _flat(ids: Sequence[Sequence[int]]) -> Ids:
