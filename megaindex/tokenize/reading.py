@@ -75,20 +75,17 @@ class Reader:
     def _text(self) -> Iterator[Record | Refused]:
         whole = self._piece.source.format == "files"
         keys = self._keys if self._piece.source.format == "jsonl" else None
-        for begin, lines in self._lines.chunks():
-            for line in lines:
-                raw = line if whole else line.rstrip(_ENDS)
-                place, self.count = self.count, self.count + 1
-                if not whole and (not raw or raw.isspace()):
-                    self.blank += 1
-                else:
-                    try:
-                        texts = from_json(raw, keys) if keys else ((decoded(raw),),)
-                    except BadRecord as error:
-                        yield Refused(place=place, error=error)
-                    else:
-                        yield Record(place, texts, len(raw), begin)
-                begin += len(line)
+        for begin, raw in self._lines:
+            place, self.count = self.count, self.count + 1
+            if not whole and (not raw or raw.isspace()):
+                self.blank += 1
+                continue
+            try:
+                texts = from_json(raw, keys) if keys else ((decoded(raw),),)
+            except BadRecord as error:
+                yield Refused(place=place, error=error)
+            else:
+                yield Record(place, texts, len(raw), begin)
 
     def _rows(self) -> Iterator[Record | Refused]:
         piece = self._piece
@@ -114,7 +111,8 @@ def _size(texts: tuple[Text, ...]) -> int:
 
 
 class Lines:
-    """Iterator over the lines of a piece without their ends; it holds a block and a line in memory.
+    """Iterator over the lines of a piece without their ends, and the offset of each in the unpacked
+    file; it holds a block and a line in memory.
 
     Iteration raises FormatError for a truncated, damaged or empty compressed file, and StorageError
     for a file that cannot be read or has changed.
@@ -124,20 +122,17 @@ class Lines:
         self._piece = piece
         self.first_byte = piece.begin
         """Offset of the first line that the piece owns; set by the first step of the iteration."""
-        self.begin = piece.begin
-        """Offset of the line yielded last, in the unpacked file."""
         self.done = 0
         """Bytes of the input that have been read."""
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
         whole = self._piece.source.format == "files"
-        for begin, lines in self.chunks():
+        for begin, lines in self._chunks():
             for line in lines:
-                self.begin = begin
-                yield line if whole else line.rstrip(_ENDS)
+                yield begin, line if whole else line.rstrip(_ENDS)
                 begin += len(line)
 
-    def chunks(self) -> Iterator[tuple[int, list[bytes]]]:
+    def _chunks(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield consecutive lines with their ends, and the offset of the first of them."""
         source = self._piece.source
         source.check_unchanged()

@@ -103,10 +103,10 @@ def _lines_fault(source: InputFile, row: I64, begin: I64, end: I64, file: RowFil
 
 def _line_chunks(source: InputFile) -> Iterator[tuple[I64, I64]]:
     """Yield begins and ends of the lines of a file, in chunks."""
-    lines = Lines(Piece(source=source, begin=0, end=source.size, nbytes=source.size))
+    whole = Piece(source=source, begin=0, end=source.size, nbytes=source.size)
     bounds: list[tuple[int, int]] = []
-    for line in lines:
-        bounds.append((lines.begin, lines.begin + len(line)))
+    for begin, line in Lines(whole):
+        bounds.append((begin, begin + len(line)))
         if len(bounds) == _AT_ONCE:
             yield _columns(bounds)
             bounds = []
