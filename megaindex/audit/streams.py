@@ -91,6 +91,11 @@ class Runs(NamedTuple):
         return Runs(sample[which], source[which], document[which], offset[which], length[which])
 
 
+def lengths_text(lengths: Sequence[int]) -> str:
+    """Return the sequence lengths of stages for display."""
+    return " → ".join(f"{length:,}" for length in lengths)
+
+
 def join_runs(pieces: Sequence[Runs]) -> Runs:
     """Return all runs of the pieces, one piece after the other."""
     if len(pieces) == 1:
@@ -173,7 +178,7 @@ class AuditStream:
     @property
     def lengths_text(self) -> str:
         """The sequence lengths for display."""
-        return " → ".join(f"{length:,}" for length in self.sequence_lengths)
+        return lengths_text(self.sequence_lengths)
 
     @property
     def samples_served(self) -> int:

@@ -153,7 +153,7 @@ def _rows_at(begins: IntArray, places: I64) -> tuple[I64, I64]:
 
 
 _ROWS = 1 << 18  # rows searched at a time
-_SORTED = 1 << 25  # samples whose positions are found at a time, 4 bytes each
+_PLACED = 1 << 25  # samples whose positions are found at a time, 4 bytes each
 _READ = 1 << 16  # entries of the shuffle read at a time
 _NOWHERE = 2**32 - 1  # above every position of a shuffle of 32 bits
 
@@ -217,13 +217,13 @@ class ArrayIndex(ShownIndex):
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         """Iterate in cutting order; InvalidArgument as `locate`, or if samples repeat."""
         samples = len(self.sample_index) - 1
-        sortable = self.shuffle_index.dtype == np.uint32
-        if not sortable or (end - begin) * SCATTERED < samples:
+        has_positions = self.shuffle_index.dtype == np.uint32
+        if not has_positions or (end - begin) * SCATTERED < samples:
             yield from iterate_in_order(self, begin, end, part, parts)
             return
         first, stop = part_bounds(0, samples, part, parts)
-        for low in range(first, stop, _SORTED):
-            high = min(low + _SORTED, stop)
+        for low in range(first, stop, _PLACED):
+            high = min(low + _PLACED, stop)
             positions = self._positions(begin, end, low, high)
             kept = None  # all
             if positions.size and positions.max() == _NOWHERE:

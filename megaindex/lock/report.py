@@ -10,6 +10,7 @@ import numpy as np
 
 from megaindex.audit.findings import source_counts
 from megaindex.audit.report import audit
+from megaindex.audit.streams import lengths_text
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import Folder
 from megaindex.lock.opening import open_stream
@@ -93,7 +94,7 @@ class RunReport:
         facts = [
             ("order", self.order),
             *((name.replace("_", " "), value) for name, value in self.settings.items()),
-            ("tokens of a sample", " → ".join(f"{each:,}" for each in self.sequence_lengths)),
+            ("tokens of a sample", lengths_text(self.sequence_lengths)),
             ("samples served", f"{self.samples:,}"),
             ("steps made", f"{self.steps:,}"),
             ("steps skipped", f"{self.steps_skipped:,}"),

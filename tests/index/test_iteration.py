@@ -44,7 +44,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (spans_module, blocks, arrays):
         monkeypatch.setattr(module, "CHUNK", 37)
-    monkeypatch.setattr(arrays, "_SORTED", 101)
+    monkeypatch.setattr(arrays, "_PLACED", 101)
     monkeypatch.setattr(staged_index, "_SORTED", 13)
     for name, number in (("WORTH_SORTING", 1), ("WINDOW", 83)):
         monkeypatch.setattr(blended_index, name, number)
