@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a minute of jobs, by the processor time of both sides; see benchmarks.baseline",
+        help="jobs of a minute and a half, by the processor time of both sides; see benchmarks.baseline",
     )
     parser.add_argument(
         "--processor-time",
@@ -173,7 +173,7 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
 
 
 def _quick(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
-    """Yield a minute of jobs that `benchmarks.baseline` compares with earlier ones."""
+    """Yield jobs of a minute and a half that `benchmarks.baseline` compares with earlier ones."""
     yield "index", partial(index_build.compare, "1B", directory, rounds)
     yield "sample_index", partial(kernels.sample_index, "1B", directory, rounds)
     yield "shuffle", partial(kernels.shuffle, rounds, 4_000_000)
