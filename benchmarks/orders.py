@@ -11,7 +11,7 @@ from benchmarks.corpora import SHAPES, write_sparse
 from benchmarks.kernels import check_equal
 from benchmarks.timing import Comparison, alternate
 from megaindex import Index, Spans
-from megaindex.index.inverse import ServedTokens, scan, served_tokens
+from megaindex.index.array_index import ServedTokens, scan, served_tokens
 from megaindex.index.spans import join_spans
 from megaindex.kernels import load
 from megaindex.loader import Receipt, fingerprint_keys, planned_receipt

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.corpora import Shape, write_sparse
 from benchmarks.timing import Comparison, timed
 from megaindex import BuildSettings, build_many, open_engine
-from megaindex.builders.many import BuildTask
+from megaindex.builders.single import BuildTask
 
 SIDES = (("local", 2), ("ray", 1), ("ray", 2))
 DATASETS = 16

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from megaindex.io.filesystem import Progress, ignore
+from megaindex.io.paths import Progress, ignore
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Display

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import megaindex.helpers
-from megaindex.adapters.patching import Patches, after_import
+from megaindex.adapters.policy import Patches, after_import
 from megaindex.adapters.run_loader import RunLoader
 from megaindex.errors import InvalidArgument
 from megaindex.lock.lock_file import Lock

@@ -19,9 +19,8 @@ from typing import Any
 
 from megaindex.adapters.run_loader import RunLoader, from_first_rank
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
-from megaindex.io.atomic import write_file
-from megaindex.io.json_files import Damaged, read_object
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.atomic import Damaged, read_object, write_file
+from megaindex.io.paths import as_storage_error
 from megaindex.lock.lock_file import Lock
 
 try:

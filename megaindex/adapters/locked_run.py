@@ -14,8 +14,7 @@ import numpy as np
 from megaindex.adapters.reports import Reports, on_rank_0
 from megaindex.builders.described import fill_uncounted, skipped_index
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.block_receipts import receipts_between
-from megaindex.index.receipts import fingerprint_keys
+from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import Skips, read_skips
 from megaindex.index.spans import Index
 from megaindex.lock.check import refuse, sound_files, source_fault

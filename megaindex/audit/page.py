@@ -13,14 +13,6 @@ import megaindex
 from megaindex._types import I64
 from megaindex.audit import plots
 from megaindex.audit.exposure import SHARES
-from megaindex.audit.findings import (
-    SourceCounts,
-    distance_text,
-    findings,
-    headline,
-    source_counts,
-    suggestions,
-)
 from megaindex.audit.render import (
     SOURCE_COLUMNS,
     balance_headline,
@@ -28,12 +20,20 @@ from megaindex.audit.render import (
     lost_rows,
     source_rows,
 )
-from megaindex.audit.report import Audit, shares
+from megaindex.audit.report import (
+    Audit,
+    SourceCounts,
+    distance_text,
+    findings,
+    headline,
+    shares,
+    source_counts,
+    suggestions,
+)
 from megaindex.console import ShortNames, percent
 from megaindex.errors import MissingFile, StorageError
 from megaindex.io.atomic import AtomicFiles
-from megaindex.io.os_errors import as_storage_error
-from megaindex.io.paths import check_local, check_regular, open_at_once
+from megaindex.io.paths import as_storage_error, check_local, check_regular, open_at_once
 
 PAGE_REMEDY = "write the page (--html) to a disk"
 _MARK = "<title>megaindex audit</title>"  # of every page since the first, near its beginning

@@ -15,19 +15,19 @@ from rich.text import Text
 from megaindex._types import F64
 from megaindex.audit.balance import BalanceModel
 from megaindex.audit.diff import Difference, TokenRun
-from megaindex.audit.findings import (
+from megaindex.audit.report import (
+    Audit,
     SourceCounts,
     cut_texts,
     distance_text,
     headline,
     jump_text,
+    shares,
     skip_texts,
     source_counts,
 )
-from megaindex.audit.lookup import Serving
-from megaindex.audit.report import Audit, shares
 from megaindex.audit.streams import AuditStream
-from megaindex.audit.trace import Origin
+from megaindex.audit.trace import Origin, Serving
 from megaindex.console import (
     FittedTable,
     Prose,

@@ -27,10 +27,8 @@ from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.skips import Skip, SkippedIndex, Skips, skips_of
 from megaindex.index.spans import Index, datasets_of, sequence_lengths_at
-from megaindex.plan.plan import target_text
-from megaindex.plan.rows import evaluation_of
-from megaindex.plan.serving import ServedRange, loader_passes
-from megaindex.plan.sizing import Sizing, SplitPart
+from megaindex.plan.plan import evaluation_of, target_text
+from megaindex.plan.sizing import ServedRange, Sizing, SplitPart, loader_passes
 from megaindex.plan.sources import Parts, parts_of, sizing_of
 from megaindex.plan.target import (
     ResolvedTarget,

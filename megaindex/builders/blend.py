@@ -48,7 +48,7 @@ from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import Order, order_of
 from megaindex.index.orders.framework import Sink
 from megaindex.index.spans import Index
-from megaindex.io.json_files import is_size
+from megaindex.io.atomic import is_size
 from megaindex.io.paths import absolute, check_local
 from megaindex.objects.files import each_of
 from megaindex.validation import (

@@ -22,8 +22,7 @@ from megaindex.index.frameworks import lengths_of
 from megaindex.index.mixing import FixedMixing, Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
-from megaindex.index.orders.epoch import EpochIndex
-from megaindex.index.orders.window import WindowIndex
+from megaindex.index.orders.epoch import EpochIndex, WindowIndex
 from megaindex.index.skips import LossMask, SkippedIndex, Skips, read_ids
 from megaindex.index.spans import Index, datasets_of
 from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence

@@ -32,16 +32,14 @@ from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, Bins, make_bins
 from megaindex.index.extended_index import ExtendedIndex, Stage
-from megaindex.index.labels import check_same_lengths
 from megaindex.index.order_settings import PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
-from megaindex.index.orders.epoch import EpochIndex
+from megaindex.index.orders.epoch import EpochIndex, WindowIndex
 from megaindex.index.orders.packed import PackedIndex
-from megaindex.index.orders.window import WindowIndex
 from megaindex.index.skips import SkippedIndex, read_ids
-from megaindex.index.spans import Index
+from megaindex.index.spans import Index, check_same_lengths
 from megaindex.index.staged_index import StagedIndex, StageSequence
-from megaindex.io.json_files import is_size
+from megaindex.io.atomic import is_size
 from megaindex.io.paths import absolute, check_local
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize

@@ -1,13 +1,14 @@
-"""Index of one dataset, built or loaded from the cache."""
+"""Index of one dataset, built or loaded from the cache; indices of many, by tasks of an engine."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div, epochs_built, samples_for_epochs
 from megaindex.cache.cache import fetch
 from megaindex.cache.fingerprint import array_checksum, corpus_fingerprint, documents_setting
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.frameworks import (
@@ -27,7 +28,6 @@ from megaindex.index.frameworks import (
     lengths_of,
     select_documents,
 )
-from megaindex.index.labels import check_same_lengths
 from megaindex.index.order_settings import (
     EpochOrder,
     NeoxDocumentsOrder,
@@ -37,13 +37,15 @@ from megaindex.index.order_settings import (
     check_parameters,
     order_of,
 )
-from megaindex.index.orders import framework, neox_documents, packed
-from megaindex.index.orders.epoch import STRIDE, EpochIndex, FetchTable
-from megaindex.index.orders.framework import ShuffledOrder, Sink
-from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
+from megaindex.index.orders import framework, packed
+from megaindex.index.orders.epoch import STRIDE, EpochIndex, FetchTable, WindowIndex
+from megaindex.index.orders.framework import PackingIndex, PackingOrder, ShuffledOrder, Sink
 from megaindex.index.orders.packed import PackedIndex
-from megaindex.index.orders.window import WindowIndex
+from megaindex.index.spans import check_same_lengths
 from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none
+
+if TYPE_CHECKING:
+    from megaindex.engine import Engine
 
 
 def build_packing(
@@ -57,7 +59,7 @@ def build_packing(
     """Return the index of ``chosen`` documents; ``common``: see `packing_order`."""
     packed = packing_order(dataset, chosen, order, **common)
     arrays = _arrays(packed, {"corpus": dataset}, cache_dir)
-    return neox_documents.index_of(packed, arrays, dataset=dataset, next_token=order.next_token)
+    return framework.index_of(packed, arrays, dataset=dataset, next_token=order.next_token)
 
 
 def build_pairs(
@@ -83,7 +85,7 @@ def pair_indices(
     next_token: bool,
 ) -> tuple[PackingIndex, PackingIndex]:
     """Return the indices of both sides, which share the arrays."""
-    index = neox_documents.index_of(order, arrays, dataset=pos, next_token=next_token)
+    index = framework.index_of(order, arrays, dataset=pos, next_token=next_token)
     return index, replace(index, sequence_lengths=neg.sequence_lengths, datasets=(neg,))
 
 
@@ -112,7 +114,7 @@ def packing_order(
         pack_impl=order.pack_impl,
         documents=documents,
         lengths=lengths,
-        takes_part=neox_documents.documents_taking_part(
+        takes_part=framework.documents_taking_part(
             order.pack_impl,
             documents,
             lengths,
@@ -124,7 +126,7 @@ def packing_order(
         seed=seed,
         num_samples=num_samples,
     )
-    neox_documents.check_some_take_part(str(dataset.path_prefix), packed)
+    framework.check_some_take_part(str(dataset.path_prefix), packed)
     return packed
 
 
@@ -165,7 +167,7 @@ def pair_order(
     for text, labels in sides:
         if labels is not None:
             check_same_lengths(text, labels, "labels")
-        takes_part &= neox_documents.documents_taking_part(
+        takes_part &= framework.documents_taking_part(
             order.pack_impl,
             documents,
             text.sequence_lengths,
@@ -185,7 +187,7 @@ def pair_order(
         num_samples=num_samples,
         shuffled_ids=len(pos) if unpacked and not exact else None,
     )
-    neox_documents.check_some_take_part(str(pos.path_prefix), packed)
+    framework.check_some_take_part(str(pos.path_prefix), packed)
     return packed
 
 
@@ -198,7 +200,7 @@ def _arrays(
         fingerprints = {name: corpus_fingerprint(dataset) for name, dataset in corpora.items()}
         return {**fingerprints, **order_parameters(order)}
 
-    return fetch(cache_dir, parameters, partial(neox_documents.build, order), order.arrays)[0]
+    return fetch(cache_dir, parameters, partial(framework.build_packing, order), order.arrays)[0]
 
 
 def order_parameters(order: PackingOrder) -> dict[str, Any]:
@@ -514,3 +516,97 @@ def _index(
         request=request,
         datasets=(dataset,),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """Settings common to all datasets of `build_many`: arguments of `build_index`.
+
+    Attributes:
+        sequence_length: tokens of a sample, without the extra one of the shifted label.
+        cache_dir: folder of the cache entries, one of each dataset.
+        seed: seed of the shuffles.
+        num_samples: samples of each index; None: those of ``epochs``.
+        epochs: epochs of each index, as text such as ``"2"`` or ``"3/2"``; None: one, or those
+            that ``num_samples`` need.
+        split: shares of train, valid and test, such as ``"969,30,1"``; None: all documents.
+        subset: part of the split that is built.
+        order: name of an order, or an order object.
+    """
+
+    sequence_length: int
+    cache_dir: str
+    seed: int = DEFAULT_SEED
+    num_samples: int | None = None
+    epochs: str | None = None
+    split: str | None = None
+    subset: Split = "train"
+    order: str | Order = "megatron"
+
+    def build(self, path: str) -> BuiltIndex:
+        """Build the index of the dataset at a prefix."""
+        return build_index(path, **vars(self))
+
+    def built(self, path: str) -> Built:
+        """Build the index of the dataset at a prefix, or find it, and return its size."""
+        start = time.perf_counter()
+        index = self.build(path)
+        return Built(
+            path=path,
+            order=index.order,
+            num_samples=index.num_samples,
+            num_epochs=index.num_epochs,
+            tokens_per_epoch=index.tokens_per_epoch,
+            seconds=time.perf_counter() - start,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """Size of the index of one dataset, whose arrays are in the cache."""
+
+    path: str
+    order: str
+    num_samples: int
+    num_epochs: int
+    tokens_per_epoch: int
+    seconds: float
+    """Time to build or find the index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildTask:
+    """Task to build the index of one dataset."""
+
+    path: str
+    settings: BuildSettings
+
+    def __str__(self) -> str:
+        return self.path
+
+    def run(self) -> Built:
+        """Build the index or find it in the cache; errors name the dataset."""
+        try:
+            return self.settings.built(self.path)
+        except (MegaIndexError, MemoryError) as error:
+            if str(error).startswith(self.path):
+                raise
+            raise type(error)(f"{self.path}: {error}") from error
+
+
+def build_many(paths: Sequence[str], settings: BuildSettings, engine: Engine) -> Iterator[Built]:
+    """Build the indices of many datasets and yield their sizes as they finish, in any order.
+
+    Array files do not depend on the engine. Finished indices stay in the cache if a dataset fails.
+
+    Args:
+        paths: prefixes; repeated ones are built once.
+        settings: arguments of `build_index` for all of them.
+        engine: of `megaindex.open_engine`.
+
+    Raises:
+        MegaIndexError: the error of the first dataset that fails; running tasks are cancelled.
+    """
+    tasks = [BuildTask(path=path, settings=settings) for path in dict.fromkeys(paths)]
+    for _, built in engine.run(BuildTask.run, tasks):
+        yield built

@@ -31,10 +31,8 @@ from megaindex.cache.fingerprint import array_checksum, entry_key
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import Fault
 from megaindex.index.orders.framework import Memory, Sink
-from megaindex.io.filesystem import look_again
 from megaindex.io.mapping import map_readonly
-from megaindex.io.os_errors import as_storage_error
-from megaindex.io.paths import check_local
+from megaindex.io.paths import as_storage_error, check_local, look_again
 
 logger = logging.getLogger("megaindex")
 

@@ -32,10 +32,8 @@ from typing import TypeVar
 
 from megaindex.cache.entry import boot_id
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.io.filesystem import look_again
-from megaindex.io.json_files import Damaged, parse_object
-from megaindex.io.os_errors import as_storage_error, storage_error
-from megaindex.io.paths import open_at_once
+from megaindex.io.atomic import Damaged, parse_object
+from megaindex.io.paths import as_storage_error, look_again, open_at_once, storage_error
 
 logger = logging.getLogger("megaindex")
 

@@ -29,8 +29,8 @@ import xxhash
 from megaindex.cache.fingerprint import CACHE_FORMAT, canonical_json
 from megaindex.cache.npy import ARRAY_DTYPES, MappedArrays
 from megaindex.errors import FormatError
-from megaindex.io.json_files import read_object
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.atomic import read_object
+from megaindex.io.paths import as_storage_error
 
 logger = logging.getLogger("megaindex")
 

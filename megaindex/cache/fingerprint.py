@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from megaindex._types import I32, I64, IntArray
-from megaindex.io.json_files import Damaged, parse_object, read_regular
+from megaindex.io.atomic import Damaged, parse_object, read_regular
 from megaindex.io.paths import FileInfo
 from megaindex.objects.files import each_of, read_ranges, stamp
 

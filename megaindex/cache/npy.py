@@ -19,10 +19,8 @@ import numpy as np
 from megaindex._types import IntArray
 from megaindex.cache.fingerprint import array_bytes, checksum_of
 from megaindex.errors import FormatError, MissingFile
-from megaindex.io.filesystem import is_local
-from megaindex.io.mapping import map_readonly
-from megaindex.io.os_errors import as_storage_error, storage_error
-from megaindex.io.pread import MOST_AT_ONCE
+from megaindex.io.mapping import MOST_AT_ONCE, map_readonly
+from megaindex.io.paths import as_storage_error, is_local, storage_error
 
 ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
 """Dtypes of arrays in a cache."""

@@ -12,19 +12,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from megaindex.audit.lookup import documents_of, steps_of
-from megaindex.audit.streams import AuditStream, stream_of_recipe, stream_of_run
+from megaindex.audit.streams import AuditStream
+from megaindex.audit.trace import documents_of, steps_of
 from megaindex.cli.options import Parser, add_flags
 from megaindex.cli.plan import (
     add_balance_arguments,
+    add_index_arguments,
     add_run_arguments,
     cost_model_of,
-    described_by,
-    recipe_of,
-    skips_of_options,
+    stream_of_options,
 )
-from megaindex.configs.batch_schedule import parse_count
-from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import InvalidArgument
 from megaindex.progress import counting_samples
 
@@ -81,47 +78,6 @@ def _check(options: argparse.Namespace) -> None:
             "--balance shows the audit, not a look-up, whose ranks are those of rows in order; "
             "leave one of them out"
         )
-
-
-def stream_of_options(options: argparse.Namespace) -> AuditStream:
-    """Return the stream of a lock, a recipe or a run that flags describe."""
-    if options.lock:
-        return _stream_of_lock(options)
-    options.skip = skips_of_options(options)
-    recipe = recipe_of(options, besides=("consumed_samples", "skip"))
-    if recipe is None:
-        run = resolve(read_settings(vars(options)))
-        with counting_samples() as progress:
-            return stream_of_run(
-                run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
-            )
-    if options.subset != "train":
-        raise InvalidArgument(
-            f"--subset {options.subset}: a recipe has training data only; leave --subset out"
-        )
-    consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
-    return stream_of_recipe(recipe, consumed_samples=consumed)
-
-
-def add_index_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `stream_of_options` besides those that describe a run."""
-    built = parser.add_argument_group("index")
-    built.add_argument("--lock", metavar="FILE", help="lock of the run, in place of its settings")
-    add_flags(built, "--subset", "--cache-dir")
-
-
-def _stream_of_lock(options: argparse.Namespace) -> AuditStream:
-    from megaindex.lock.opening import open_stream
-
-    skips = [name for name in ("skip_steps", "skip_documents", "skip_file")
-             if getattr(options, name)]  # fmt: skip
-    others = described_by(options) + skips
-    if others or options.subset != "train":
-        flag = f"--{others[0].replace('_', '-')}" if others else f"--subset {options.subset}"
-        raise InvalidArgument(
-            f"--lock {options.lock} pins the training samples of a run; leave out {flag}"
-        )
-    return open_stream(options.lock, cache_dir=options.cache_dir)
 
 
 def _date() -> str:

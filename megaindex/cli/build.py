@@ -21,7 +21,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
-    from megaindex.builders.many import BuildSettings, Built
+    from megaindex.builders.single import BuildSettings, Built
     from megaindex.engine import Engine
 
 
@@ -127,8 +127,7 @@ def _paths(options: argparse.Namespace) -> list[str]:
 
 
 def _lines(file: str) -> list[str]:
-    from megaindex.io.os_errors import as_storage_error
-    from megaindex.io.paths import check_local
+    from megaindex.io.paths import as_storage_error, check_local
 
     check_local(file, "copy it to a disk")
     with as_storage_error(file, "cannot read"), open(file, encoding="utf-8") as lines:
@@ -144,7 +143,7 @@ def _lines(file: str) -> list[str]:
 
 
 def _settings(options: argparse.Namespace) -> BuildSettings:
-    from megaindex.builders.many import BuildSettings
+    from megaindex.builders.single import BuildSettings
 
     return BuildSettings(
         sequence_length=options.seq_length,
@@ -160,7 +159,7 @@ def _settings(options: argparse.Namespace) -> BuildSettings:
 
 def _built_by(engine: Engine, paths: Sequence[str], settings: BuildSettings) -> list[Built]:
     """Return the sizes of the indices, in the order of `paths`."""
-    from megaindex.builders.many import build_many
+    from megaindex.builders.single import build_many
     from megaindex.progress import counting
 
     built = {}

@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from megaindex._types import I64, U8
-from megaindex.audit.lookup import documents_of
 from megaindex.audit.render import print_origins
-from megaindex.audit.trace import origins
+from megaindex.audit.trace import documents_of, origins
 from megaindex.builders import build_index
 from megaindex.cli.options import Parser, add_flags
 from megaindex.configs.batch_schedule import BatchSchedule
@@ -35,7 +34,7 @@ from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.format.provenance import open_provenance
 from megaindex.index.spans import Index, Spans
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import as_storage_error
 from megaindex.kernels import backend
 from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.loader.token_readers import MappedTokens

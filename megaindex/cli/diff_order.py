@@ -8,8 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaindex.audit.diff import compare
-from megaindex.audit.diff_arrays import side_from_arrays
-from megaindex.audit.diff_inputs import Side, existing, read_settings, side_from_settings
+from megaindex.audit.diff_inputs import (
+    Side,
+    existing,
+    read_settings,
+    side_from_arrays,
+    side_from_settings,
+)
 from megaindex.cli.options import Parser, add_flags
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from megaindex.cache.array_files import (
+    EXPORT_FORMATS,
+    ExportFormat,
+    Identity,
+    NamedDataset,
+)
 from megaindex.cache.fingerprint import corpus_fingerprint, corpus_stamp
-from megaindex.cache.framework_files.array_files import Identity
-from megaindex.cache.framework_files.names import EXPORT_FORMATS, ExportFormat, NamedDataset
-from megaindex.cache.framework_files.sidecar import read_sidecar
 from megaindex.cache.npy import map_npy
+from megaindex.cache.sidecar import read_sidecar
 from megaindex.cli.options import Parser, add_flags
 from megaindex.cli.plan import add_run_arguments, described_by, recipe_of, skips_of_options
 from megaindex.configs.run import Data, Run, Source, Target
@@ -32,7 +36,7 @@ from megaindex.validation import check_choice
 
 if TYPE_CHECKING:
     from megaindex.audit.streams import AuditStream
-    from megaindex.cache.framework_files.array_files import ArrayFiles, Arrays
+    from megaindex.cache.array_files import ArrayFiles, Arrays
     from megaindex.index.spans import Index
 
 
@@ -218,7 +222,7 @@ def _requests(
     split: str | None,
 ) -> dict[Split, NamedDataset]:
     """Return the values by which the framework names the arrays of each subset."""
-    from megaindex.plan.rows import evaluation_of
+    from megaindex.plan.plan import evaluation_of
     from megaindex.plan.sources import own_sources, parts_of, sizing_of
     from megaindex.plan.target import resolve_target
 
@@ -319,7 +323,7 @@ def _set(
 
 
 def _read(path: str) -> str:
-    from megaindex.io.os_errors import as_storage_error
+    from megaindex.io.paths import as_storage_error
 
     check_local(path, "copy it to a disk")
     with as_storage_error(path, "cannot read"), open(path, "rb") as file:
@@ -365,8 +369,8 @@ def _published(one: ExportedSet, options: argparse.Namespace) -> ExportedSet:
     Raises:
         FormatError: there are files with other content.
     """
+    from megaindex.cache.array_group import ArrayWriter
     from megaindex.cache.claim import build_once
-    from megaindex.cache.framework_files.writer import ArrayWriter
 
     def find() -> str | None:
         state, path = _state(one)

@@ -117,9 +117,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any]:
     from megaindex.cache.fingerprint import corpus_fingerprint
-    from megaindex.index.block_receipts import planned_receipt
     from megaindex.index.extended_index import times_served
-    from megaindex.index.receipts import fingerprint_keys
+    from megaindex.index.receipts import fingerprint_keys, planned_receipt
 
     old, extended, consumed = run.old, run.index, run.consumed_samples
     keys = fingerprint_keys([corpus_fingerprint(dataset) for dataset in run.datasets])

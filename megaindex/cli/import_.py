@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _open(options: argparse.Namespace) -> FlatTokens | DocumentStream:
-    from megaindex.imports import formats, mds, parquet
+    from megaindex.imports import formats, mds
 
     source = options.source
     if options.format == "nanotron":
@@ -84,7 +84,7 @@ def _open(options: argparse.Namespace) -> FlatTokens | DocumentStream:
     if options.format == "mds":
         return mds.open_mds(source, options.column, options.stored_dtype)
     if options.format == "parquet":
-        return parquet.open_columns(source, options.column)
+        return formats.open_columns(source, options.column)
     return formats.open_numpy(
         source,
         stored_dtype=options.stored_dtype,

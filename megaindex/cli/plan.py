@@ -250,9 +250,9 @@ def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
 
 def _stored_run(file: str) -> StoredRecipe:
     """Return the run in a checkpoint: the state of one rank, or a list of those of all ranks."""
-    from megaindex.cli.prove import read_record
     from megaindex.loader.receipts import join_states
     from megaindex.loader.recipe_loader import StoredRecipe
+    from megaindex.loader.record_proof import read_record
     from megaindex.lock.lock_file import Lock
 
     record = read_record(file)
@@ -391,3 +391,47 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
     add("--epochs-mixed", type=int, metavar="K", help="order epoch: epochs shuffled together")
     add("--left-over", metavar="HOW", help="order epoch: drop (default) or carry")
     add_flags(group, "--max-documents", "--long-documents")
+
+
+def stream_of_options(options: argparse.Namespace) -> AuditStream:
+    """Return the stream of a lock, a recipe or a run that flags describe."""
+    from megaindex.audit.streams import stream_of_recipe, stream_of_run
+    from megaindex.progress import counting_samples
+
+    if options.lock:
+        return _stream_of_lock(options)
+    options.skip = skips_of_options(options)
+    recipe = recipe_of(options, besides=("consumed_samples", "skip"))
+    if recipe is None:
+        run = resolve(read_settings(vars(options)))
+        with counting_samples() as progress:
+            return stream_of_run(
+                run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
+            )
+    if options.subset != "train":
+        raise InvalidArgument(
+            f"--subset {options.subset}: a recipe has training data only; leave --subset out"
+        )
+    consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
+    return stream_of_recipe(recipe, consumed_samples=consumed)
+
+
+def add_index_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `stream_of_options` besides those that describe a run."""
+    built = parser.add_argument_group("index")
+    built.add_argument("--lock", metavar="FILE", help="lock of the run, in place of its settings")
+    add_flags(built, "--subset", "--cache-dir")
+
+
+def _stream_of_lock(options: argparse.Namespace) -> AuditStream:
+    from megaindex.lock.opening import open_stream
+
+    skips = [name for name in ("skip_steps", "skip_documents", "skip_file")
+             if getattr(options, name)]  # fmt: skip
+    others = described_by(options) + skips
+    if others or options.subset != "train":
+        flag = f"--{others[0].replace('_', '-')}" if others else f"--subset {options.subset}"
+        raise InvalidArgument(
+            f"--lock {options.lock} pins the training samples of a run; leave out {flag}"
+        )
+    return open_stream(options.lock, cache_dir=options.cache_dir)

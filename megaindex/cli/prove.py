@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from megaindex.cli.options import Parser, add_flags
-from megaindex.errors import FormatError, MissingFile, StorageError
-from megaindex.lock.lock_file import FORMAT as LOCK_FORMAT
-from megaindex.lock.lock_file import Lock, read_lock
 
 
 def main(arguments: Sequence[str]) -> int:
     """Return 0 if the records differ by exactly their skips, else 1."""
     options = _parser().parse_args(arguments)
-    from megaindex.loader.record_proof import compare_records
+    from megaindex.loader.record_proof import compare_records, read_record
 
     proof = compare_records(
         read_record(options.first), read_record(options.second), search=options.search
@@ -39,28 +35,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_flags(parser, "--json")
     return parser
-
-
-def read_record(path: str) -> Lock | list[Mapping[str, Any]]:
-    """Return the lock, or the states of all ranks, in a file."""
-    if path.endswith(".lock"):
-        return read_lock(path)
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except FileNotFoundError:
-        raise MissingFile(f"{path}: there is no such record; check the path") from None
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise FormatError(
-            f"{path}: not a record in JSON ({error}); write the state with json.dump"
-        ) from None
-    if isinstance(content, Mapping) and content.get("format") == LOCK_FORMAT:
-        return read_lock(path)
-    states = content if isinstance(content, list) else [content]
-    if not states or not all(isinstance(state, Mapping) for state in states):
-        raise FormatError(
-            f"{path}: must hold the state of a loader, or a list of those of all ranks"
-        )
-    return states

@@ -13,20 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I64
-from megaindex.audit.lookup import documents_of, servings, unordered_runs
 from megaindex.audit.streams import AuditStream, Runs, join_runs
 from megaindex.audit.trace import (
     Origin,
+    documents_of,
     documents_of_rows,
     origins,
     ranges_text,
+    servings,
     step_ranges,
+    unordered_runs,
 )
-from megaindex.cli.audit import add_index_arguments, stream_of_options
 from megaindex.cli.options import Parser, add_flags
-from megaindex.cli.plan import add_run_arguments
+from megaindex.cli.plan import add_index_arguments, add_run_arguments, stream_of_options
 from megaindex.errors import InvalidArgument
-from megaindex.index.inverse import membership
+from megaindex.index.array_index import membership
 from megaindex.index.skips import read_ids
 
 _MOST_ROWS = 200  # printed without --json

@@ -118,9 +118,9 @@ def _show(reports: Sequence[Report], *, as_json: bool) -> None:
 
 
 def _lock_report(options: argparse.Namespace) -> Report:
-    from megaindex.corpus.discover import subjects
     from megaindex.lock.check import verify_lock
     from megaindex.progress import copying, counting_samples, silent
+    from megaindex.verify.report import subjects
 
     for path in options.paths:
         if len(options.paths) > 1 or [each.kind for each in subjects(path)] != ["lock"]:

@@ -19,7 +19,7 @@ from megaindex.configs.settings import (
 from megaindex.configs.shell import Script, is_unknown
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.index.frameworks import DEFAULT_SPLIT
-from megaindex.io.json_files import parse_object
+from megaindex.io.atomic import parse_object
 from megaindex.validation import check_integer
 
 Flags = Mapping[str, list[str]]

@@ -70,7 +70,7 @@ def read_histograms(
     paths: Sequence[str], weights: Sequence[str] | None, tokens: Sequence[str] | None
 ) -> tuple[Source, ...]:
     """Return the sources of files of document lengths; ``tokens``, if given, are their totals."""
-    from megaindex.format.length_histogram import read_length_histogram  # which opens datasets
+    from megaindex.format.dataset import read_length_histogram  # which opens datasets
 
     if tokens is not None and len(tokens) != len(paths):
         raise InvalidArgument(

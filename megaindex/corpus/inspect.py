@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megaindex.cache.array_files import ArrayFiles
 from megaindex.cache.entry import DURABLE, read_manifest
 from megaindex.cache.fingerprint import load_records
-from megaindex.cache.framework_files.array_files import ArrayFiles
-from megaindex.cache.framework_files.sidecar import UNREADABLE, SidecarFile, load_sidecar
-from megaindex.corpus.discover import Subject, entries, subjects
+from megaindex.cache.sidecar import UNREADABLE, SidecarFile, load_sidecar
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import (
     DIALECTS,
@@ -31,12 +30,12 @@ from megaindex.format.header import (
     size_fault,
 )
 from megaindex.format.pair import IndexArrays, index_arrays, pair_paths
-from megaindex.io.json_files import Damaged
+from megaindex.io.atomic import Damaged
 from megaindex.io.mapping import map_readonly
-from megaindex.io.os_errors import as_storage_error
-from megaindex.io.paths import FileInfo, is_remote, odd_kind
+from megaindex.io.paths import FileInfo, as_storage_error, is_remote, odd_kind
 from megaindex.objects.files import local_copy, stat_path
 from megaindex.verify.arrays import own_sets
+from megaindex.verify.report import Subject, entries, subjects
 
 _WIDEST = 8  # bytes of a token
 _EXAMINED = 4096  # sequences, at most, to infer the width of tokens
@@ -75,7 +74,7 @@ def _described(subject: Subject) -> list[PairDescription | EntryDescription]:
         return [describe_snapshot(subject.path)]
     if subject.kind == "recipe":
         from megaindex.recipe.recipe_file import read_recipe
-        from megaindex.verify.recipe import pairs_of_recipe
+        from megaindex.verify.arrays import pairs_of_recipe
 
         read_recipe(subject.path)  # raises if the recipe is invalid
         return [describe_pair(each) for pairs in pairs_of_recipe(subject.path) for each in pairs]

@@ -27,6 +27,8 @@ from megaindex.format.dataset import IndexedDataset
 from megaindex.format.header import (
     HEADER_BYTES,
     IndexHeader,
+    bound_end_fault,
+    bound_faults,
     code_of_dtype,
     dtype_of_code,
     get_dialect,
@@ -41,7 +43,6 @@ from megaindex.format.pair import (
     pair_paths,
 )
 from megaindex.format.provenance import Provenance, provenance_path
-from megaindex.format.validate import bound_end_fault, bound_faults
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import check_file, refuse_zero_byte

@@ -14,7 +14,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths, written_paths
 from megaindex.format.provenance import Provenance
 from megaindex.format.writer import append_documents
-from megaindex.io.filesystem import Progress
+from megaindex.io.paths import Progress
 from megaindex.progress import Bar, silent
 from megaindex.validation import check_between, check_choice
 

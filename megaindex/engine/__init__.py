@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from megaindex.engine.local import LocalEngine
-from megaindex.engine.tasks import Engine
+from megaindex.engine.local import Engine, LocalEngine
 from megaindex.errors import InvalidArgument
 
 __all__ = ["ENGINES", "Engine", "open_engine"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from megaindex.engine.tasks import TaskOutcome, TaskQueue, capture
+from megaindex.engine.local import TaskOutcome, TaskQueue, capture
 from megaindex.errors import EngineError, InvalidArgument
 from megaindex.io.threads import num_cpus
 

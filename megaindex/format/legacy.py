@@ -26,9 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import FormatError
-from megaindex.format.header import dtype_of_code, get_dialect
+from megaindex.format.header import check_bounds, dtype_of_code, get_dialect
 from megaindex.format.pair import check_not_a_half, pair_paths
-from megaindex.format.validate import check_bounds
 from megaindex.io.mapping import map_readonly
 
 MAGIC = b"TNTIDX\0\0"

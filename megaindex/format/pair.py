@@ -22,23 +22,34 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.format.cast import CHUNK
 from megaindex.format.header import (
+    CHUNK,
     HEADER_BYTES,
     DtypeTable,
     IndexHeader,
+    bound_end_fault,
+    check_bounds,
+    check_sequences,
     dtype_of_code,
     get_dialect,
     has_modes,
     parse_header,
 )
 from megaindex.format.provenance import ProvenanceSpool, nameless_file, provenance_path
-from megaindex.format.validate import bound_end_fault, check_bounds, check_sequences
 from megaindex.io.atomic import AtomicFiles
-from megaindex.io.filesystem import Progress, copy_range
 from megaindex.io.mapping import map_file
-from megaindex.io.os_errors import as_storage_error, storage_error
-from megaindex.io.paths import FileInfo, is_remote, open_regular, plain, version_at, version_of
+from megaindex.io.paths import (
+    FileInfo,
+    Progress,
+    as_storage_error,
+    copy_range,
+    is_remote,
+    open_regular,
+    plain,
+    storage_error,
+    version_at,
+    version_of,
+)
 from megaindex.io.threads import map_interruptibly
 from megaindex.kernels import file_mapper, num_threads
 from megaindex.objects.files import each_of, local_copy, stat_path

@@ -44,9 +44,9 @@ import xxhash
 from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import Fault
-from megaindex.io.json_files import Damaged, parse_object
+from megaindex.io.atomic import Damaged, parse_object
 from megaindex.io.mapping import map_readonly
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import as_storage_error
 from megaindex.objects.files import local_copy, stat_path
 
 MAGIC = b"MIDXPROV"

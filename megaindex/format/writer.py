@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.format.cast import CHUNK, integer_array, token_array
-from megaindex.format.header import code_of_dtype, get_dialect
+from megaindex.format.header import CHUNK, code_of_dtype, get_dialect, integer_array, token_array
 from megaindex.format.pair import MappedPair, PairSink, check_not_a_half, map_pair, pair_paths
-from megaindex.io.filesystem import Progress, ignore
+from megaindex.io.paths import Progress, ignore
 
 _LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx
 _CHUNK = 1 << 17  # sequences or document bounds processed together

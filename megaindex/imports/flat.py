@@ -13,8 +13,14 @@ import numpy.typing as npt
 
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.format.cast import CHUNK, integer_array, token_array
-from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
+from megaindex.format.header import (
+    CHUNK,
+    DtypeTable,
+    code_of_dtype,
+    get_dialect,
+    integer_array,
+    token_array,
+)
 from megaindex.format.pair import PairSink, pair_paths
 from megaindex.format.provenance import RowFile
 from megaindex.io.mapping import map_readonly

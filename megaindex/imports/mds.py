@@ -24,9 +24,8 @@ import numpy.typing as npt
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.provenance import RowFile
 from megaindex.imports.flat import Batch, DocumentStream, token_dtype
-from megaindex.io.json_files import Damaged, is_size, read_object
-from megaindex.io.os_errors import as_storage_error
-from megaindex.io.paths import check_file, check_local
+from megaindex.io.atomic import Damaged, is_size, read_object
+from megaindex.io.paths import as_storage_error, check_file, check_local
 
 _USUAL = ("tokens", "input_ids")
 _DTYPE_BYTES = {

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from megaindex._types import F64, I32, I64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.index.array_index import ArrayIndex
-from megaindex.index.blending import Rule
-from megaindex.index.inverse import (
+from megaindex.index.array_index import (
+    ArrayIndex,
     ServedTokens,
     contains,
     membership,
@@ -24,6 +23,7 @@ from megaindex.index.inverse import (
     serve,
     served_tokens,
 )
+from megaindex.index.blending import Rule
 from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
     CHUNK,
@@ -88,7 +88,7 @@ class LazyIndex(ShownIndex):
         return self.index.locate(sample_ids)
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         return served_tokens(self.index, documents, source)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class BlendedIndex(ShownIndex):
         return Spans(source, document, offset, length, row_splits)
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         found = served_tokens(self.indices[source], documents)
         drawn = places_of(self.dataset_index, np.array([source]), len(self.indices))
         samples = self.dataset_sample_index[drawn]

@@ -20,10 +20,9 @@ from megaindex.index.blending import exact_values
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream, Random
 from megaindex.index.orders.blocks import BlockedIndex
-from megaindex.index.orders.epoch import EpochIndex
+from megaindex.index.orders.epoch import EpochIndex, WindowIndex
 from megaindex.index.orders.keyed import BlockOrder
 from megaindex.index.orders.packed import PackedIndex
-from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
 from megaindex.validation import shown

@@ -20,7 +20,7 @@ import xxhash
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.inverse import (
+from megaindex.index.array_index import (
     ServedTokens,
     contains,
     join_served,
@@ -139,7 +139,7 @@ class ExtendedIndex(ShownIndex):
         return join_spans(pieces, ids.size)
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         known: dict[int, ServedTokens] = {}  # by index: the first two stages mostly share one
         pieces, first = [], 0
         for stage in self.stages:

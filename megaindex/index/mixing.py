@@ -31,7 +31,7 @@ from megaindex._types import I16, I64, U32, U64
 from megaindex.errors import InvalidArgument
 from megaindex.index.orders.keyed import key_of
 from megaindex.kernels import active, num_threads
-from megaindex.kernels.reference.mix import UNIT
+from megaindex.kernels.reference.blending import UNIT
 from megaindex.validation import check_between
 
 BLOCK = 1 << 16  # positions computed at once
@@ -388,7 +388,7 @@ class MixTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChangedMixing(Mixing):
-    """Draws of a stage whose weights change; see `megaindex.kernels.reference.mix`.
+    """Draws of a stage whose weights change; see `megaindex.kernels.reference.blending`.
 
     A stream may have weight 0 for a time. Its draws go on where they stopped.
     """

@@ -27,7 +27,7 @@ import xxhash
 
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
-from megaindex.index.inverse import ServedTokens, distinct, join_served, serve, served_tokens
+from megaindex.index.array_index import ServedTokens, distinct, join_served, serve, served_tokens
 from megaindex.index.spans import (
     Chunks,
     Index,
@@ -724,7 +724,7 @@ class SkippedIndex(ShownIndex):
         return replace(spans, masked=masked)
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         found, skips = served_tokens(self.index, documents, source), self.skips
         behind = np.where(found.sample < skips.end, 0, skips.num_moved)
         in_place = found._replace(sample=found.sample + behind)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, IntArray
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
-from megaindex.index.inverse import ServedTokens, join_served, serve, served_tokens
+from megaindex.index.array_index import ServedTokens, join_served, serve, served_tokens
 from megaindex.index.mixing import Mixing
 from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
@@ -236,7 +236,7 @@ class StagedIndex(ShownIndex):
         return Window(begin, places, bounds, drawn)
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         found = served_tokens(self.sources[source], documents)
         samples = np.unique(found.sample)
         pieces = []
@@ -355,7 +355,7 @@ class StageSequence(ShownIndex):
                     yield positions + first, spans
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         pieces = []
         for part, first in zip(self.parts, self._bounds[:-1].tolist(), strict=True):
             if any(source in stage.sources for stage in part.stages):

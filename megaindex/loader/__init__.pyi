@@ -1,11 +1,11 @@
 from megaindex.index.balance import CostModel as CostModel
-from megaindex.index.block_receipts import planned_receipt as planned_receipt
 from megaindex.index.receipts import Receipt as Receipt
 from megaindex.index.receipts import fingerprint_keys as fingerprint_keys
+from megaindex.index.receipts import planned_receipt as planned_receipt
 from megaindex.loader.batch import BatchMaker as BatchMaker
 from megaindex.loader.batch import Buffers as Buffers
 from megaindex.loader.batch import SampleOptions as SampleOptions
-from megaindex.loader.cyclic_sampler import CyclicSampler as CyclicSampler
+from megaindex.loader.checkpoint import SourceProgress as SourceProgress
 from megaindex.loader.loader import Loader as Loader
 from megaindex.loader.neox_dataset import NeoxDataset as NeoxDataset
 from megaindex.loader.neox_dataset import NeoxPairwiseDataset as NeoxPairwiseDataset
@@ -22,10 +22,10 @@ from megaindex.loader.recipe_loader import SourceStatistics as SourceStatistics
 from megaindex.loader.record_proof import RecordProof as RecordProof
 from megaindex.loader.record_proof import RunRecord as RunRecord
 from megaindex.loader.record_proof import compare_records as compare_records
+from megaindex.loader.sampler_state import CyclicSampler as CyclicSampler
 from megaindex.loader.samplers import EvaluationSampler as EvaluationSampler
 from megaindex.loader.samplers import MicroBatchSampler as MicroBatchSampler
 from megaindex.loader.samplers import RandomAccessSampler as RandomAccessSampler
-from megaindex.loader.source_progress import SourceProgress as SourceProgress
 from megaindex.loader.targets import SourceTargets as SourceTargets
 from megaindex.loader.targets import Targets as Targets
 from megaindex.loader.targets import targets_of as targets_of

@@ -18,11 +18,18 @@ import torch
 from megaindex._types import IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.block_receipts import BlockReceipts
+from megaindex.index.receipts import BlockReceipts
 from megaindex.index.skips import skips_of
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleOptions
-from megaindex.loader.batch_reader import Batch, BatchReader, BufferPool, DeviceCopies, Prepared
+from megaindex.loader.batch_reader import (
+    Batch,
+    BatchReader,
+    BufferPool,
+    DeviceCopies,
+    Prepared,
+    ReadAhead,
+)
 from megaindex.loader.checkpoint import (
     Contents,
     check_content,
@@ -32,8 +39,7 @@ from megaindex.loader.checkpoint import (
     source_names,
     stored_contents,
 )
-from megaindex.loader.prefetch import ReadAhead
-from megaindex.loader.reader_choice import any_remote, make_reader, reader_of, sources_of
+from megaindex.loader.positional_reader import any_remote, make_reader, reader_of, sources_of
 from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
 from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.samplers import EvaluationSampler

@@ -14,12 +14,10 @@ from megaindex._types import I64
 from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex, arrays_of, has_arrays
-from megaindex.index.labels import IGNORED_LABEL, check_same_lengths
-from megaindex.index.spans import Index, Spans
-from megaindex.io.pread import DescriptorCache, RangeReader
+from megaindex.index.spans import IGNORED_LABEL, Index, Spans, check_same_lengths
+from megaindex.io.mapping import DescriptorCache, RangeReader
 from megaindex.kernels import active
-from megaindex.loader.positional_reader import PositionalTokens
-from megaindex.loader.reader_choice import any_remote, plain_reader
+from megaindex.loader.positional_reader import PositionalTokens, any_remote, plain_reader
 from megaindex.loader.token_readers import row_tokens, source_arrays
 
 logger = logging.getLogger("megaindex")

@@ -19,7 +19,7 @@ from megaindex._types import I64
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleIds, SampleOptions
-from megaindex.loader.reader_choice import reader_of
+from megaindex.loader.positional_reader import reader_of
 from megaindex.loader.targets import Targets
 from megaindex.loader.token_readers import TokenReader, row_tokens
 from megaindex.validation import check_choice

@@ -23,8 +23,14 @@ import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.block_receipts import DEFAULT_STRIDE, BlockReceipts, planned_block_receipts
-from megaindex.index.receipts import Receipt, fingerprint_keys, sample_receipts
+from megaindex.index.receipts import (
+    DEFAULT_STRIDE,
+    BlockReceipts,
+    Receipt,
+    fingerprint_keys,
+    planned_block_receipts,
+    sample_receipts,
+)
 from megaindex.index.skips import skips_of
 from megaindex.index.spans import Index, Spans
 from megaindex.loader.sampler_state import RankLayout

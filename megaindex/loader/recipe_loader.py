@@ -25,12 +25,11 @@ from megaindex.index.balance import CostModel
 from megaindex.index.spans import Index
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.batch_reader import Batch
-from megaindex.loader.checkpoint import Contents, check_content, check_contents
+from megaindex.loader.checkpoint import Contents, SourceProgress, check_content, check_contents
 from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import Recorder
 from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.samplers import EvaluationSampler, MicroBatchSampler
-from megaindex.loader.source_progress import SourceProgress
 from megaindex.loader.targets import source_targets, targets_of, targets_of_sources
 from megaindex.loader.torch_dataset import GPTDataset
 from megaindex.recipe.amend import check_past

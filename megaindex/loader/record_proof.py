@@ -9,6 +9,7 @@ of the skips.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +19,18 @@ import numpy as np
 
 from megaindex._types import I64
 from megaindex.builders.recipe import open_recipe
-from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.block_receipts import (
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
+from megaindex.index.description import describe_index
+from megaindex.index.receipts import (
     DEFAULT_STRIDE,
     LONGEST_STRIDE,
     BlockReceipts,
+    Receipt,
     explain,
+    fingerprint_keys,
     planned_block_receipts,
     receipts_between,
 )
-from megaindex.index.description import describe_index
-from megaindex.index.receipts import Receipt, fingerprint_keys
 from megaindex.index.skips import (
     LossMask,
     Skip,
@@ -42,7 +44,8 @@ from megaindex.index.skips import (
 from megaindex.index.spans import Index
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.loader.recipe_loader import StoredRecipe
-from megaindex.lock.lock_file import Lock
+from megaindex.lock.lock_file import FORMAT as LOCK_FORMAT
+from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import block_bounds, first_step, step_bounds_of
 from megaindex.lock.opening import locked_index, locked_mix, locked_skips
 from megaindex.lock.settings import differences
@@ -551,3 +554,28 @@ def _evaluation(lock: Lock, name: str) -> Any:
     subset = lock.subset(name)
     kept = {key: subset[key] for key in ("samples", "index", "steps")}
     return {**kept, "sources": lock.fingerprints(name)}
+
+
+def read_record(path: str) -> Lock | list[Mapping[str, Any]]:
+    """Return the lock, or the states of all ranks, in a file."""
+    if path.endswith(".lock"):
+        return read_lock(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except FileNotFoundError:
+        raise MissingFile(f"{path}: there is no such record; check the path") from None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{path}: not a record in JSON ({error}); write the state with json.dump"
+        ) from None
+    if isinstance(content, Mapping) and content.get("format") == LOCK_FORMAT:
+        return read_lock(path)
+    states = content if isinstance(content, list) else [content]
+    if not states or not all(isinstance(state, Mapping) for state in states):
+        raise FormatError(
+            f"{path}: must hold the state of a loader, or a list of those of all ranks"
+        )
+    return states

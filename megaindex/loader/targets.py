@@ -23,9 +23,8 @@ from megaindex._types import F32, I64, IntArray
 from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.labels import IGNORED_LABEL
-from megaindex.index.spans import Index, Spans, separates_documents
-from megaindex.loader.reader_choice import plain_reader
+from megaindex.index.spans import IGNORED_LABEL, Index, Spans, separates_documents
+from megaindex.loader.positional_reader import plain_reader
 from megaindex.loader.token_readers import TokenReader, row_tokens
 
 LossKind = Literal["labels", "loss_mask", "all"]

@@ -40,7 +40,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, Buffers, SampleIds, SampleOptions, Shapes
 from megaindex.loader.batch_reader import BatchReader, BufferPool
-from megaindex.loader.reader_choice import reader_of
+from megaindex.loader.positional_reader import reader_of
 from megaindex.loader.token_readers import TokenReader
 
 Batch = dict[str, Any]

@@ -21,8 +21,7 @@ from megaindex.errors import (
 )
 from megaindex.format import IndexedDataset
 from megaindex.format.header import Fault
-from megaindex.index.block_receipts import receipts_between
-from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import Index
 from megaindex.io.paths import absolute
 from megaindex.lock.lock_file import Lock, LockedFile, LockedSource, parse_lock

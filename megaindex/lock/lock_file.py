@@ -71,10 +71,8 @@ from typing import Any
 
 from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.format.header import Fault
-from megaindex.io.atomic import write_file
-from megaindex.io.json_files import Damaged, parse_object
-from megaindex.io.os_errors import as_storage_error
-from megaindex.io.paths import check_file, check_local, is_remote
+from megaindex.io.atomic import Damaged, parse_object, write_file
+from megaindex.io.paths import as_storage_error, check_file, check_local, is_remote
 from megaindex.validation import shown
 
 FORMAT = "megaindex run lock"

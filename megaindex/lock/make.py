@@ -24,18 +24,16 @@ from megaindex.builders.recipe import OpenRecipe, ValidationCache, open_recipe
 from megaindex.configs.run import Run
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument, MissingFile
-from megaindex.index.block_receipts import receipts_between
 from megaindex.index.description import describe_index
 from megaindex.index.frameworks import SPLITS, Split
-from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.skips import Skip, SkippedIndex, source_number
 from megaindex.index.spans import datasets_of
-from megaindex.io.os_errors import as_storage_error
-from megaindex.io.paths import FileInfo, absolute, is_remote
+from megaindex.io.paths import FileInfo, absolute, as_storage_error, is_remote
 from megaindex.lock.lock_file import FORMAT, SOURCE_COLUMNS, VERSION, Lock, compact
 from megaindex.lock.settings import files_of, paths_of, settings_of, skip_settings
 from megaindex.objects.files import each_of, read_ranges, stat_path
-from megaindex.plan.rows import evaluation_of
+from megaindex.plan.plan import evaluation_of
 from megaindex.plan.sizing import SplitPart
 from megaindex.plan.sources import parts_of
 from megaindex.progress import Bar, silent

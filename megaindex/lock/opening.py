@@ -11,9 +11,8 @@ from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.run import Run
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
-from megaindex.index.block_receipts import receipts_between
 from megaindex.index.extended_index import ExtendedIndex, Stage
-from megaindex.index.receipts import fingerprint_keys
+from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import ServedIndex, Skip, SkippedIndex
 from megaindex.index.spans import Index
 from megaindex.lock.check import (

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megaindex.audit.findings import source_counts
-from megaindex.audit.report import audit
+from megaindex.audit.report import audit, source_counts
 from megaindex.audit.streams import lengths_text
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import Folder

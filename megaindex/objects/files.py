@@ -25,20 +25,20 @@ from typing import Any, TypeVar
 import xxhash
 from xxhash import xxh3_64_intdigest
 
-from megaindex.io.atomic import AtomicFiles
-from megaindex.io.json_files import read_object
-from megaindex.io.os_errors import as_storage_error, storage_error
+from megaindex.io.atomic import AtomicFiles, read_object
+from megaindex.io.mapping import DescriptorCache, RangeReader
 from megaindex.io.paths import (
     FileInfo,
+    as_storage_error,
     check_local,
     file_stamp,
     is_remote,
     open_regular,
     plain,
     refuse_zero_byte,
+    storage_error,
     version_of,
 )
-from megaindex.io.pread import DescriptorCache, RangeReader
 from megaindex.io.threads import map_interruptibly
 from megaindex.objects.store import fill
 from megaindex.progress import copying

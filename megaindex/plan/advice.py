@@ -13,8 +13,7 @@ from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
 from megaindex.plan.export import adapter_settings, lacks_validation
 from megaindex.plan.model import BufferEffect, Plan, Row, epochs_text
-from megaindex.plan.serving import loader_limit
-from megaindex.plan.sizing import Sizing
+from megaindex.plan.sizing import Sizing, loader_limit
 from megaindex.plan.target import ResolvedTarget
 
 _COMMON_BUFFER = 1.005

@@ -18,8 +18,7 @@ from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
 from megaindex.plan.model import Coverage
-from megaindex.plan.serving import ServedRange
-from megaindex.plan.sizing import BUILD_LIMIT, SplitPart
+from megaindex.plan.sizing import BUILD_LIMIT, ServedRange, SplitPart
 
 _SAMPLES_AT_ONCE = 1 << 17
 _DOCUMENTS_AT_ONCE = 1 << 20

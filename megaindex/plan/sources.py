@@ -20,11 +20,11 @@ from megaindex.builders.single import (
 from megaindex.configs.run import Buffer, Data, Run, Source
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.format.length_histogram import read_length_histogram
+from megaindex.format.dataset import read_length_histogram
 from megaindex.index.blending import Progress
 from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
 from megaindex.index.order_settings import NeoxDocumentsOrder, order_of_row
-from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
+from megaindex.index.orders.framework import PackingIndex, PackingOrder
 from megaindex.index.orders.packed import (
     count_pieces,
     pack_counts,
@@ -33,9 +33,9 @@ from megaindex.index.orders.packed import (
 from megaindex.kernels import active, num_threads
 from megaindex.plan.coverage import count_served, counted_coverage
 from megaindex.plan.model import Coverage, Row
-from megaindex.plan.serving import ServedRange
 from megaindex.plan.sizing import (
     InputTokens,
+    ServedRange,
     Sizing,
     SplitPart,
     is_countable,

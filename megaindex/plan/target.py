@@ -12,8 +12,7 @@ from megaindex.configs.run import Run
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import request_weights
 from megaindex.plan.model import Coverage, DryLoader, Evaluations, Neighbour, Phase, Row, Tail
-from megaindex.plan.serving import loader_limit
-from megaindex.plan.sizing import Sizing
+from megaindex.plan.sizing import Sizing, loader_limit
 
 # Frameworks with a setting train_samples, which they request of the datasets in place of batches.
 _TAKES_SAMPLES = ("megatron", "megatron-legacy")

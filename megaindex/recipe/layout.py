@@ -19,7 +19,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream
 from megaindex.index.skips import Skips, resolve_skips
 from megaindex.index.staged_index import MixedStage
-from megaindex.kernels.reference.mix import UNIT
+from megaindex.kernels.reference.blending import UNIT
 from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
 from megaindex.recipe.past import PastRead
 from megaindex.recipe.recipe import Recipe, RecipeStage, Rounds, shown

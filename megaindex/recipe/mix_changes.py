@@ -22,8 +22,8 @@ from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.index.mixing import ChangedMixing, FixedMixing, MixTable, row_of_weights
 from megaindex.index.skips import load_npy
 from megaindex.io.atomic import write_file
-from megaindex.io.os_errors import as_storage_error
-from megaindex.kernels.reference.mix import UNIT
+from megaindex.io.paths import as_storage_error
+from megaindex.kernels.reference.blending import UNIT
 from megaindex.validation import CheckpointReader, check_fraction, shown
 
 _MOST_POSITION = 2**60

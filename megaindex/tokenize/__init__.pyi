@@ -1,2 +1,2 @@
-from megaindex.tokenize.report import Tokenized as Tokenized
+from megaindex.tokenize.run import Tokenized as Tokenized
 from megaindex.tokenize.run import tokenize as tokenize

@@ -15,11 +15,10 @@ import numpy.typing as npt
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDatasetWriter
 from megaindex.format.provenance import Rows
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import as_storage_error
+from megaindex.tokenize.inputs import BadRecord, Record, Refused, TokenizeSettings
 from megaindex.tokenize.parts import InputPart, Piece
 from megaindex.tokenize.reading import Reader, place_name
-from megaindex.tokenize.records import BadRecord, Record, Refused
-from megaindex.tokenize.settings import TokenizeSettings
 from megaindex.tokenize.tokenizers import Tokenizer, insert_tokens, load, one_thread
 from megaindex.tokenize.work_folder import (
     BadLines,

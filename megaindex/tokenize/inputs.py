@@ -1,4 +1,4 @@
-"""Input files and objects: format, compression and identity.
+"""Settings and inputs of a tokenizing run: files, formats, identity, and texts of their documents.
 
 Objects of a store are read while they are tokenized and not copied to a disk; parts that an earlier
 run finished are not read again.
@@ -7,19 +7,142 @@ run finished are not read again.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.io.os_errors import as_storage_error
-from megaindex.io.paths import FileInfo, check_local, is_remote, names_folder
+from megaindex.format.header import code_of_dtype, get_dialect
+from megaindex.io.paths import FileInfo, as_storage_error, check_local, is_remote, names_folder
 from megaindex.objects.files import list_remote, open_binary, stat_path
-from megaindex.validation import check_choice
+from megaindex.tokenize.tokenizers import Tokenizer, TokenizerFile, load
+from megaindex.validation import check_choice, check_integer
+
+Text = tuple[str, ...]
+"""The value of one key: one text, or the texts of a list, each of which becomes a sequence."""
+
+_DECODER = json.JSONDecoder()
+_SHOWN = 60  # most characters of a value in a message
+
+
+class BadRecord(Exception):
+    """A line or row that cannot be a document."""
+
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(rule, detail)
+        self.rule = rule
+        self.detail = detail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A line or row that is left out."""
+
+    place: int
+    """As in `Record`."""
+    error: BadRecord
+
+
+class Record(NamedTuple):
+    """A document before it is tokenized."""
+
+    place: int
+    """Number of its line or row in the piece, from 0."""
+    texts: tuple[Text, ...]
+    """One for each key."""
+    size: int
+    """Bytes of the line, or about so many of a row."""
+    begin: int = 0
+    """First byte of the line in the unpacked file; 0 of a row."""
+
+
+def from_json(raw: bytes, keys: Sequence[str]) -> tuple[Text, ...]:
+    """Return the values of `keys` in a JSON object, each a string or a list of strings.
+
+    Python's json parses the line, as in Megatron: NaN is accepted, and the last of equal keys wins.
+
+    Raises:
+        BadRecord: rule utf-8, json, object, missing-key, type or surrogate.
+    """
+    text = decoded(raw)
+    try:
+        found, end = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        end = -1
+    if end != len(text):  # an error, or white space around the value
+        found = _parsed(text)
+    if not isinstance(found, dict):
+        raise BadRecord("object", f"must be a JSON object, got {_excerpt(found)}")
+    return tuple([_value(found, key) for key in keys])
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRecord(
+            "json", f"is not valid JSON: {_reason(error)}; it begins {_excerpt(text)}"
+        ) from None
+
+
+def decoded(raw: bytes) -> str:
+    """Decode UTF-8; raise BadRecord, rule utf-8, with the offset of the first bad byte."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadRecord(
+            "utf-8",
+            f"is not valid UTF-8: byte 0x{raw[error.start]:02x} at {error.start} ({error.reason})",
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the message without its line number, which is always 1."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.removesuffix(' at')} at character {error.pos}"
+    return str(error)
+
+
+def _value(found: dict[str, Any], key: str) -> Text:
+    value = found.get(key)
+    if isinstance(value, str) and value.isascii():  # nearly always
+        return (value,)
+    if key not in found:
+        has = ", ".join(map(repr, list(found)[:10])) or "nothing"
+        raise BadRecord("missing-key", f"has no key {key!r}; it has {has}")
+    texts = tuple(value) if isinstance(value, list) else (value,)
+    for text in texts:
+        if not isinstance(text, str):
+            rule = "must hold a string or a list of strings"
+            raise BadRecord("type", f"key {key!r} {rule}, got {_excerpt(value)}")
+        if not text.isascii():
+            _check_characters(text, key)
+    return texts
+
+
+def _check_characters(text: str, key: str) -> None:
+    """Refuse lone surrogates, which JSON can write and UTF-8 cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise BadRecord(
+            "surrogate", f"key {key!r} holds a lone surrogate, U+{code:04X}, at {error.start}"
+        ) from None
+
+
+def _excerpt(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
 
 logger = logging.getLogger("megaindex")
 
@@ -213,3 +336,104 @@ def _by_name(path: str) -> str | None:
     if suffix in _COMPRESSED:
         suffix = os.path.splitext(stem)[1]
     return _SUFFIXES.get(suffix)
+
+
+_UINT16_BELOW = 65_500  # vocabulary size below which Megatron chooses uint16
+_END_NAME = re.compile(r"eo[dst]\b|end|</s>", re.IGNORECASE)
+_MOST_NAMED = 10  # special tokens in a message
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeSettings:
+    """Checked settings; small and picklable."""
+
+    tokenizer: TokenizerFile
+    keys: tuple[str, ...]
+    """Keys of JSON objects, or columns; for text files they only name the output."""
+    eod: int | None
+    """Id appended to every document that has tokens."""
+    dtype: str
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that determine the tokens; a tokenizer by its content."""
+        encoder = self.tokenizer.encoder
+        return {
+            "tokenizer": self.tokenizer.fingerprint,
+            "add_special_tokens": self.tokenizer.add_special_tokens,
+            "keys": list(self.keys),
+            "eod": self.eod,
+            "dtype": self.dtype,
+        } | ({} if encoder is None else {"encoder": encoder})
+
+
+def check_settings(
+    tokenizer: TokenizerFile,
+    keys: Sequence[str],
+    *,
+    eod: int | str | None,
+    append_eod: bool,
+    dtype: Any | None,
+) -> TokenizeSettings:
+    """Load the tokenizer and check the other settings against it.
+
+    Raises:
+        InvalidArgument: keys are missing or repeated, the end token is not in the vocabulary, or
+            the token type does not hold every id.
+        FormatError: the file is not a tokenizer.
+    """
+    if not keys or len(set(keys)) != len(keys):
+        raise InvalidArgument(f"keys must be one or more distinct names, got {list(keys)}")
+    loaded = load(tokenizer)
+    end = _end_of_document(loaded, tokenizer, eod) if append_eod or eod is not None else None
+    return TokenizeSettings(
+        tokenizer=tokenizer,
+        keys=tuple(keys),
+        eod=end,
+        dtype=str(_token_type(loaded, tokenizer, end, dtype)),
+    )
+
+
+def _end_of_document(loaded: Tokenizer, file: TokenizerFile, eod: int | str | None) -> int:
+    if eod is None:
+        if loaded.own_eod is None:
+            raise InvalidArgument(
+                f"{file}: defines no end token; name one with --eod{_special_tokens(loaded)}"
+            )
+        return loaded.own_eod
+    found = loaded.id_of(eod) if isinstance(eod, str) else check_integer("eod", eod)
+    if found is None or not 0 <= found <= loaded.largest_id:
+        raise InvalidArgument(
+            f"--eod must be a token of {file} or an id from 0 to {loaded.largest_id}, got {eod!r}"
+            f"{_special_tokens(loaded)}"
+        )
+    return found
+
+
+def _special_tokens(loaded: Tokenizer) -> str:
+    """Return the special tokens for a message, those with the name of an end token first."""
+    tokens = loaded.special_tokens.items()
+    order = sorted(tokens, key=lambda token: (not _END_NAME.search(token[0]), token[1]))
+    if not order:
+        return ""
+    named = ", ".join(f"{text!r} ({number})" for text, number in order[:_MOST_NAMED])
+    more = len(order) - _MOST_NAMED
+    return f"; its special tokens are {named}{f' and {more} more' if more > 0 else ''}"
+
+
+def _token_type(
+    loaded: Tokenizer, file: TokenizerFile, eod: int | None, dtype: Any | None
+) -> np.dtype[Any]:
+    """Return `dtype`, by default Megatron's choice of uint16 or int32; it must hold every id."""
+    if dtype is None:
+        dtype = np.uint16 if loaded.vocab_size < _UINT16_BELOW else np.int32
+    dialect = get_dialect("megatron")
+    chosen = dialect.dtypes[code_of_dtype(dtype, dialect)]
+    largest = max(loaded.largest_id, -1 if eod is None else eod)
+    if chosen.kind == "f":
+        raise InvalidArgument(f"--dtype must be an integer type, got {chosen}; pass --dtype int32")
+    if largest > np.iinfo(chosen).max:
+        raise InvalidArgument(
+            f"--dtype {chosen} holds ids up to {np.iinfo(chosen).max}, and those of {file} go up "
+            f"to {largest}; pass --dtype int32"
+        )
+    return chosen

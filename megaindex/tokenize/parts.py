@@ -10,10 +10,8 @@ from typing import Any
 import xxhash
 
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
-from megaindex.io.os_errors import storage_error
-from megaindex.tokenize.inputs import InputFile
-from megaindex.tokenize.records import BadRecord, Text, decoded
-from megaindex.tokenize.settings import TokenizeSettings
+from megaindex.io.paths import storage_error
+from megaindex.tokenize.inputs import BadRecord, InputFile, Text, TokenizeSettings, decoded
 from megaindex.validation import check_between
 
 _ROWS = 256  # read at once

@@ -18,11 +18,18 @@ from itertools import accumulate
 from typing import Any, BinaryIO
 
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import as_storage_error
 from megaindex.tokenize import parts
-from megaindex.tokenize.inputs import InputFile
+from megaindex.tokenize.inputs import (
+    BadRecord,
+    InputFile,
+    Record,
+    Refused,
+    Text,
+    decoded,
+    from_json,
+)
 from megaindex.tokenize.parts import Piece
-from megaindex.tokenize.records import BadRecord, Record, Refused, Text, decoded, from_json
 
 _READ = 1 << 14  # compressed bytes at a time; their decompressed form is in memory
 _LONGEST_WINDOW = 1 << 31  # zstd --long=31; the library's default limit is 1 << 27

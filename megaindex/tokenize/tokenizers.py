@@ -30,9 +30,8 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.io.json_files import read_object
-from megaindex.io.os_errors import as_storage_error
-from megaindex.io.paths import check_local, open_regular
+from megaindex.io.atomic import read_object
+from megaindex.io.paths import as_storage_error, check_local, open_regular
 from megaindex.validation import check_choice
 
 BYTES = "bytes"

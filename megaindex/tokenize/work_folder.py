@@ -37,11 +37,10 @@ from megaindex.cache.entry import opened
 from megaindex.errors import FormatError, InvalidArgument, StorageError
 from megaindex.format.pair import pair_paths, written_paths
 from megaindex.format.provenance import ProvenanceSpool, RowFile, Rows
-from megaindex.io.atomic import AtomicFiles, write_file
-from megaindex.io.json_files import Damaged, is_size, parse_object, read_object
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.atomic import AtomicFiles, Damaged, is_size, parse_object, read_object, write_file
+from megaindex.io.paths import as_storage_error
+from megaindex.tokenize.inputs import Refused
 from megaindex.tokenize.parts import InputPart
-from megaindex.tokenize.records import Refused
 
 logger = logging.getLogger("megaindex")
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from megaindex.corpus.discover import Subject, subjects
 from megaindex.errors import InvalidArgument
 from megaindex.format.header import get_dialect
 from megaindex.progress import Bar, silent
@@ -19,7 +18,7 @@ from megaindex.verify.arrays import (
     verify_snapshot,
 )
 from megaindex.verify.pair import PairRules, verify_pair
-from megaindex.verify.report import Finding, Report
+from megaindex.verify.report import Finding, Report, Subject, subjects
 
 __all__ = ["Check", "Finding", "Report", "checks", "verify", "verify_all"]
 
@@ -49,7 +48,7 @@ class Check:
             )
             return verify_pair(path, rules, full=self.full, bar=bar)
         if self.subject.kind == "recipe":
-            from megaindex.verify.recipe import verify_recipe
+            from megaindex.verify.arrays import verify_recipe
 
             return verify_recipe(path)
         if self.subject.kind == "lock":
@@ -158,7 +157,7 @@ def checks(
     to_do = [of_tokens(subject=subject) for path in paths for subject in subjects(path)]
     named = {check.subject.path for check in to_do}
     for recipe in [check.subject.path for check in to_do if check.subject.kind == "recipe"]:
-        from megaindex.verify.recipe import pairs_of_recipe
+        from megaindex.verify.arrays import pairs_of_recipe
 
         tokens, companions = pairs_of_recipe(recipe)
         for prefix in [prefix for prefix in (*tokens, *companions) if prefix not in named]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.megatron_blends import one_process, write_corpora
 
-from megaindex.cache.framework_files import sidecar as sidecar_file
+from megaindex.cache import sidecar as sidecar_file
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,10 @@ from support.corpora import write_corpus
 from support.megatron_blends import assert_equal, build, installed, samples
 
 from megaindex.adapters.megatron import blend as blend_module
-from megaindex.cache.framework_files import group as array_group
-from megaindex.cache.framework_files import sidecar
-from megaindex.cache.framework_files import sidecar as sidecar_file
-from megaindex.cache.framework_files.array_files import Listing
-from megaindex.cache.framework_files.sidecar import parse_sidecar
+from megaindex.cache import array_group, sidecar
+from megaindex.cache import sidecar as sidecar_file
+from megaindex.cache.array_files import Listing
+from megaindex.cache.sidecar import parse_sidecar
 from megaindex.errors import FormatError, MissingFile
 
 SIZES = (60, 9, 5)

@@ -24,7 +24,7 @@ from support.megatron_dataset import Tokenizer
 
 import megaindex
 import megaindex.adapters.megatron as adapter
-from megaindex.adapters.megatron import builder
+from megaindex.adapters.megatron import patches
 from megaindex.adapters.megatron.core import HELPERS, METHODS, class_of
 from megaindex.adapters.megatron.core import core as core_modules
 from megaindex.errors import InvalidArgument, OutOfRange
@@ -154,9 +154,9 @@ def test_a_subclass_that_counts_epochs_waits_for_rank_0(
     config = {"cls": OneMore, "blend": (corpora[:2], None), **SPLIT}
     theirs = build(core, SIZES, tmp_path / "theirs", **config)
     with installed():
-        assert not builder.coordinates(OneMore, theirs[0].config)
-        assert builder.coordinates(core.GPTDataset, theirs[0].config)
-        assert builder.coordinates(core.BlendedDataset, theirs[0].config)
+        assert not patches.coordinates(OneMore, theirs[0].config)
+        assert patches.coordinates(core.GPTDataset, theirs[0].config)
+        assert patches.coordinates(core.BlendedDataset, theirs[0].config)
         ours = build(core, SIZES, tmp_path / "ours", **config)
     assert_equal(samples(ours), samples(theirs))
     assert not list((tmp_path / "ours").glob("*GPTDataset*-megaindex.json"))

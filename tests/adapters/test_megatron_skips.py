@@ -23,7 +23,7 @@ from support.megatron_training import (
 import megaindex.adapters.megatron as adapter
 from megaindex import InvalidArgument, Skip
 from megaindex.adapters import status
-from megaindex.adapters.megatron.skips import CHECK_ARGS, CHECKPOINTING, LOADERS, TRAINING
+from megaindex.adapters.megatron.batches import CHECK_ARGS, CHECKPOINTING, LOADERS, TRAINING
 from megaindex.index.balance import CostModel
 
 __all__ = ["training"]  # a fixture

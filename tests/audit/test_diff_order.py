@@ -16,8 +16,13 @@ from support.megatron_dataset import Tokenizer
 
 from megaindex import PackedOrder, build_index
 from megaindex.audit.diff import compare
-from megaindex.audit.diff_arrays import side_from_arrays
-from megaindex.audit.diff_inputs import Side, existing, read_settings, side_from_settings
+from megaindex.audit.diff_inputs import (
+    Side,
+    existing,
+    read_settings,
+    side_from_arrays,
+    side_from_settings,
+)
 from megaindex.errors import FormatError, StorageError
 
 

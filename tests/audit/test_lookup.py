@@ -11,8 +11,8 @@ from support.command_line import cli
 from support.corpora import write_corpus
 
 from megaindex import InvalidArgument, OutOfRange
-from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.streams import AuditStream, stream_of_run
+from megaindex.audit.trace import documents_of, steps_of
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
 from megaindex.loader.samplers import MicroBatchSampler

@@ -20,7 +20,7 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex.audit import audit, stream_of_run
-from megaindex.audit.findings import findings, source_counts, suggestions
+from megaindex.audit.report import findings, source_counts, suggestions
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megaindex.cache.framework_files.array_files import ArrayFiles, Identity, Listing
-from megaindex.cache.framework_files.group import uncollected
-from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
-from megaindex.cache.framework_files.writer import ArrayWriter
+from megaindex.cache.array_files import ArrayFiles, Identity, Listing
+from megaindex.cache.array_group import ArrayWriter, uncollected
+from megaindex.cache.sidecar import find_arrays, map_arrays
 from megaindex.errors import FormatError
 
 

@@ -7,8 +7,8 @@ import os
 import weakref
 from pathlib import Path
 
-from megaindex.cache.framework_files.array_files import Listing
-from megaindex.cache.framework_files.group import uncollected
+from megaindex.cache.array_files import Listing
+from megaindex.cache.array_group import uncollected
 
 
 def test_names_and_links(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from megaindex import IndexedDataset, IndexedDatasetWriter
-from megaindex.cache.framework_files import sidecar as sidecar_module
-from megaindex.cache.framework_files.array_files import ArrayFiles, Sidecar, states_of
-from megaindex.cache.framework_files.sidecar import map_arrays
+from megaindex.cache import sidecar as sidecar_module
+from megaindex.cache.array_files import ArrayFiles, Sidecar, states_of
+from megaindex.cache.sidecar import map_arrays
 from megaindex.errors import FormatError, MissingFile
 from megaindex.format import pair as pair_module
 from megaindex.format.header import DIALECTS

@@ -16,23 +16,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.array_sets import files_of, fill
 
-from megaindex.cache import npy
-from megaindex.cache.framework_files import sidecar
-from megaindex.cache.framework_files import sidecar as sidecar_file
-from megaindex.cache.framework_files.array_files import (
+from megaindex.cache import npy, sidecar
+from megaindex.cache import sidecar as sidecar_file
+from megaindex.cache.array_files import (
     ArrayFiles,
     Arrays,
     Identity,
     Listing,
     Sidecar,
 )
-from megaindex.cache.framework_files.sidecar import (
+from megaindex.cache.array_group import ArrayWriter, write_together
+from megaindex.cache.sidecar import (
     find_arrays,
     make_sets_durable,
     map_arrays,
     parse_sidecar,
 )
-from megaindex.cache.framework_files.writer import ArrayWriter, write_together
 from megaindex.errors import FormatError, StorageError
 
 PAGE = 4096

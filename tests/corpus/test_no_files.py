@@ -16,9 +16,8 @@ from support.corpora import write_corpus
 from megaindex.corpus.inspect import PairDescription, inspect
 from megaindex.corpus.merge import merge
 from megaindex.errors import MegaIndexError, StorageError
-from megaindex.imports.formats import open_nanotron, open_numpy
+from megaindex.imports.formats import open_columns, open_nanotron, open_numpy
 from megaindex.imports.mds import open_mds
-from megaindex.imports.parquet import open_columns
 from megaindex.tokenize import tokenize
 from megaindex.verify.verify import verify
 

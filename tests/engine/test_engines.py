@@ -21,8 +21,7 @@ from support.engine_tasks import (
 )
 
 from megaindex.engine import Engine
-from megaindex.engine.local import LocalEngine
-from megaindex.engine.tasks import ATTEMPTS
+from megaindex.engine.local import ATTEMPTS, LocalEngine
 from megaindex.errors import EngineError, FormatError, MissingFile
 
 

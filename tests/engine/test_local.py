@@ -43,7 +43,7 @@ def test_iterators_may_be_left_open() -> None:
 SCRIPT = """
 import sys
 from support.engine_tasks import note_and_sleep
-from megaindex.cli.streams import guarded
+from megaindex.cli import guarded
 from megaindex.engine import open_engine
 
 def body():

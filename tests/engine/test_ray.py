@@ -135,7 +135,7 @@ def test_a_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 SCRIPT = """
 import sys
 from support.engine_tasks import note_and_sleep
-from megaindex.cli.streams import guarded
+from megaindex.cli import guarded
 from megaindex.engine import open_engine
 
 def body():

@@ -15,7 +15,7 @@ import pytest
 
 from megaindex.errors import MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import as_storage_error
 
 # From Python 3.12 on, forking warns once anything has started a thread.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

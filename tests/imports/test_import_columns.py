@@ -13,7 +13,7 @@ from support.files import closed
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.imports.flat import import_pair
-from megaindex.imports.parquet import open_columns
+from megaindex.imports.formats import open_columns
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

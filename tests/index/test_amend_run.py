@@ -15,10 +15,9 @@ import megaindex
 from megaindex import BlendChange, amend_run
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.block_receipts import planned_receipt
+from megaindex.index.array_index import scan, served_tokens
 from megaindex.index.extended_index import ExtendedIndex
-from megaindex.index.inverse import scan, served_tokens
-from megaindex.index.receipts import fingerprint_keys
+from megaindex.index.receipts import fingerprint_keys, planned_receipt
 
 FEWER = settings(max_examples=settings().max_examples // 4)
 LENGTH = 16

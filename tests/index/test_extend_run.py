@@ -13,8 +13,7 @@ from megaindex.builders.extend import ExtendedRun
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.block_receipts import planned_receipt
-from megaindex.index.receipts import fingerprint_keys
+from megaindex.index.receipts import fingerprint_keys, planned_receipt
 
 ORDERS = ("megatron", "neox", "megatron-legacy", "paddlenlp")
 LENGTH = 16

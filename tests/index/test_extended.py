@@ -15,7 +15,6 @@ import megaindex
 from megaindex import MegatronOrder, NeoxOrder
 from megaindex.format import IndexedDataset
 from megaindex.index import extended_index as module
-from megaindex.index.block_receipts import planned_receipt
 from megaindex.index.extended_index import (
     ExtendedIndex,
     derived_seed,
@@ -23,7 +22,7 @@ from megaindex.index.extended_index import (
     least_seen_samples,
     times_served,
 )
-from megaindex.index.receipts import fingerprint_keys
+from megaindex.index.receipts import fingerprint_keys, planned_receipt
 from megaindex.index.spans import Index, Spans
 
 ORDERS = ("megatron", "neox", "megatron-legacy", "paddlenlp")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 from megaindex import build_index
+from megaindex.index.array_index import InvertibleIndex, cut_in_samples, scan, served_tokens
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.extended_index import ExtendedIndex, Stage
-from megaindex.index.inverse import InvertibleIndex, cut_in_samples, scan, served_tokens
 from megaindex.index.mixing import PerStream, Random, Stratified
 from megaindex.index.order_settings import EpochOrder, PackedOrder
 from megaindex.index.spans import Index

@@ -19,14 +19,18 @@ from megaindex import EpochOrder
 from megaindex.format import IndexedDataset
 from megaindex.index import array_index as arrays
 from megaindex.index import blended_index, staged_index
-from megaindex.index import block_receipts as receipts_module
+from megaindex.index import receipts as receipts_module
 from megaindex.index import spans as spans_module
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.block_receipts import planned_block_receipts, planned_receipt
 from megaindex.index.extended_index import ExtendedIndex, extend_index
-from megaindex.index.orders import epoch, window
+from megaindex.index.orders import epoch
 from megaindex.index.orders import keyed as blocks
-from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.receipts import (
+    Receipt,
+    fingerprint_keys,
+    planned_block_receipts,
+    planned_receipt,
+)
 from megaindex.index.spans import IterableIndex, Spans, iterate_spans, locate_range
 from megaindex.kernels import load
 
@@ -168,7 +172,7 @@ def test_every_backend_iterates_alike(
         pytest.importorskip("megaindex.kernels._native")
     index = build(corpus, CARRIED if order == "epoch" else order)
     expected = list(iterate_spans(index, 10, index.num_samples - 10))
-    for module in (epoch, window, blocks):
+    for module in (epoch, blocks):
         monkeypatch.setattr(module, "active", lambda: load(name))
     again = list(iterate_spans(replace(index), 10, index.num_samples - 10))
     for (ours, spans), (theirs, others) in zip(again, expected, strict=True):

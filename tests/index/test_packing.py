@@ -17,9 +17,9 @@ import megaindex
 from megaindex.builders.single import build_pairs
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
-from megaindex.index import labels as labels_module
+from megaindex.index import spans as spans_module
 from megaindex.index.order_settings import NeoxDocumentsOrder, PackImpl
-from megaindex.index.orders import neox_documents as packing
+from megaindex.index.orders import framework as packing
 
 PACK_IMPLS: tuple[PackImpl, ...] = ("unpacked", "pack_until_overflow")
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
@@ -138,7 +138,7 @@ def test_documents_with_labels(
 ) -> None:
     labels = write_pair(str(tmp_path_factory.mktemp("c") / "c"), np.int16, rows)
     documents = np.arange(len(rows))[::-1].copy()
-    found = labels_module.documents_with_labels(labels, documents, limit)
+    found = spans_module.documents_with_labels(labels, documents, limit)
     expected = [any(label != -100 for label in rows[d][:limit]) for d in documents]
     assert found.tolist() == expected
 
@@ -148,8 +148,8 @@ def test_labels_are_looked_at_in_bounded_steps(
 ) -> None:
     rows = [[-100] * n + [1] * (n % 3 == 0) for n in range(60)]
     labels = write_pair(str(tmp_path / "c"), np.int64, rows)
-    monkeypatch.setattr(labels_module, "_MOST_LABELS", 64)
-    found = labels_module.documents_with_labels(labels, np.arange(60), 100)
+    monkeypatch.setattr(spans_module, "_MOST_LABELS", 64)
+    found = spans_module.documents_with_labels(labels, np.arange(60), 100)
     assert np.flatnonzero(found).tolist() == list(range(0, 60, 3))
 
 

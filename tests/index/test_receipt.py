@@ -15,16 +15,18 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.format import IndexedDataset
-from megaindex.index import block_receipts as receipts_module
 from megaindex.index import receipts as receipt_module
+from megaindex.index import receipts as receipts_module
 from megaindex.index.array_index import ArrayIndex
-from megaindex.index.block_receipts import (
+from megaindex.index.receipts import (
     BlockReceipts,
+    Receipt,
     explain,
+    fingerprint_keys,
     planned_block_receipts,
     planned_receipt,
+    sample_receipts,
 )
-from megaindex.index.receipts import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Spans
 
 

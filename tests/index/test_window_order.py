@@ -15,8 +15,8 @@ from support.command_line import plan_json
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex.index.orders import window as module
-from megaindex.index.orders.window import WindowIndex
+from megaindex.index.orders import epoch as module
+from megaindex.index.orders.epoch import WindowIndex
 from megaindex.plan.coverage import count_served
 
 NUMBERS = itertools.count()

@@ -12,7 +12,7 @@ import pytest
 from support.files import open_below
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.io.pread import DescriptorCache
+from megaindex.io.mapping import DescriptorCache
 
 
 @pytest.fixture

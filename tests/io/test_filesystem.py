@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from megaindex.io import filesystem
+from megaindex.io import paths
 
 
 def test_this_machine_is_told() -> None:
-    assert filesystem.file_system_type("/proc") == "proc"
-    assert not filesystem.is_local("/proc")
-    assert filesystem.file_system_type("/no/such/directory") == ""
-    assert not filesystem.is_local("/no/such/directory")
+    assert paths.file_system_type("/proc") == "proc"
+    assert not paths.is_local("/proc")
+    assert paths.file_system_type("/no/such/directory") == ""
+    assert not paths.is_local("/no/such/directory")
 
 
 def test_the_longest_mount_point_that_holds_the_path_counts(
@@ -33,5 +33,5 @@ def test_the_longest_mount_point_that_holds_the_path_counts(
         return table if str(self) == "/proc/self/mountinfo" else real(self)
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert filesystem.file_system_type(inner) == "nfs4"
-    assert filesystem.file_system_type(tmp_path) == "ext4"
+    assert paths.file_system_type(inner) == "nfs4"
+    assert paths.file_system_type(tmp_path) == "ext4"

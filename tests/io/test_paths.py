@@ -16,9 +16,8 @@ from megaindex.corpus.inspect import inspect
 from megaindex.corpus.merge import merge
 from megaindex.corpus.repair import repair
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.imports.formats import open_nanotron, open_numpy, open_tntidx
+from megaindex.imports.formats import open_columns, open_nanotron, open_numpy, open_tntidx
 from megaindex.imports.mds import open_mds
-from megaindex.imports.parquet import open_columns
 from megaindex.objects.files import stat_path
 from megaindex.tokenize import tokenize
 from megaindex.verify.verify import verify

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.io.mapping import DescriptorCache, Pread, RangeReader
 from megaindex.io.paths import FileInfo
-from megaindex.io.pread import DescriptorCache, Pread, RangeReader
 
 CONTENT = bytes(range(256)) * 16
 

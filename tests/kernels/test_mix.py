@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import row_of_weights
-from megaindex.kernels.reference.mix import UNIT
+from megaindex.kernels.reference.blending import UNIT
 
 ROWS = st.integers(1, 5).flatmap(
     lambda n: st.lists(

@@ -54,7 +54,7 @@ def test_a_stream_is_taken_over_from_numpy_and_given_back(
 @pytest.mark.parametrize("first", [1, 2, 700, 2**31, 2**32 - 2, 2**32 + 300, 2**33, 2**52 + 1])
 def test_numba_draws_numpys_positions_below_and_above_32_bits(first: int) -> None:
     """Steps from 2**32 on draw 64-bit words; no test has room for an array of that size."""
-    from megaindex.kernels.jit.shuffle import _draw, _temper
+    from megaindex.kernels.jit.samples import _draw, _temper
 
     count = min(first, 600)
     state = load("reference").seed_state(11)

@@ -15,8 +15,7 @@ from support import checkpoint_runs as runs
 
 from megaindex.builders import recipe as known_module
 from megaindex.cache.fingerprint import _checksum, stamps_of
-from megaindex.index.block_receipts import planned_block_receipts
-from megaindex.index.receipts import fingerprint_keys
+from megaindex.index.receipts import fingerprint_keys, planned_block_receipts
 from megaindex.loader.receipts import check_receipts, join_states, stored_receipt
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "checkpoints.json").read_text())

@@ -14,8 +14,7 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument
-from megaindex.index.block_receipts import planned_receipt
-from megaindex.index.receipts import fingerprint_keys
+from megaindex.index.receipts import fingerprint_keys, planned_receipt
 from megaindex.loader import EvaluationSampler, Recorder, receipted
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/samplers.json").read_text())

@@ -22,7 +22,7 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
-from megaindex.index.block_receipts import BlockReceipts
+from megaindex.index.receipts import BlockReceipts
 from megaindex.index.spans import Index
 from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, Recorder
 from megaindex.loader.token_readers import MappedTokens

@@ -24,7 +24,7 @@ from megaindex.errors import FormatError, InvalidArgument, OutOfRange, StorageEr
 from megaindex.format import IndexedDataset
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.spans import Index
-from megaindex.io.pread import DescriptorCache, RangeReader
+from megaindex.io.mapping import DescriptorCache, RangeReader
 from megaindex.loader import (
     EvaluationSampler,
     GPTDataset,
@@ -35,8 +35,7 @@ from megaindex.loader import (
 from megaindex.loader.batch import BatchMaker, SampleOptions
 from megaindex.loader.batch_reader import BufferPool
 from megaindex.loader.loader import Loader
-from megaindex.loader.positional_reader import PositionalTokens
-from megaindex.loader.reader_choice import AutoTokens
+from megaindex.loader.positional_reader import AutoTokens, PositionalTokens
 from megaindex.loader.token_readers import MappedTokens
 
 EOD = 7
@@ -497,8 +496,8 @@ def test_auto_times_both_ways_and_says_what_it_chose(
 def test_files_that_are_not_on_a_local_disk_are_read_by_position(
     corpus: IndexedDataset, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megaindex.loader.reader_choice.is_local", lambda path: False)
-    monkeypatch.setattr("megaindex.loader.reader_choice.file_system_type", lambda path: "nfs4")
+    monkeypatch.setattr("megaindex.loader.positional_reader.is_local", lambda path: False)
+    monkeypatch.setattr("megaindex.loader.positional_reader.file_system_type", lambda path: "nfs4")
     reader = AutoTokens([corpus])
     assert reader.choice is not None
     assert (reader.choice.reader, reader.choice.reason) == ("positional", "files are on nfs4")

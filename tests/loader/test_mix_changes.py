@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from megaindex import IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.mixing import row_of_weights
-from megaindex.kernels.reference.mix import UNIT
+from megaindex.kernels.reference.blending import UNIT
 from megaindex.loader import CostModel, RecipeLoader, SampleOptions, check_receipts, join_states
 from megaindex.lock import make_lock
 from megaindex.plan.recipe_plan import make_recipe_plan

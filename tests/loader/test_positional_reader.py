@@ -22,7 +22,7 @@ from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Spans
-from megaindex.io.pread import DescriptorCache, Pread, RangeReader
+from megaindex.io.mapping import DescriptorCache, Pread, RangeReader
 from megaindex.loader.positional_reader import PositionalOptions, PositionalTokens
 from megaindex.loader.token_readers import RunBytes, merge, row_groups
 
@@ -250,10 +250,10 @@ def test_the_interpreter_exits_while_reads_hang(datasets: list[IndexedDataset]) 
     code = f"""
 import threading
 from megaindex.format import IndexedDataset
-from megaindex.io.pread import DescriptorCache
-from megaindex.io.pread import RangeReader
+from megaindex.io.mapping import DescriptorCache
+from megaindex.io.mapping import RangeReader
 from megaindex.loader.positional_reader import PositionalTokens
-from megaindex.loader.prefetch import ReadAhead
+from megaindex.loader.batch_reader import ReadAhead
 import numpy as np
 from megaindex.index.spans import Spans
 

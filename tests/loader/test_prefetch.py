@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from megaindex.errors import InvalidArgument
-from megaindex.loader.prefetch import ReadAhead
+from megaindex.loader.batch_reader import ReadAhead
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,7 @@ def test_use_in_a_forked_child_is_refused() -> None:
 def test_the_interpreter_exits_with_threads_at_work(end: str) -> None:
     code = f"""
 import os, time
-from megaindex.loader.prefetch import ReadAhead
+from megaindex.loader.batch_reader import ReadAhead
 ahead = ReadAhead(iter(range(10**9)), lambda task: time.sleep(0.001), depth=3, threads=3)
 next(ahead)
 {end}

@@ -13,8 +13,12 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
-from megaindex.index.block_receipts import BlockReceipts, planned_block_receipts
-from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.receipts import (
+    BlockReceipts,
+    Receipt,
+    fingerprint_keys,
+    planned_block_receipts,
+)
 from megaindex.loader.samplers import MicroBatchSampler
 
 torch = pytest.importorskip("torch")

@@ -18,8 +18,7 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.index.block_receipts import planned_receipt
-from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.receipts import Receipt, fingerprint_keys, planned_receipt
 from megaindex.loader import CostModel, RecipeLoader, check_receipts, join_states
 from megaindex.recipe.amend import amend
 from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream

@@ -17,8 +17,7 @@ import pytest
 from support.corpora import write_corpus
 
 from megaindex.index.balance import lost_time, squared_lengths
-from megaindex.index.block_receipts import planned_receipt
-from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.receipts import Receipt, fingerprint_keys, planned_receipt
 
 torch = pytest.importorskip("torch")
 

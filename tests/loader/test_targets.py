@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.index.labels import IGNORED_LABEL
-from megaindex.index.spans import Spans
+from megaindex.index.spans import IGNORED_LABEL, Spans
 from megaindex.loader.targets import SourceTargets, Targets
 from megaindex.loader.token_readers import MappedTokens
 

@@ -64,8 +64,7 @@ def test_a_lock_is_verified_and_opens_the_run(name: str) -> None:
         assert loader.consumed_samples == train["samples"]
         state = loader.state_dict()
         receipts.append((state["loader"] if is_recipe else state)["receipt"])
-    from megaindex.index.block_receipts import BlockReceipts
-    from megaindex.index.receipts import Receipt
+    from megaindex.index.receipts import BlockReceipts, Receipt
 
     served = [BlockReceipts.from_dict(each["ladder"]).total for each in receipts]
     total = sum(served, Receipt())

@@ -22,8 +22,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.spans import Spans
 from megaindex.loader import GPTDataset, Loader, MicroBatchSampler, collate
 from megaindex.loader.numpy_dataset import NumpyDataset
-from megaindex.loader.positional_reader import PositionalOptions, PositionalTokens
-from megaindex.loader.reader_choice import plain_reader
+from megaindex.loader.positional_reader import PositionalOptions, PositionalTokens, plain_reader
 
 
 def gather(dataset: IndexedDataset, spans: Spans, width: int, pad_id: int) -> np.ndarray:

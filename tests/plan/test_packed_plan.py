@@ -17,7 +17,7 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex import InvalidArgument, PackedOrder, make_plan
 from megaindex.errors import FormatError, MegaIndexError
-from megaindex.format.length_histogram import read_length_histogram
+from megaindex.format.dataset import read_length_histogram
 from megaindex.index.orders import packed
 from megaindex.plan import coverage as coverage_module
 from megaindex.plan import make_recipe_plan, sizing

@@ -16,9 +16,8 @@ from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.index.block_receipts import planned_receipt
-from megaindex.index.receipts import fingerprint_keys
-from megaindex.loader.source_progress import SourceProgress
+from megaindex.index.receipts import fingerprint_keys, planned_receipt
+from megaindex.loader.checkpoint import SourceProgress
 from megaindex.recipe.amend import amend, check_past
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize

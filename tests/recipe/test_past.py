@@ -17,8 +17,7 @@ from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
-from megaindex.index.block_receipts import planned_receipt
-from megaindex.index.receipts import fingerprint_keys
+from megaindex.index.receipts import fingerprint_keys, planned_receipt
 from megaindex.plan.recipe_plan import make_recipe_plan
 from megaindex.recipe.amend import amend, check_past
 from megaindex.recipe.past import Past, PastRead

@@ -23,7 +23,7 @@ from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
-from megaindex.index.inverse import scan, served_tokens
+from megaindex.index.array_index import scan, served_tokens
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.skips import Skip
 from megaindex.index.spans import sequence_lengths_at

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megaindex.cache.framework_files.array_files import ArrayFiles
-from megaindex.cache.framework_files.writer import ArrayWriter
+from megaindex.cache.array_files import ArrayFiles
+from megaindex.cache.array_group import ArrayWriter
 
 Contents = Mapping[str, Any]
 """The arrays of a set, by name."""

@@ -16,8 +16,7 @@ from torch import distributed
 
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
-from megaindex.index.block_receipts import BlockReceipts
-from megaindex.index.receipts import Receipt
+from megaindex.index.receipts import BlockReceipts, Receipt
 from megaindex.loader import CostModel, GPTDataset, MicroBatchSampler, Recorder, receipted
 
 GLOBAL_BATCH = 24

@@ -9,8 +9,8 @@ import numpy as np
 
 from megaindex.builders.recipe import OpenRecipe
 from megaindex.loader.batch import BatchMaker
+from megaindex.loader.checkpoint import SourceProgress
 from megaindex.loader.samplers import MicroBatchSampler
-from megaindex.loader.source_progress import SourceProgress
 from megaindex.loader.targets import targets_of
 from megaindex.loader.token_readers import MappedTokens
 

@@ -365,7 +365,7 @@ def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
 
 
 def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
-    from megaindex.tokenize.settings import check_settings
+    from megaindex.tokenize.inputs import check_settings
     from megaindex.tokenize.tokenizers import find_tokenizer
 
     for path, named in (

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.array_sets import files_of, fill
 
-from megaindex.cache.framework_files import sidecar as sidecar_file
-from megaindex.cache.framework_files.array_files import Identity
-from megaindex.cache.framework_files.sidecar import find_arrays, make_sets_durable, map_arrays
-from megaindex.cache.framework_files.writer import ArrayWriter, write_together
+from megaindex.cache import sidecar as sidecar_file
+from megaindex.cache.array_files import Identity
+from megaindex.cache.array_group import ArrayWriter, write_together
+from megaindex.cache.sidecar import find_arrays, make_sets_durable, map_arrays
 from megaindex.cli import main
 from megaindex.corpus.inspect import EntryDescription, inspect
 from megaindex.errors import InvalidArgument, MegaIndexError

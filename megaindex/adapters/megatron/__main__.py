@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from megaindex.adapters.megatron.patches import install
+from megaindex.adapters.megatron import install
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
 from megaindex.validation import read_number

@@ -1,28 +1,52 @@
-"""``__getitem__`` and ``__getitems__`` of GPTDataset and BlendedDataset: samples and batches.
+"""Samples and batches of Megatron's datasets; its samplers with skipped and balanced steps.
 
 Datasets whose class overrides how a sample is read, or whose tokens do not lie in mapped local
 files, are read sample by sample through their own ``__getitem__``.
+
+Megatron counts the samples that it reads. With ``install(skip=…)`` its training dataset is replaced
+by one of the samples served, and ``args.train_iters`` is lowered by the steps dropped, on every
+rank, after the datasets are built for all of them. The skips are kept in ``args``, which its
+checkpoints hold, and a run that continues one with other skips of samples served is refused.
+
+With ``install(balance=…)`` the ``single`` sampler yields the same samples in each step, whose
+boundaries are those of Megatron's calculator of microbatches, but assigns them to the ranks by
+their work.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from megaindex.adapters.megatron.core import core
+from megaindex.adapters.megatron.core import core, microbatch_calculator
 from megaindex.adapters.megatron.indexed_dataset import mapped
-from megaindex.adapters.skipped_dataset import SkippedDataset
+from megaindex.adapters.reports import MEGATRON
+from megaindex.adapters.skipped_dataset import (
+    RECORD,
+    SkippedDataset,
+    check_resumed,
+    lower_iterations,
+    skips_of_run,
+    whole_iterations,
+)
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
+from megaindex.index.balance import check_sum
 from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.skips import Skips
 from megaindex.index.spans import Index
 from megaindex.loader.batch import SampleOptions
-from megaindex.loader.torch_dataset import GPTDataset
+from megaindex.loader.sampler_state import RankLayout, Step
+from megaindex.loader.samplers import assign_by_work
+from megaindex.loader.torch_dataset import GPTDataset, SampleList
 
 
 def read_gpt_sample(self: Any, idx: int | None) -> Any:
@@ -219,3 +243,242 @@ def index_of(dataset: Any) -> ArrayIndex:
         tokens_per_epoch=dataset.shuffle_index.size * length,
         add_extra_token=int(dataset.config.add_extra_token_to_sequence),
     )
+
+
+TRAINING = "megatron.training.training"
+CHECKPOINTING = "megatron.training.checkpointing"
+CHECK_ARGS = "check_checkpoint_args"
+"""Megatron's function that compares the arguments of a checkpoint with which a run goes on."""
+LOADERS = "build_train_valid_test_data_loaders"
+"""Megatron's function that makes all loaders, which every rank calls."""
+_FAR = 2**50  # samples after which no schedule changes
+
+
+def build_data_loaders(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``build_train_valid_test_data_loaders``, which lowers ``args.train_iters``."""
+
+    @functools.wraps(original)
+    def build(*args: Any, **kwargs: Any) -> Any:
+        settings = original.__globals__["get_args"]()
+        if core().policy.skip:
+            settings.train_iters = whole_iterations(settings)  # datasets are built for all steps
+        loaders = original(*args, **kwargs)
+        _record(settings, loaders)
+        if core().policy.skip:
+            lower_iterations(settings, _skips(settings, 0), _global_batch())
+        return loaders
+
+    return build
+
+
+def _record(settings: Any, loaders: Any) -> None:
+    """Compare the skips with those of the checkpoint, and put them where the next one holds them.
+
+    Megatron saves all attributes of its arguments.
+    """
+    train = loaders[0] if isinstance(loaders, (tuple, list)) and loaders else None
+    if train is None:  # this rank has no data
+        return
+    dataset = train.dataset
+    served = int(getattr(settings, "consumed_train_samples", 0) or 0)
+    loaded = core().loaded
+    if loaded is not None:
+        check_resumed(loaded.get(RECORD), dataset, served, "the checkpoint")
+    elif served and isinstance(dataset, SkippedDataset):
+        MEGATRON.leave(
+            "skip", "the checkpoint",
+            "Megatron-LM did not read it, so what it skipped is not compared with install()",
+        )  # fmt: skip
+    if isinstance(dataset, SkippedDataset):
+        setattr(settings, RECORD, dataset.record)
+
+
+def check_checkpoint_args(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``check_checkpoint_args``, which keeps the skips in the arguments of a checkpoint."""
+
+    @functools.wraps(original)
+    def check(checkpoint_args: Any, *args: Any, **kwargs: Any) -> Any:
+        record = getattr(checkpoint_args, RECORD, None)
+        core().loaded = {} if record is None else {RECORD: record}
+        return original(checkpoint_args, *args, **kwargs)
+
+    return check
+
+
+def skipped(dataset: Any, loader_function: Callable[..., Any]) -> SkippedDataset:
+    """Return the training data of a run without skipped steps, and with masked documents.
+
+    Args:
+        dataset: Megatron's training dataset.
+        loader_function: Megatron's function that makes a loader of it.
+
+    Raises:
+        InvalidArgument: a skip does not fit the run or its data.
+    """
+    get_args = getattr(loader_function, "__globals__", {}).get("get_args")
+    skips = _skips(None if get_args is None else get_args(), len(dataset))
+    lock = core().policy.lock
+    if lock is not None:
+        lock.check_skips(skips)
+    datasets = getattr(dataset, "datasets", [dataset])
+    return SkippedDataset(
+        dataset,
+        skips,
+        samples_index,
+        without_loss,
+        names=[str(getattr(each, "dataset_path", "")) for each in datasets],
+        documents=[len(each.dataset) for each in datasets] if skips.masks else [],
+    ).log()
+
+
+def _skips(args: Any, num_samples: int) -> Skips:
+    if getattr(args, "phase_transition_iterations", None):
+        raise InvalidArgument(
+            "skip: --phase-transition-iterations counts the samples of each phase anew; remove "
+            "one of them"
+        )
+    if getattr(args, "iterations_to_skip", None):
+        raise InvalidArgument(
+            "skip: --iterations-to-skip names iterations, which are not steps any more; write them "
+            "into the skip of install(), as steps from 0"
+        )
+    batch = _global_batch()
+    samples = getattr(args, "train_samples", None)
+    iterations = whole_iterations(args)
+    if samples:
+        iterations = samples // batch
+    elif not iterations:
+        iterations = num_samples // batch
+    return skips_of_run(core().policy.skip, train_iters=iterations, global_batch_size=batch)
+
+
+def _global_batch() -> int:
+    """Return the global batch size, which must not change over the run."""
+    calculator = copy.copy(microbatch_calculator())
+    sizes = []
+    for consumed in (0, _FAR):
+        calculator.update(consumed, False)
+        sizes.append(int(calculator.get_current_global_batch_size()))
+    if sizes[0] != sizes[1]:
+        raise InvalidArgument(
+            f"skip: the global batch size grows from {sizes[0]} to {sizes[1]}, and Megatron would "
+            "change it at other steps, since it does not count skipped samples; use a constant one"
+        )
+    return sizes[0]
+
+
+def without_loss(samples: Any, mask: npt.NDArray[np.bool_]) -> Any:
+    """Return the samples of a batch without loss where ``mask``, bool[n, S], is True."""
+    if isinstance(samples, SampleList) and samples.is_whole:
+        samples.batch["loss_mask"][torch.from_numpy(mask)] = 0
+        return samples
+    found = []
+    for sample, row in zip(samples, mask, strict=True):
+        if row.any():  # Megatron shares one loss mask between samples
+            loss_mask = sample["loss_mask"].clone()
+            loss_mask[torch.from_numpy(row)] = 0
+            sample = {**sample, "loss_mask": loss_mask}
+        found.append(sample)
+    return found
+
+
+LOADER = "build_pretraining_data_loader"
+"""Megatron's function that makes a sampler and a DataLoader of a dataset."""
+_ATTRIBUTE = "megaindex_balance"
+_SINGLE = "MegatronPretrainingSampler"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedSteps:
+    """Samples and step boundaries of a training sampler."""
+
+    index: Index
+    offset: int
+    """Samples consumed in earlier phases of the run, which the sampler does not count."""
+
+    def micro_batches(self, sampler: Any) -> Iterator[list[int]]:
+        """Yield this rank's micro batches, of all whole rounds that the sampler has left."""
+        stride = sampler.micro_batch_times_data_parallel_size
+        ranks = RankLayout(
+            micro_batch_size=sampler.micro_batch_size,
+            data_parallel_rank=sampler.data_parallel_rank,
+            data_parallel_size=stride // sampler.micro_batch_size,
+        )
+        first = sampler.consumed_samples
+        while rounds := (sampler.total_samples - first) // stride:
+            rows = min(rounds, self._micro_batches_at(first)) * stride
+            check_sum(rows, self.index.sequence_length)
+            step = Step(first=first, samples=rows, rows=rows)
+            for batch in assign_by_work(step, ranks, self.index, sampler.total_samples):
+                yield [position for position in batch if position is not None]
+            first += rows
+
+    def _micro_batches_at(self, consumed_samples: int) -> int:
+        """Return the micro batches of a rank in the step that begins there."""
+        # a copy, since loaders read ahead of the training whose state this is
+        calculator = copy.copy(microbatch_calculator())
+        calculator.update(consumed_samples + self.offset, False)
+        count = int(calculator.get())
+        if count < 1:
+            raise InvalidArgument(
+                f"balance: Megatron's calculator gives {count} micro batches after "
+                f"{consumed_samples + self.offset} samples, at least 1 is needed; change the batch "
+                "size or its schedule"
+            )
+        return count
+
+
+def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``build_pretraining_data_loader``, which skips and balances training data if `install`
+    was called with ``skip`` or ``balance``."""
+
+    @functools.wraps(original)
+    def build(dataset: Any, consumed_samples: int, *args: Any, **kwargs: Any) -> Any:
+        if dataset is not None and core().policy.skip and is_training(dataset):
+            dataset = skipped(dataset, original)
+        loader = original(dataset, consumed_samples, *args, **kwargs)
+        sampler: Any = getattr(loader, "batch_sampler", None)
+        if isinstance(dataset, SkippedDataset) and type(sampler).__name__ != _SINGLE:
+            raise InvalidArgument(
+                "skip needs --dataloader-type single, whose samples are served in order, got a "
+                f"loader with {type(sampler).__name__}; use it, or install without skip"
+            )
+        balance = core().policy.balance
+        if balance is None or loader is None or not is_training(dataset):
+            return loader
+        if type(sampler).__name__ != _SINGLE:
+            raise InvalidArgument(
+                "balance needs --dataloader-type single, whose samples are served in order, got a "
+                f"loader with {type(sampler).__name__}; use it, or install without balance"
+            )
+        if not balance.attention:
+            MEGATRON.leave_in_order()
+            return loader
+        steps = BalancedSteps(
+            index=samples_index(dataset), offset=_earlier_phases(original, consumed_samples)
+        )
+        setattr(sampler, _ATTRIBUTE, steps)
+        ranks = sampler.micro_batch_times_data_parallel_size // sampler.micro_batch_size
+        MEGATRON.balance(sampler.total_samples, ranks, balance)
+        return loader
+
+    return build
+
+
+def _earlier_phases(original: Callable[..., Any], consumed_samples: int) -> int:
+    """Return the samples consumed before the current ``--phase-transition-iterations`` phase."""
+    get_args = getattr(original, "__globals__", {}).get("get_args")
+    args = None if get_args is None else get_args()
+    return int(getattr(args, "consumed_train_samples", consumed_samples)) - consumed_samples
+
+
+def is_training(dataset: Any) -> bool:
+    """Return whether a dataset is of the training split."""
+    split = getattr(dataset, "split", getattr(dataset, "index_split", None))
+    return getattr(split, "name", "train") == "train"
+
+
+def balanced_steps(sampler: Any) -> BalancedSteps | None:
+    """Return the steps of a sampler that balances; None for another."""
+    steps: BalancedSteps | None = getattr(sampler, _ATTRIBUTE, None)
+    return steps

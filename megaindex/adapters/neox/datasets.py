@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I64
-from megaindex.adapters.neox import group
-from megaindex.adapters.neox.files import mapped
-from megaindex.adapters.neox.framework import framework
+from megaindex.adapters.neox.arrays import fetch_in_group
+from megaindex.adapters.neox.framework import framework, mapped
 from megaindex.adapters.neox.samples import NeoxPairSamples, NeoxSamples, NeoxTextSamples
 from megaindex.adapters.reports import NEOX, ServedDataset
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
@@ -171,7 +170,7 @@ def _start(self: Any, samples: NeoxSamples, build_index_mappings: bool) -> None:
     self.megaindex = samples
     if build_index_mappings:
         _incomplete.add(self)
-        group.fetch_in_group(self, _report)
+        fetch_in_group(self, _report)
 
 
 def _report(made: Sequence[Any], seconds: float) -> None:

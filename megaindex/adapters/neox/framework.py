@@ -1,16 +1,33 @@
-"""GPT-NeoX's data modules, and its own functions as they were before anything was replaced."""
+"""GPT-NeoX's data modules before anything was replaced, and its indexed datasets over mappings.
+
+Files are opened with the checks of `megaindex.IndexedDataset`. Arrays that were read outlive the
+dataset, no descriptor stays open, and a range outside its sequence raises OutOfRange; GPT-NeoX
+returns the tokens that follow. Files of the old format (``cached``, ``lazy``) are read in the same
+way, so GPT2Dataset works with them, unlike in GPT-NeoX's own code.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import io
 from dataclasses import dataclass, field
-from types import ModuleType
+from functools import partial
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
+
+from megaindex.adapters.neox.arrays import open_shared
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import on_rank_0
-from megaindex.errors import InvalidArgument
+from megaindex.arithmetic import INT32_MAX
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.format.dataset import PairIdentity
+from megaindex.format.header import IndexHeader
+from megaindex.format.legacy import open_legacy
+from megaindex.format.pair import MappedPair
 
 _PACKAGE = "megatron.data"
 
@@ -82,3 +99,140 @@ def framework() -> NeoxFramework:
             "and install what it needs"
         ) from error
     return NeoxFramework(package=package, **modules)
+
+
+class LegacyDataset(IndexedDataset):
+    """A pair of the old format with the interface of the new one.
+
+    Raises:
+        MissingFile: one or both files are missing.
+        FormatError: a rule of the format is broken.
+    """
+
+    def __init__(self, path_prefix: str) -> None:
+        pair = open_legacy(path_prefix)
+        if pair.sizes.size and int(pair.sizes.max()) > INT32_MAX:
+            raise FormatError(
+                f"{pair.idx_path}: sequence {int(pair.sizes.argmax())} has {int(pair.sizes.max())} "
+                f"tokens, at most {INT32_MAX} can be indexed; split it"
+            )
+        mapped = MappedPair(
+            bin_path=pair.bin_path,
+            idx_path=pair.idx_path,
+            header=IndexHeader(
+                dtype_code=0, num_sequences=pair.sizes.size, num_bounds=pair.bounds.size
+            ),
+            dtype=pair.dtype,
+            lengths=pair.sizes.astype(np.int32),
+            pointers=pair.byte_offsets,
+            bounds=pair.bounds,
+            modes=None,
+            mapped_tokens=pair.tokens,
+            idx_nbytes=pair.sizes.nbytes,
+            bin_nbytes=pair.tokens.nbytes,
+        )
+        identity = PairIdentity(mapped.header, mapped.idx_nbytes, mapped.bin_nbytes)
+        self._hold(path_prefix, "neox", False, mapped, identity)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._pair.dtype  # the old format has codes of its own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LegacyDataset, (self._path_prefix,)
+
+
+def mapped(dataset: Any) -> IndexedDataset | None:
+    """Return megaindex's dataset under one of GPT-NeoX's; None for other classes and for None.
+
+    Subclasses that override reading methods count as other classes.
+    """
+    if dataset is None:
+        return None
+    reader = _reader(dataset)
+    kind = type(dataset)
+    reads_as_we_do = getattr(kind, "get", None) is read_range and kind.__getitem__ is read_sequence
+    return reader if isinstance(reader, IndexedDataset) and reads_as_we_do else None
+
+
+def make_dataset(path: str, impl: str, skip_warmup: bool = False) -> Any:
+    """``indexed_dataset.make_dataset``: also opens files of ``infer`` and ``lazy``; mapped corpora
+    are shared by the datasets of a group."""
+    if impl == "mmap":
+        return open_shared(path, partial(_make, path, impl, skip_warmup))
+    return _make(path, impl, skip_warmup)
+
+
+def _make(path: str, impl: str, skip_warmup: bool) -> Any:
+    module = framework().indexed_dataset
+    if module.IndexedDataset.exists(path):
+        if impl == "mmap":
+            return module.MMapIndexedDataset(path, skip_warmup)
+        if impl == "infer":
+            impl = module.infer_dataset_impl(path)
+        if impl == "lazy":
+            return module.IndexedDataset(path)
+    return framework().original("indexed_dataset", "make_dataset")(path, impl, skip_warmup)
+
+
+class _Index:
+    """The interface of ``MMapIndexedDataset.Index``, over a mapping that its arrays own."""
+
+    def __init__(self, reader: IndexedDataset) -> None:
+        self.megaindex = reader
+        self.dtype = reader.dtype.type
+        self.sizes = self._sizes = reader.sequence_lengths
+        self._pointers = reader.sequence_pointers
+        self._doc_idx = reader.document_indices
+
+    @property
+    def doc_idx(self) -> Any:
+        return self._doc_idx
+
+    def __len__(self) -> int:
+        return len(self.megaindex)
+
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
+        return self._pointers[i], self._sizes[i]
+
+
+def open_mapped(self: Any, path: str, skip_warmup: bool = True) -> None:
+    """``MMapIndexedDataset._do_init``."""
+    module = framework().indexed_dataset
+    if not skip_warmup:
+        module._warmup_mmap_file(module.index_file_path(path))
+        module._warmup_mmap_file(module.data_file_path(path))
+    self._path = path
+    self._index = _Index(IndexedDataset(path, dialect="neox"))
+    self._bin_buffer = self._index.megaindex.tokens.view(np.uint8).data
+    # GPT-NeoX's __del__ closes this; mappings end with their last view
+    self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())
+
+
+def open_legacy_index(self: Any, path: str) -> None:
+    """``IndexedDataset.read_index``, of the old format."""
+    reader = LegacyDataset(path)
+    self.megaindex = reader
+    self.dtype = reader.dtype.type
+    self.element_size = reader.dtype.itemsize
+    self._len = self.s = len(reader)
+    self.doc_count = (reader.document_indices.size,)
+    self.dim_offsets = np.arange(len(reader) + 1)
+    begins = reader.sequence_pointers // self.element_size
+    self.data_offsets = np.append(begins, reader.tokens.size)
+    self.sizes = reader.sequence_lengths.astype(np.int64)
+    self.doc_idx = reader.document_indices
+
+
+def read_sequence(self: Any, idx: Any) -> Any:
+    """``__getitem__``: a sequence, or a list of them."""
+    return _reader(self)[idx]
+
+
+def read_range(self: Any, idx: Any, offset: int = 0, length: int | None = None) -> Any:
+    """``get``, within the sequence."""
+    return _reader(self).get(idx, offset, length)
+
+
+def _reader(dataset: Any) -> Any:
+    return getattr(getattr(dataset, "_index", dataset), "megaindex", None)

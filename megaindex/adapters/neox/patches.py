@@ -1,24 +1,339 @@
-"""The table of GPT-NeoX's names that megaindex replaces; `install` and `uninstall`."""
+"""The table of GPT-NeoX's names that megaindex replaces; `install` and `uninstall`.
+
+Included are its sampler and the functions of its data_utils that build datasets and loaders.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import megaindex.helpers
-from megaindex.adapters.neox import amend as amended_data
-from megaindex.adapters.neox import blend, datasets, files, group, loaders
-from megaindex.adapters.neox.framework import framework
-from megaindex.adapters.patching import Patches
-from megaindex.adapters.policy import Policy, make_policy
+from megaindex.adapters.neox import arrays, blend, datasets, skips
+from megaindex.adapters.neox.datasets import BatchRows, check_exists
+from megaindex.adapters.neox.framework import (
+    framework,
+    make_dataset,
+    open_legacy_index,
+    open_mapped,
+    read_range,
+    read_sequence,
+)
+from megaindex.adapters.policy import Patches, Policy, make_policy
 from megaindex.adapters.reports import NEOX
 from megaindex.builders.extend import AmendedBlend
-from megaindex.index.balance import CostModel
+from megaindex.errors import InvalidArgument
+from megaindex.index.balance import CostModel, check_sum
+from megaindex.index.blending import request_weights
 from megaindex.index.skips import Skip
+from megaindex.index.spans import Index
+from megaindex.loader.sampler_state import RankLayout, Step
+from megaindex.loader.samplers import assign_by_work
 from megaindex.lock.lock_file import Lock
+
+if TYPE_CHECKING:
+    from megaindex.loader.torch_dataset import SlotSender
+
+logger = logging.getLogger("megaindex")
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Collate as PyTorch's default, without a copy of samples that were read together, or in a
+    worker with a copy to shared memory that is reused."""
+    import torch
+
+    if isinstance(samples, BatchRows):
+        if torch.utils.data.get_worker_info() is not None:
+            return _sender().tensors(samples.whole)
+        return {name: torch.from_numpy(values) for name, values in samples.whole.items()}
+    return torch.utils.data.default_collate(list(samples))
+
+
+@functools.cache
+def _sender() -> SlotSender:
+    """Return the slots of this worker."""
+    from megaindex.loader.torch_dataset import SlotSender
+
+    return SlotSender()
+
+
+def make_data_loader(dataset: Any, neox_args: Any) -> Any:
+    """``data_utils.make_data_loader``, with `collate`, and with the skips of `install`."""
+    import torch
+
+    if (
+        dataset is not None
+        and not hasattr(dataset, "megaindex")
+        and not hasattr(dataset, "datasets")
+    ):
+        reason = "its class is not GPT2Dataset, PairwiseDataset or BlendableDataset"
+        NEOX.leave("dataset", type(dataset).__name__, reason)
+    lock = framework().policy.lock
+    if lock is not None and dataset is not None:
+        datasets = getattr(dataset, "datasets", [dataset])
+        index = skips.samples_index(dataset)
+        subset = datasets[0].name.partition("_")[0]
+        lock.check(subset, index, [each.megaindex.data_prefix for each in datasets], NEOX)
+    if dataset is not None and framework().policy.skip and skips.is_training(dataset):
+        dataset = skips.skipped(dataset, neox_args)
+    loader = framework().original("data_utils", "make_data_loader")(dataset, neox_args)
+    if getattr(loader, "collate_fn", None) is torch.utils.data.default_collate:
+        loader.collate_fn = collate
+    return loader
+
+
+def iterate_batches(self: Any) -> Iterator[list[int]]:
+    """``DistributedBatchSampler.__iter__``: starts at start_iter without earlier batches."""
+    if not _is_plain(self):
+        reason = "its sampler is not sequential, or it wraps or keeps its last batch"
+        NEOX.leave("sampling", type(self).__name__, reason)
+        yield from framework().original("samplers", "DistributedBatchSampler", "__iter__")(self)
+        return
+    source = self.sampler.data_source
+    size = self.batch_size
+    steps: _BalancedSteps | None = getattr(self, _BALANCE, None)
+    if steps is not None:
+        for batch in steps.micro_batches(self, len(source) // size):
+            yield batch
+            self.start_iter = 0
+        return
+    first_id = getattr(self, "epoch", 0) * len(source) if _reshuffles(source) else 0
+    for number in range(self.start_iter, len(source) // size):
+        begin = first_id + number * size
+        yield list(self._batch(range(begin, begin + size)))
+        self.start_iter = 0
+
+
+_BALANCE = "megaindex_balance"
+
+
+@dataclass(kw_only=True)
+class _BalancedSteps:
+    """Samples of a training sampler, and its place within a step."""
+
+    index: Index
+    micro_batches_per_step: int
+    phase: int = 0
+    """Micro batches of the current step that were served; a step may reach into the next pass."""
+
+    def micro_batches(self, sampler: Any, end: int) -> Iterator[list[int]]:
+        """Yield this rank's micro batches from ``start_iter`` to ``end``, a pass over the data."""
+        if getattr(sampler, "epoch", 0) and _reshuffles(sampler.sampler.data_source):
+            raise InvalidArgument(_NEXT_ORDER)
+        size, ranks = sampler.batch_size, sampler.world_size
+        layout = RankLayout(
+            micro_batch_size=size // ranks,
+            data_parallel_rank=sampler.rank,
+            data_parallel_size=ranks,
+        )
+        number = sampler.start_iter
+        while number < end:
+            count = min(self.micro_batches_per_step - self.phase, end - number)
+            check_sum(count * size, self.index.sequence_length)
+            step = Step(first=number * size, samples=count * size, rows=count * size)
+            for batch in assign_by_work(step, layout, self.index, end * size):
+                self.phase = (self.phase + 1) % self.micro_batches_per_step
+                yield [position for position in batch if position is not None]
+            number += count
+
+
+_NEXT_ORDER = (
+    "balance: training goes on into a second pass over its data, which exact=True serves in "
+    "another order; request enough epochs or samples at once, or install without exact or balance"
+)
+
+
+def _balance_training(neox_args: Any, loader: Any) -> None:
+    """Balance the sampler of training data if `install` was called with ``balance``.
+
+    Raises:
+        InvalidArgument: the lengths of its samples are not known, or it is not sequential.
+    """
+    balance = framework().policy.balance
+    if balance is None or loader is None:
+        return
+    if not balance.attention:
+        NEOX.leave_in_order()
+        return
+    sampler = loader.batch_sampler
+    if not isinstance(sampler, framework().samplers.DistributedBatchSampler) or not _is_plain(
+        sampler
+    ):
+        raise InvalidArgument(
+            "balance needs GPT-NeoX's DistributedBatchSampler over samples in order, got "
+            f"{type(sampler).__name__}; use it, or install without balance"
+        )
+    accumulation = neox_args.gradient_accumulation_steps
+    source = sampler.sampler.data_source
+    iterations = getattr(neox_args, "train_iters", None) or 0
+    if _reshuffles(source) and iterations * accumulation > len(loader):
+        raise InvalidArgument(_NEXT_ORDER)
+    steps = _BalancedSteps(index=skips.samples_index(source), micro_batches_per_step=accumulation)
+    setattr(sampler, _BALANCE, steps)
+    NEOX.balance(len(source), sampler.world_size, balance)
+
+
+def _is_plain(self: Any) -> bool:
+    from torch.utils.data import SequentialSampler
+
+    return (
+        type(self.sampler) is SequentialSampler
+        and self.drop_last
+        and not self.wrap_last
+        and self.wrap_around == 0
+    )
+
+
+def _reshuffles(source: Any) -> bool:
+    if hasattr(source, "datasets"):
+        return blend.reshuffles(source)
+    return bool(getattr(getattr(source, "megaindex", None), "reshuffles", False))
+
+
+def cycle(loader: Any) -> Iterator[Any]:
+    """``itertools.cycle`` over a data loader that reads batches again instead of storing them.
+
+    As in GPT-NeoX a resumed run repeats the batches since it was resumed. With ``exact`` it repeats
+    the whole epoch, in another order each time for training data.
+    """
+    sampler = getattr(loader, "batch_sampler", None)
+    start: int | None = getattr(sampler, "start_iter", None)
+    if start is None:
+        reason = "itertools.cycle keeps its batches: its batch sampler has no start_iter"
+        NEOX.leave("cycle", type(loader).__name__, reason)
+    return itertools.cycle(loader) if start is None else _repeat(loader, start)
+
+
+def _repeat(loader: Any, start: int) -> Iterator[Any]:
+    sampler, exact = loader.batch_sampler, framework().exact
+    while True:
+        sampler.start_iter = start
+        served = 0
+        for batch in loader:
+            yield batch
+            served += 1
+        if served == 0:
+            return
+        if exact:
+            start = 0
+            sampler.epoch = getattr(sampler, "epoch", 0) + 1
+
+
+def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = True) -> Any:
+    """``data_utils.shift_and_wrap_data_loaders``; with ``exact`` training continues in its epoch.
+
+    Raises:
+        InvalidArgument: training or validation data are fewer than one batch, or training cannot
+            be balanced.
+    """
+    for name in ("train", "valid"):
+        loader = data_loaders[name]
+        if loader is not None and len(loader) == 0:
+            raise InvalidArgument(
+                f"{name}: its {len(loader.dataset)} samples are fewer than one batch of "
+                f"{loader.batch_sampler.batch_size} of all ranks together; give it more data, or "
+                "request more iterations"
+            )
+    test = data_loaders["test"]
+    if test is not None and len(test) == 0 and neox_args.eval_iters > 0:
+        logger.warning(
+            "test: its %d samples are fewer than one batch of %d of all ranks together: testing "
+            "will end in StopIteration", len(test.dataset), test.batch_sampler.batch_size,
+        )  # fmt: skip
+    train = data_loaders["train"]
+    if framework().exact and train is not None:
+        micro_batches = neox_args.iteration * neox_args.gradient_accumulation_steps
+        train.batch_sampler.epoch = micro_batches // len(train)
+    skips.record_skips(neox_args, train)
+    skips.lower_train_iters(neox_args)
+    _balance_training(neox_args, train)
+    original = framework().original("data_utils", "shift_and_wrap_data_loaders")
+    return original(neox_args, data_loaders, loop)
+
+
+def compile_helper() -> None:
+    """``data_utils.compile_helper``: does nothing, since megaindex's helpers are compiled."""
+
+
+def weights_and_num_samples(
+    weights: Sequence[float], num_samples: int | None
+) -> tuple[list[float], list[int | None]]:
+    """``data_utils.get_normalized_weights_and_num_samples`` under a variance buffer.
+
+    GPT-NeoX requests ⌈N·w·1.005⌉ samples of a source of weight w.
+    """
+    policy = framework().policy
+    divided = request_weights(weights, policy.row)
+    if num_samples is None:
+        return divided, [None] * len(divided)
+    asked = policy.requests(num_samples, divided, blend.normalized(divided))
+    return divided, [max(1, count) for count in asked]
+
+
+def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
+    """``data_utils.build_the_dataset``, which also checks that the named pairs exist.
+
+    Reference values may be missing: GPT-NeoX continues without them.
+
+    Raises:
+        MissingFile: a pair of text, labels or rewards is missing.
+    """
+    original = framework().original("data_utils", "build_the_dataset")
+    given = _signature(original).bind(*args, **kwargs).arguments if args else kwargs
+    opens = given.get("data_impl") == "mmap" and arrays.is_active()
+    for name in _PREFIXES[given.get("dataset_impl") == "pairwise"]:
+        path = given.get(name)
+        if path is None:
+            continue
+        if opens:  # GPT-NeoX opens the same shared dataset
+            check_exists(path, make_dataset(path, "mmap", given["skip_warmup"]))
+        else:
+            _check_pair(path)
+    return original(*args, **kwargs)
+
+
+_PREFIXES = (
+    ("data_prefix", "label_prefix", "reward_prefix"),
+    tuple(f"{side}_{what}" for side in ("pos", "neg") for what in ("data_prefix", "label_prefix")),
+)
+"""Arguments that name pairs, of gpt2 and of pairwise data."""
+
+
+def build_train_valid_test_datasets(*args: Any, **kwargs: Any) -> Any:
+    """``data_utils.build_train_valid_test_datasets``, with the surplus of `install`.
+
+    Raises:
+        MissingFile: the pair does not exist.
+    """
+    original = framework().original("data_utils", "build_train_valid_test_datasets")
+    bound = _signature(original).bind(*args, **kwargs)
+    blend.refuse_split(str(bound.arguments["data_prefix"]))
+    _check_pair(bound.arguments["data_prefix"])
+    name = "train_valid_test_num_samples"
+    bound.arguments[name] = [framework().policy.enlarged(n) for n in bound.arguments[name]]
+    return original(*bound.args, **bound.kwargs)
+
+
+def build_weighted_datasets(*args: Any, **kwargs: Any) -> Any:
+    """``data_utils.build_weighted_datasets``."""
+    return framework().original("data_utils", "build_weighted_datasets")(*args, **kwargs)
+
+
+_signature = functools.cache(inspect.signature)
+
+
+def _check_pair(path: str) -> None:
+    if not framework().indexed_dataset.IndexedDataset.exists(path):
+        check_exists(path, None)
+
 
 # replaced on the classes, for classes that were imported by name before, and for subclasses
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
@@ -39,38 +354,38 @@ METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
         "__getitems__": datasets.read_samples,
     },
     ("blendable_dataset", "BlendableDataset"): {
-        "__init__": amended_data.init_blend,
+        "__init__": blend.init_blend,
         "__getstate__": blend.get_blend_state,
         "__getitem__": blend.read_blend_sample,
         "__getitems__": blend.read_blend_samples,
     },
     ("indexed_dataset", "MMapIndexedDataset"): {
-        "_do_init": files.open_mapped,
-        "__getitem__": files.read_sequence,
-        "get": files.read_range,
+        "_do_init": open_mapped,
+        "__getitem__": read_sequence,
+        "get": read_range,
     },
     ("indexed_dataset", "IndexedDataset"): {
-        "read_index": files.open_legacy_index,
-        "__getitem__": files.read_sequence,
-        "get": files.read_range,
+        "read_index": open_legacy_index,
+        "__getitem__": read_sequence,
+        "get": read_range,
     },
-    ("indexed_dataset", "IndexedCachedDataset"): {"__getitem__": files.read_sequence},
-    ("samplers", "DistributedBatchSampler"): {"__iter__": loaders.iterate_batches},
+    ("indexed_dataset", "IndexedCachedDataset"): {"__getitem__": read_sequence},
+    ("samplers", "DistributedBatchSampler"): {"__iter__": iterate_batches},
 }
 FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("indexed_dataset", "make_dataset"): files.make_dataset,
-    ("data_utils", "compile_helper"): loaders.compile_helper,
-    ("data_utils", "cycle"): loaders.cycle,
-    ("data_utils", "make_data_loader"): loaders.make_data_loader,
-    ("data_utils", "shift_and_wrap_data_loaders"): loaders.shift_and_wrap_data_loaders,
-    ("data_utils", "build_the_dataset"): loaders.build_the_dataset,
-    ("data_utils", "build_train_valid_test_datasets"): group.grouped(
-        loaders.build_train_valid_test_datasets
+    ("indexed_dataset", "make_dataset"): make_dataset,
+    ("data_utils", "compile_helper"): compile_helper,
+    ("data_utils", "cycle"): cycle,
+    ("data_utils", "make_data_loader"): make_data_loader,
+    ("data_utils", "shift_and_wrap_data_loaders"): shift_and_wrap_data_loaders,
+    ("data_utils", "build_the_dataset"): build_the_dataset,
+    ("data_utils", "build_train_valid_test_datasets"): arrays.grouped(
+        build_train_valid_test_datasets
     ),
-    ("data_utils", "build_weighted_datasets"): group.grouped(loaders.build_weighted_datasets),
+    ("data_utils", "build_weighted_datasets"): arrays.grouped(build_weighted_datasets),
 }
 BUFFER_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("data_utils", "get_normalized_weights_and_num_samples"): loaders.weights_and_num_samples,
+    ("data_utils", "get_normalized_weights_and_num_samples"): weights_and_num_samples,
 }
 
 _patches = Patches()

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I32, IntArray
-from megaindex.adapters.neox import group
 from megaindex.adapters.neox.arrays import (
     NeoxRequest,
     PackedRequest,
     WholeDocumentsRequest,
+    stamp_of,
 )
 from megaindex.adapters.policy import Policy
 from megaindex.arithmetic import epochs_for
 from megaindex.builders.single import packing_order, pair_order
+from megaindex.cache.array_files import neox_base, short_files
+from megaindex.cache.array_group import Fetched
 from megaindex.cache.fingerprint import documents_setting
-from megaindex.cache.framework_files.group import Fetched
-from megaindex.cache.framework_files.names import neox_base, short_files
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
@@ -34,8 +34,7 @@ from megaindex.index.frameworks import (
     select_documents,
 )
 from megaindex.index.order_settings import NeoxDocumentsOrder
-from megaindex.index.orders.framework import ShuffledOrder
-from megaindex.index.orders.neox_documents import PackingIndex
+from megaindex.index.orders.framework import PackingIndex, ShuffledOrder
 from megaindex.index.spans import Index
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
 from megaindex.validation import check_integer, check_setting
@@ -182,7 +181,7 @@ class NeoxSamples:
             texts=texts,
             make_order=make_order,
             settings=decide,
-            stamp=[number for corpus in corpora for number in group.stamp_of(corpus)],
+            stamp=[number for corpus in corpora for number in stamp_of(corpus)],
         )
 
     def epoch_seed(self, epoch: int) -> int:

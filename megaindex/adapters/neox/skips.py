@@ -29,11 +29,10 @@ from megaindex.adapters.skipped_dataset import (
 )
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.labels import IGNORED_LABEL
 from megaindex.index.skips import Skips
-from megaindex.index.spans import Index
-from megaindex.io.json_files import Damaged, read_object
-from megaindex.io.os_errors import as_storage_error
+from megaindex.index.spans import IGNORED_LABEL, Index
+from megaindex.io.atomic import Damaged, read_object
+from megaindex.io.paths import as_storage_error
 
 
 def is_training(dataset: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.inverse import ServedTokens, cut_in_samples, join_blocks, join_served
+from megaindex.index.array_index import ServedTokens, cut_in_samples, join_blocks, join_served
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.keyed import Block, BlockOrder, key_of
 from megaindex.index.spans import Spans
@@ -223,7 +223,7 @@ class BlockedIndex(BlockOrder):
         return self.blocks.epochs.locate_tokens(epoch, begins, ends)
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         del source
         return join_blocks(lambda epoch: self._served_of(epoch, documents), self.num_epochs)
 

@@ -17,8 +17,8 @@ import xxhash
 from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import INT64_MAX, ceil_div
 from megaindex.errors import InvalidArgument, MissingAttribute
+from megaindex.index.array_index import places_of
 from megaindex.index.frameworks import lengths_of
-from megaindex.index.inverse import places_of
 from megaindex.index.spans import (
     CHUNK,
     SCATTERED,

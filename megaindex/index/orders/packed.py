@@ -19,8 +19,8 @@ from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.array_index import ServedTokens, join_blocks
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
-from megaindex.index.inverse import ServedTokens, join_blocks
 from megaindex.index.orders.framework import Sink
 from megaindex.index.orders.keyed import Block, DocumentOrder
 from megaindex.index.spans import Spans, check_range
@@ -295,7 +295,7 @@ class PackedIndex(DocumentOrder):
         return Spans.of_one_source(self._sequence_ids(local), offset, length, splits)
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         del source
         arrays: Any = self.arrays
         places = self._places_of(documents)

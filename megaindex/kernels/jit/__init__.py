@@ -1,6 +1,5 @@
 """The kernels in Numba, compiled on first use and cached on disk."""
 
-from megaindex.kernels.jit.balance import balance_rows, squared_lengths
 from megaindex.kernels.jit.bijection import (
     bijection_apply,
     bijection_inverse_range,
@@ -13,26 +12,29 @@ from megaindex.kernels.jit.blending import (
     blend_checkpoints,
     blend_exhaustive,
     blend_greedy,
+    mix_fill,
+    mix_table,
 )
 from megaindex.kernels.jit.gather import (
     documents_by_run,
     documents_by_token,
     gather,
     mask_loss,
+    read_rows,
 )
 from megaindex.kernels.jit.mapping import map_blocks, map_sentences
-from megaindex.kernels.jit.mix import mix_fill, mix_table
 from megaindex.kernels.jit.packing import (
+    balance_rows,
     count_pieces,
     pack_pieces,
     packed_bins,
     packed_spans,
     sort_pieces,
+    squared_lengths,
 )
-from megaindex.kernels.jit.receipt import least_seen, receipt_add
-from megaindex.kernels.jit.rows import read_rows
-from megaindex.kernels.jit.samples import cut_samples, pack_documents
-from megaindex.kernels.jit.shuffle import (
+from megaindex.kernels.jit.samples import (
+    cut_samples,
+    pack_documents,
     shuffle,
     shuffled_documents,
     shuffled_range,
@@ -43,10 +45,10 @@ from megaindex.kernels.jit.spans import (
     epoch_begins,
     epoch_spans,
     epoch_starts,
+    least_seen,
+    receipt_add,
     window_spans,
 )
-from megaindex.kernels.reference.gather import token_table
-from megaindex.kernels.reference.rows import row_table
-from megaindex.kernels.reference.samples import tokens_within
-from megaindex.kernels.reference.shuffle import seed_state
+from megaindex.kernels.reference.gather import row_table, token_table
+from megaindex.kernels.reference.samples import seed_state, tokens_within
 from megaindex.kernels.reference.spans import span_table

@@ -1,14 +1,19 @@
-"""Batches, masks and document bounds in Numba; reference/gather.py documents the functions."""
+"""Batches, masks, document bounds and rows of token ids in Numba.
+
+reference/gather.py documents the functions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numba
 import numpy as np
 
 from megaindex._types import F32, I32, I64, IntArray, TokenSource
-from megaindex.kernels.reference.gather import check_holds
+from megaindex.kernels.jit.spans import blended_spans
+from megaindex.kernels.reference.gather import RowTable, assemble_rows, check_holds
 
 
 @numba.njit(cache=True, nogil=True)
@@ -177,3 +182,7 @@ def documents_by_run(
     max_seqlen: I32 | None,
 ) -> None:
     _by_run(length, row_splits, width, *_outputs(position_ids, cu_seqlens, max_seqlen))
+
+
+def read_rows(table: RowTable, sample_ids: list[Any], width: int, pad_id: int) -> I64 | None:
+    return assemble_rows(blended_spans, gather, table, sample_ids, width, pad_id)

@@ -1,6 +1,5 @@
 """The specification of all kernels: plain loops over NumPy arrays, written to be read."""
 
-from megaindex.kernels.reference.balance import balance_rows, squared_lengths
 from megaindex.kernels.reference.bijection import (
     bijection_apply,
     bijection_inverse_range,
@@ -13,31 +12,36 @@ from megaindex.kernels.reference.blending import (
     blend_greedy,
     divisor_counts,
     divisor_fill,
+    mix_fill,
+    mix_table,
 )
 from megaindex.kernels.reference.gather import (
     documents_by_run,
     documents_by_token,
     gather,
     mask_loss,
+    read_rows,
+    row_table,
     token_table,
 )
 from megaindex.kernels.reference.mapping import map_blocks, map_sentences
-from megaindex.kernels.reference.mix import mix_fill, mix_table
 from megaindex.kernels.reference.packing import (
+    balance_rows,
     count_pieces,
     pack_pieces,
     packed_bins,
     packed_spans,
     sort_pieces,
+    squared_lengths,
 )
-from megaindex.kernels.reference.receipt import least_seen, receipt_add
-from megaindex.kernels.reference.rows import read_rows, row_table
-from megaindex.kernels.reference.samples import cut_samples, pack_documents, tokens_within
-from megaindex.kernels.reference.shuffle import (
+from megaindex.kernels.reference.samples import (
+    cut_samples,
+    pack_documents,
     seed_state,
     shuffle,
     shuffled_documents,
     shuffled_range,
+    tokens_within,
 )
 from megaindex.kernels.reference.spans import (
     array_spans,
@@ -45,6 +49,8 @@ from megaindex.kernels.reference.spans import (
     epoch_begins,
     epoch_spans,
     epoch_starts,
+    least_seen,
+    receipt_add,
     span_table,
     window_spans,
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from megaindex.cache import array_group as group
 from megaindex.cache import entry
-from megaindex.cache.framework_files import writer as array_writer
 
 
 @pytest.fixture(autouse=True)
 def background_work_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((entry, "make_durable_later"), (array_writer, "make_sets_durable_later")):
+    for module, name in ((entry, "make_durable_later"), (group, "make_sets_durable_later")):
         monkeypatch.setattr(module, name, getattr(module, name))

@@ -22,19 +22,19 @@ from robustness.faults.pairs import (
 )
 
 import megaindex
+from megaindex.cache import array_group as group
 from megaindex.cache import claim as leftovers
 from megaindex.cache import entry, npy
+from megaindex.cache.array_files import ArrayFiles, Identity, Sidecar
+from megaindex.cache.array_group import ArrayWriter, write_together
 from megaindex.cache.claim import build_once
 from megaindex.cache.entry import make_durable
-from megaindex.cache.framework_files import writer as array_writer
-from megaindex.cache.framework_files.array_files import ArrayFiles, Identity, Sidecar
-from megaindex.cache.framework_files.sidecar import (
+from megaindex.cache.sidecar import (
     find_arrays,
     make_sets_durable,
     parse_sidecar,
     read_sidecar,
 )
-from megaindex.cache.framework_files.writer import ArrayWriter, write_together
 from megaindex.errors import MegaIndexError
 from megaindex.format import IndexedDatasetWriter
 
@@ -131,7 +131,7 @@ class Named:
     together: bool = True
 
     def prepare(self, folder: Path) -> None:
-        array_writer.make_sets_durable_later = lambda sets: None  # see NamedDurable
+        group.make_sets_durable_later = lambda sets: None  # see NamedDurable
         if self.stale:
             self._build(folder, "old")
 

@@ -11,9 +11,9 @@ import pytest
 from robustness.faults.scenarios import _contents, _files, _fill
 
 from megaindex.cache import claim as leftovers
+from megaindex.cache.array_group import ArrayWriter
 from megaindex.cache.claim import Claim, build_once, remove_dead, remove_leftovers
-from megaindex.cache.framework_files.sidecar import Identity
-from megaindex.cache.framework_files.writer import ArrayWriter
+from megaindex.cache.sidecar import Identity
 from megaindex.errors import MissingFile, StorageError
 
 # From Python 3.12 on, forking warns once anything has started a thread.

@@ -17,13 +17,13 @@ import xxhash
 from choices import Choices
 
 from megaindex.cache import cache
+from megaindex.cache import sidecar as sidecar_file
+from megaindex.cache.array_files import ArrayFiles, Identity, states_of
+from megaindex.cache.array_group import ArrayWriter
 from megaindex.cache.entry import boot_id
 from megaindex.cache.fingerprint import CACHE_FORMAT, canonical_json, entry_key
-from megaindex.cache.framework_files import sidecar as sidecar_file
-from megaindex.cache.framework_files.array_files import ArrayFiles, Identity, states_of
-from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
-from megaindex.cache.framework_files.writer import ArrayWriter
 from megaindex.cache.npy import npy_header
+from megaindex.cache.sidecar import find_arrays, map_arrays
 from megaindex.corpus.inspect import inspect
 from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format import IndexedDataset

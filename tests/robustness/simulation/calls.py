@@ -32,8 +32,7 @@ import numpy as np
 from robustness.simulation.filesystem import ROOT, Directory, File, Inode, Link, failure
 from robustness.simulation.world import Process, Task, World
 
-from megaindex.cache import claim, entry, npy
-from megaindex.cache.framework_files import sidecar
+from megaindex.cache import claim, entry, npy, sidecar
 from megaindex.format import pair
 from megaindex.io import mapping
 

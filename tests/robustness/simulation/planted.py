@@ -12,8 +12,8 @@ from typing import Any
 
 from robustness.simulation.scenarios import simulate
 
-from megaindex.cache import cache, claim, entry, npy
-from megaindex.cache.framework_files import sidecar, writer
+from megaindex.cache import array_group as group
+from megaindex.cache import cache, claim, entry, npy, sidecar
 from megaindex.format import pair
 from megaindex.io import atomic
 from megaindex.tokenize import work_folder
@@ -171,7 +171,7 @@ BUGS = [
     ),
     Bug(
         "the last file has its name first",
-        writer.ArrayWriter.rename_into_place,
+        group.ArrayWriter.rename_into_place,
         "while self._unnamed:",
         "self._unnamed.reverse()\n    while self._unnamed:",
         "framework",

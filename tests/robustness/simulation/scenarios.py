@@ -19,15 +19,15 @@ from support.tokenizing import InThisProcess
 
 from megaindex import tokenize
 from megaindex.cache import cache, npy
+from megaindex.cache.array_files import ArrayFiles, Identity, Sidecar
+from megaindex.cache.array_group import ArrayWriter, write_together
 from megaindex.cache.claim import build_once
-from megaindex.cache.framework_files.array_files import ArrayFiles, Identity, Sidecar
-from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
-from megaindex.cache.framework_files.writer import ArrayWriter, write_together
+from megaindex.cache.sidecar import find_arrays, map_arrays
 from megaindex.errors import FormatError, MegaIndexError, MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.format.pair import written_paths
 from megaindex.io.atomic import write_file
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import as_storage_error
 
 FOLDER = f"{ROOT}/folder"
 _LOCAL_FAULTS = ("kill", "kill", "power", "power", "error", "error", "freeze", "clock")

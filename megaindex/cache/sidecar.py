@@ -38,9 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import IntArray
-from megaindex.cache.entry import boot_id, opened, sync_later
-from megaindex.cache.fingerprint import array_checksum, canonical_json
-from megaindex.cache.framework_files.array_files import (
+from megaindex.cache.array_files import (
     SUFFIX,
     ArrayFiles,
     ArrayRecord,
@@ -53,10 +51,12 @@ from megaindex.cache.framework_files.array_files import (
     current_states,
     state_of,
 )
+from megaindex.cache.entry import boot_id, opened, sync_later
+from megaindex.cache.fingerprint import array_checksum, canonical_json
 from megaindex.cache.npy import ARRAY_DTYPES, map_npy
 from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.io.mapping import map_with_status
-from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import as_storage_error
 from megaindex.kernels import file_mapper
 
 logger = logging.getLogger("megaindex")
