@@ -396,7 +396,7 @@ def remove_leftovers(directory: Path, key: str, *, at_once: bool) -> None:
 def _held(directory: Path, names: list[str], key: str) -> set[str]:
     """Return the keys claimed by others; claims of processes known to have ended are removed."""
     held = set()
-    for name in names:
+    for name in sorted(names, key=len, reverse=True):  # a guard before what it guards
         if not name.endswith(".claim") or name == f"{key}.claim":
             continue
         try:

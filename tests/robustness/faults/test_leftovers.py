@@ -84,6 +84,23 @@ def test_a_dead_claim_protects_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_dead_claim_is_removed_although_its_guard_is_dead_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    child = os.fork()
+    if child == 0:
+        claim = Claim(tmp_path, OTHER)
+        guard = Claim(tmp_path, f"{OTHER}.claim.{claim._token}")
+        os._exit(0 if claim.acquire() and guard.acquire() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(tmp_path.iterdir())) == 2
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: sorted(listdir(path), reverse=reverse))
+    remove_leftovers(tmp_path, KEY, at_once=False)
+    assert listdir(tmp_path) == []
+
+
 def test_a_directory_is_looked_at_once_a_minute_unless_someone_died(tmp_path: Path) -> None:
     remove_leftovers(tmp_path, KEY, at_once=False)
     litter(tmp_path)
