@@ -98,12 +98,10 @@ class AtomicFiles:
             for path in others:
                 self._place(path)
             if others:  # or a power loss might keep the last name without the others
-                with as_storage_error(self._directory, "cannot sync the directory"):
-                    _sync_directory(self._directory)
+                sync_directory(self._directory)
             self._place(last)
             self._check_set()
-            with as_storage_error(self._directory, "cannot sync the directory"):
-                _sync_directory(self._directory)
+            sync_directory(self._directory)
             self._is_published = True
         finally:
             self.discard()
@@ -167,7 +165,7 @@ class AtomicFiles:
             with as_storage_error(last, "cannot replace"):
                 self._aside = f"{last}.tmp.{secrets.token_hex(8)}"
                 os.rename(last, self._aside)
-                _sync_directory(self._directory)
+            sync_directory(self._directory)
 
     def _place(self, path: str) -> None:
         temporary = self._temporary[path]
@@ -265,15 +263,17 @@ def _refuse_other_than_file(path: str) -> None:
         raise StorageError(f"{path}: must be a file, got {kind_of(mode)}; choose another path")
 
 
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as on some network file systems
-            raise
-    finally:
-        os.close(descriptor)
+def sync_directory(directory: str) -> None:
+    """Sync the names in a directory, so that a power loss keeps them."""
+    with as_storage_error(directory, "cannot sync the directory"):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as on some network file systems
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def _unlink_if_possible(path: str) -> None:

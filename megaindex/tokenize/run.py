@@ -18,7 +18,7 @@ from megaindex.engine import Engine, open_engine
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.pair import check_not_a_half
 from megaindex.format.provenance import Provenance, ProvenanceSpool, RecordedTokenizer, RowFile
-from megaindex.io.atomic import AtomicFiles
+from megaindex.io.atomic import AtomicFiles, sync_directory
 from megaindex.io.paths import as_storage_error, check_local
 from megaindex.progress import Bar, polling, silent
 from megaindex.tokenize.encode import Task, encode_part
@@ -381,7 +381,9 @@ def tokenize(
         _check_any(done, paths, report)
         for number, prefix in enumerate(prefixes):
             sizes = [one.sizes[number] for one in done]
-            if not (merging and is_published(prefix, sizes)):
+            if merging and is_published(prefix, sizes):
+                sync_directory(os.path.dirname(prefix) or ".")  # its run may have ended before
+            else:
                 ours = merging and is_half_published(prefix, sizes)
                 origins = PartOrigins(
                     parts=parts, done=done, folder=work.folder, settings=settings, key=number

@@ -140,7 +140,7 @@ def test_of_two_writers_that_overwrite_one_pair_none_leaves_a_mixture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "a", OLD)
-    real, synced = atomic._sync_directory, []
+    real, synced = atomic.sync_directory, []
 
     def second_writer(directory: str) -> None:
         real(directory)
@@ -148,7 +148,7 @@ def test_of_two_writers_that_overwrite_one_pair_none_leaves_a_mixture(
         if len(synced) == 2:  # the .bin of the first is in its place, its .idx is not
             write(tmp_path / "a", OLD, overwrite=True)
 
-    monkeypatch.setattr(atomic, "_sync_directory", second_writer)
+    monkeypatch.setattr(atomic, "sync_directory", second_writer)
     with pytest.raises(StorageError, match=r"a\.bin: another process replaced it .*; write"):
         write(tmp_path / "a", NEW, overwrite=True)
     assert names(tmp_path) == ["a.bin"]

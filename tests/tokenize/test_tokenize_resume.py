@@ -380,6 +380,28 @@ def test_a_run_killed_while_publishing_resumes(
     assert not (tmp_path / "o.parts").exists()
 
 
+def test_a_pair_of_a_killed_run_is_synced_before_its_parts_go(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may be killed between the rename of the last file and the sync of the directory."""
+    with monkeypatch.context() as patch:
+        patch.setattr(work_folder.WorkLock, "clear", lambda _: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            run(tmp_path / "o", [small])
+    synced, clear, folder = [], work_folder.WorkLock.clear, os.stat(tmp_path)
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append(os.path.samestat(os.fstat(file), folder))
+    )
+
+    def checked_clear(lock: work_folder.WorkLock) -> None:
+        assert any(synced)
+        clear(lock)
+
+    monkeypatch.setattr(work_folder.WorkLock, "clear", checked_clear)
+    run(tmp_path / "o", [small])
+    assert not (tmp_path / "o.parts").exists()
+
+
 def test_outputs_of_others_are_never_adopted(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

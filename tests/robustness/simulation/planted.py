@@ -66,7 +66,7 @@ BUGS = [
         f"with contextlib.suppress(OSError): {_FSYNC}",
         "pairs",
     ),
-    Bug("names are not synced", atomic._sync_directory, "os.fsync(descriptor)", "pass", "pairs"),
+    Bug("names are not synced", atomic.sync_directory, "os.fsync(descriptor)", "pass", "pairs"),
     Bug(
         "names are synced only together", atomic.AtomicFiles.publish, "if others:", "if 0:", "pairs"
     ),
