@@ -8,7 +8,8 @@ BIN=$(cd "${BIN:-.venv/bin}" && pwd)
 CXX=${CXX:-g++}
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
-targets=${*:-pair legacy entry sidecar megatron neox recipe nanotron settings native}
+names="from robustness.fuzz.__main__ import TARGETS; print(*TARGETS)"
+targets=${*:-$(PYTHONPATH=tests "$BIN/python" -c "$names")}
 work=${FUZZ_DIR:-$(mktemp -d)}
 mkdir -p "$work"
 fuzz=$(pwd)/tests/robustness/fuzz

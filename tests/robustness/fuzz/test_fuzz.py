@@ -9,20 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from robustness.fuzz.__main__ import TARGETS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-TARGETS = ["pair", "legacy", "entry", "sidecar"]
-TARGETS += [
-    "megatron",
-    "neox",
-    "recipe",
-    "nanotron",
-    "llm_foundry",
-    "maxtext",
-    "settings",
-    "native",
-]
 NO_NATIVE = os.environ.get("MEGAINDEX_NO_NATIVE") == "1"
 
 
