@@ -409,9 +409,13 @@ def _in_process(simulated: Callable[..., Any], real: Callable[..., Any]) -> Call
 
 def _kill(task: Task, pid: int, number: int) -> None:
     assert number == 0, "the package sends no signals"
-    here = [p for p in task.process.world.processes if p.machine is task.process.machine]
-    if not any(p.pid == pid and (not p.dead or p.is_zombie) for p in here):
-        raise ProcessLookupError(errno.ESRCH, "No such process")
+
+    def act() -> None:
+        here = [p for p in task.process.world.processes if p.machine is task.process.machine]
+        if not any(p.pid == pid and (not p.dead or p.is_zombie) for p in here):
+            raise failure(errno.ESRCH, pid)
+
+    task.process.world.call(task, "kill", str(pid), act)
 
 
 def _token_hex(task: Task, count: int) -> str:

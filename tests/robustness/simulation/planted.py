@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from robustness.simulation.interleavings import Search
 from robustness.simulation.scenarios import simulate
 
 from megaindex.cache import array_group as group
@@ -18,10 +19,13 @@ from megaindex.format import pair
 from megaindex.io import atomic
 from megaindex.tokenize import work_folder
 
+INTERLEAVINGS = "interleavings"
+"""Scenario of three builders, of which one may be killed, in all orders of their calls."""
+
 
 @dataclass(frozen=True)
 class Bug:
-    """A change of the text of a function, and the scenario that finds it."""
+    """A change of the text of a function, and the scenario that finds it, or `INTERLEAVINGS`."""
 
     name: str
     function: Callable[..., Any]
@@ -29,7 +33,7 @@ class Bug:
     new: str
     scenario: str
     seeds: int = 10_000
-    """Number of seeds within which it is found."""
+    """Number of seeds, or of interleavings, within which it is found."""
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
@@ -46,8 +50,15 @@ class Bug:
             self.function.__code__ = original
 
     def search(self) -> int | None:
-        """Return the first seed that finds the bug, None if none does."""
+        """Return the first seed that finds the bug, or the number of runs; None if none does."""
         with self.planted():
+            if self.scenario == INTERLEAVINGS:
+                search = Search(builders=3, kills=1)
+                try:
+                    search.run(self.seeds)
+                except AssertionError:
+                    return search.runs
+                return None
             for seed in range(self.seeds):
                 if simulate(self.scenario, seed).error is not None:
                     return seed
@@ -107,8 +118,7 @@ BUGS = [
         claim.remove_dead,
         "not guard.acquire()",
         "False",
-        "claims",
-        seeds=30_000,
+        INTERLEAVINGS,
     ),
     Bug(
         "every other machine is taken for this one",

@@ -106,8 +106,8 @@ class Task:
         self.is_first = first
         self.baton = threading.Lock()
         self.baton.acquire()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
 
     def is_ready(self, now: float) -> bool:
         if self.process.dead:
@@ -139,7 +139,7 @@ class Task:
         world.end(self, first=self.is_first)
 
     def join(self) -> None:
-        self._thread.join()
+        self.thread.join()
 
 
 class World:
