@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
-from megaindex.errors import StorageError
+from megaindex.errors import MissingFile, StorageError
 from megaindex.io.paths import as_storage_error, check_local, check_regular, kind_of, open_at_once
 
 _BUFFER_BYTES = 1 << 20
@@ -119,10 +119,11 @@ class AtomicFiles:
         try:
             if not self._is_published:
                 self.take_back()
+            if self._aside:  # else it stays: it may be all that is left of the old set
+                _unlink_if_possible(self._aside)
         finally:
-            for temporary in (*self._temporary.values(), self._aside):
-                if temporary:
-                    _unlink_if_possible(temporary)
+            for temporary in self._temporary.values():
+                _unlink_if_possible(temporary)
 
     def take_back(self) -> None:
         """Remove published files unless they have been replaced; may be repeated.
@@ -130,18 +131,21 @@ class AtomicFiles:
         An old set is restored if none of its files was replaced.
 
         Raises:
-            StorageError: a file cannot be removed.
+            StorageError: a file cannot be removed or restored.
         """
-        with as_storage_error(self._final_paths[-1], "cannot remove"):
+        last = self._final_paths[-1]
+        with as_storage_error(last, "cannot remove"):
             # the last file first, as it makes the set visible
             for path, identity in reversed(self._placed.items()):
                 if _is_still(path, identity):
                     self._was_placed = True
                     os.unlink(path)
             self._placed.clear()
-            if self._aside and not self._was_placed and os.path.lexists(self._aside):
-                with contextlib.suppress(FileExistsError):  # another writer has published
-                    _rename_without_replacing(self._aside, self._final_paths[-1])
+        if self._aside and not self._was_placed:
+            restoring = as_storage_error(last, f"cannot restore it from {self._aside}")
+            # missing: it was not renamed, or is restored; existing: another writer has published
+            with restoring, contextlib.suppress(FileNotFoundError, FileExistsError):
+                _rename_without_replacing(self._aside, last)
 
     def _new_temporary(self, final_path: str) -> str:
         """Return an unused name, recorded before its file exists."""
@@ -161,11 +165,12 @@ class AtomicFiles:
         leave no set, but never a new .bin with an old .idx."""
         self._refuse_existing()
         last = self._final_paths[-1]
-        if self._overwrite and len(self._final_paths) > 1 and os.path.lexists(last):
-            with as_storage_error(last, "cannot replace"):
-                self._aside = f"{last}.tmp.{secrets.token_hex(8)}"
-                os.rename(last, self._aside)
-            sync_directory(self._directory)
+        if self._overwrite and len(self._final_paths) > 1:
+            self._aside = f"{last}.tmp.{secrets.token_hex(8)}"
+            with contextlib.suppress(MissingFile):  # there is no old set
+                with as_storage_error(last, "cannot replace"):
+                    os.rename(last, self._aside)
+                sync_directory(self._directory)
 
     def _place(self, path: str) -> None:
         temporary = self._temporary[path]

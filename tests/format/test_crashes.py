@@ -121,6 +121,45 @@ def limited_write(prefix: Path, swallow: bool) -> None:
                 raise
 
 
+def failing_on(path: Path, real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.fspath(path) in (first, *args):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(first, *args, **kwargs)
+
+    return call
+
+
+def test_an_old_idx_is_hidden_although_it_cannot_be_looked_at(
+    tmp_path: Path, in_child: InChild, fail_call: FailCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a", OLD)
+
+    def die() -> None:
+        monkeypatch.setattr(os, "lstat", failing_on(tmp_path / "a.idx", os.lstat))
+        fail_call("replace", 2, crash)
+        write(tmp_path / "a", NEW, overwrite=True)
+
+    assert in_child(die) == "exit 7"
+    assert "a.idx" not in names(tmp_path)
+    write(tmp_path / "a", NEW, overwrite=True)
+    assert read(tmp_path / "a") == NEW
+
+
+def test_an_old_idx_that_cannot_be_restored_is_kept(
+    tmp_path: Path, fail_call: FailCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a", OLD)
+    with monkeypatch.context() as patch:
+        fail_call("replace", 1, no_space)
+        patch.setattr(os, "link", failing_on(tmp_path / "a.idx", os.link))
+        with pytest.raises(StorageError, match=r"a\.idx: cannot restore it from .*: Input/output"):
+            write(tmp_path / "a", NEW, overwrite=True)
+    (aside,) = tmp_path.glob("a.idx.tmp.*")
+    aside.rename(tmp_path / "a.idx")
+    assert read(tmp_path / "a") == OLD
+
+
 @pytest.mark.parametrize(
     ("swallow", "message"),
     [
