@@ -369,7 +369,7 @@ def test_divisor_draws_the_largest_quotient(
         np.testing.assert_array_equal(at, np.bincount(index[:position], minlength=len(weights)))
 
 
-@given(weights=divisor_weights, position=st.integers(0, 2**60), ahead=st.integers(0, 300))
+@given(weights=divisor_weights, position=st.integers(0, 2**60 - 300), ahead=st.integers(0, 300))
 def test_divisor_counts_anywhere_are_reached_by_filling(
     backend: Any, weights: list[int], position: int, ahead: int
 ) -> None:
