@@ -119,10 +119,14 @@ class WorkLock:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         finished: set[str] = set()
-        with contextlib.suppress(StorageError):  # the folder was removed by others
+        try:
             finished = self.folder.finished_keys()
-        if not finished and not os.path.exists(self._merging):
+            if not finished:
+                os.stat(self._merging)
+        except FileNotFoundError:  # nothing can be resumed
             self.clear()
+        except OSError:  # unknown
+            pass
         self._claim.__exit__()
         try:
             os.rmdir(self.folder.path)

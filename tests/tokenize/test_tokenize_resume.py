@@ -380,6 +380,23 @@ def test_a_run_killed_while_publishing_resumes(
     assert not (tmp_path / "o.parts").exists()
 
 
+def test_finished_parts_stay_where_they_cannot_be_listed(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = WorkFolder.finished_keys, iter([1])
+
+    def fail_in_the_end(folder: WorkFolder) -> set[str]:
+        if next(calls, None) is None:
+            raise StorageError("cannot list the work folder")
+        return real(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkFolder, "finished_keys", fail_in_the_end)
+        half_done(monkeypatch, tmp_path / "o", small, parts=4)
+    assert finished(tmp_path / "o") == 4
+    assert run(tmp_path / "o", [small], part_bytes=2000).resumed == 4
+
+
 def test_a_pair_of_a_killed_run_is_synced_before_its_parts_go(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
