@@ -6,7 +6,7 @@ import difflib
 import functools
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
@@ -144,6 +144,22 @@ class Section:
         path = f"{self.path}.{name}" if self.path else name
         return Section(self.file, {str(key): item for key, item in value.items()}, path)
 
+    def given(self, kind: type[Any], *left_out: str) -> dict[str, Any]:
+        """Return the values of the fields of a dataclass, read by their types; without None."""
+        readers = {
+            "int": self.integer,
+            "int | None": self.integer,
+            "float": self.fraction,
+            "Fraction | None": self.fraction,
+            "bool": self.flag,
+        }
+        found = {
+            field.name: readers.get(str(field.type), self.text)(field.name)
+            for field in fields(kind)
+            if field.name in self.values and field.name not in left_out
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
     def items(self) -> Iterable[tuple[str, Any]]:
         return self.values.items()
 
@@ -153,7 +169,7 @@ class Section:
             raise self.error(name, "text")
         return value
 
-    def flag(self, name: str, default: bool) -> bool:
+    def flag(self, name: str, default: bool = False) -> bool:
         value = self.values.get(name, default)
         if not isinstance(value, bool):
             raise self.error(name, "true or false")

@@ -227,15 +227,7 @@ def _prefix(stream: Section, folder: Path) -> str:
 
 def _stage(dataset: Section, streams: Mapping[str, Section], length: Target) -> RecipeStage:
     size = dataset.integer("epoch_size")
-    drawn = tuple(
-        Stream(
-            source=name,
-            proportion=section.fraction("proportion"),
-            repeat=section.fraction("repeat"),
-            choose=section.integer("choose"),
-        )
-        for name, section in streams.items()
-    )
+    drawn = tuple(Stream(source=name, **section.given(Stream)) for name, section in streams.items())
     by_size = size is not None and all(
         (each.proportion, each.repeat, each.choose) == (None, None, None) for each in drawn
     )

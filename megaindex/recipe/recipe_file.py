@@ -87,7 +87,6 @@ _SIZES = ("gradient_accumulation_steps", "global_batch_size", "schedule", "rampu
 """Settings that determine each other: a stage that gives one of them inherits none."""
 _TOP = ("sequence_length", "batch", "sources", "stages", "seed", "tail", "exhaustion", "evaluation",
         "skip", "past", "mix_changes", "mix_bounds")  # fmt: skip
-_PAST = ("steps", "read", "mix", "global_batch_size", "sequence_length")
 _STAGE = (*_LENGTHS, "first_step", "planned_samples", "mix", "weights", "epoch_size", "batching",
           "rounding", "sequence_length", "batch")  # fmt: skip
 
@@ -151,9 +150,9 @@ def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
 
 
 def _past(section: Section, folder: Path) -> Past:
-    section.known(*_PAST)
-    steps = section.integer("steps")
-    if steps is None:
+    section.known(*_names(Past))
+    given = section.given(Past, "read", "mix")
+    if "steps" not in given:
         raise InvalidArgument(
             f"{section.where}: steps is missing: the steps made, which is the first step here"
         )
@@ -163,24 +162,25 @@ def _past(section: Section, folder: Path) -> Past:
         if share is None:
             raise mix.error(source, "a share such as 0.7")
     return Past(
-        steps=steps,
         read=tuple(_read(source, read.section(source), folder) for source, _ in read.items()),
         mix=tuple((source, share) for source, share in shares if share is not None),
-        global_batch_size=section.integer("global_batch_size"),
-        sequence_length=section.integer("sequence_length"),
+        **given,
     )
 
 
 def _read(source: str, section: Section, folder: Path) -> PastRead:
-    section.known("tokens", "samples", "epochs", "documents")
-    documents = section.text("documents")
-    return PastRead(
-        source=source,
-        tokens=section.integer("tokens"),
-        samples=section.integer("samples"),
-        epochs=section.fraction("epochs"),
-        documents=inside(folder, documents) if documents else "",
-    )
+    section.known(*_names(PastRead, "source"))
+    return PastRead(source=source, **_inside(folder, section.given(PastRead), "documents"))
+
+
+def _names(kind: type[Any], *left_out: str) -> list[str]:
+    """Return the names of the fields of a dataclass."""
+    return [field.name for field in fields(kind) if field.name not in left_out]
+
+
+def _inside(folder: Path, given: dict[str, Any], *paths: str) -> dict[str, Any]:
+    """Return settings with these paths, where they are given, relative to the folder."""
+    return given | {name: inside(folder, given[name]) for name in paths if given.get(name)}
 
 
 def _batch(section: Section, length: int) -> tuple[BatchSizes, BatchSchedule]:
@@ -190,10 +190,7 @@ def _batch(section: Section, length: int) -> tuple[BatchSizes, BatchSchedule]:
         raise section.error("rampup", "three whole numbers: start, increment, samples")
     settings = Settings(
         seq_length=length,
-        micro_batch_size=section.integer("micro_batch_size"),
-        data_parallel_size=section.integer("data_parallel_size"),
-        gradient_accumulation_steps=section.integer("gradient_accumulation_steps"),
-        global_batch_size=section.integer("global_batch_size"),
+        **section.given(Settings),
         batch_schedule=section.text("schedule") or None,
         rampup_batch_size=None if ramp is None else tuple(ramp),
     )
@@ -209,30 +206,9 @@ def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Re
     if isinstance(sources.values[key], str):
         return RecipeSource(name=name, path=inside(folder, sources.values[key]))
     section = sources.section(key)
-    section.known("path", "kind", "order", "labels", "loss_mask", "packed", "long_documents",
-                  "max_documents", "block_tokens", "max_epochs", "max_fraction",
-                  "tokens")  # fmt: skip
-    paths: dict[str, Any] = {
-        key: inside(folder, section.text(key))
-        for key in ("path", "labels", "loss_mask")
-        if section.text(key)
-    }
-    words: dict[str, Any] = {
-        key: section.text(key)
-        for key in ("kind", "order", "long_documents")
-        if key in section.values
-    }
-    return RecipeSource(
-        name=name,
-        packed=section.flag("packed", True),
-        max_documents=section.integer("max_documents"),
-        block_tokens=section.integer("block_tokens"),
-        max_epochs=section.fraction("max_epochs"),
-        max_fraction=section.fraction("max_fraction"),
-        tokens=section.integer("tokens"),
-        **paths,
-        **words,
-    )
+    section.known(*_names(RecipeSource, "name"))
+    given = _inside(folder, section.given(RecipeSource), "path", "labels", "loss_mask")
+    return RecipeSource(name=name, **given)
 
 
 def _stage_batch(stage: Section, top: Section, sizes: BatchSizes, length: int) -> dict[str, Any]:
@@ -275,22 +251,15 @@ def _stage(name: str, section: Section, top: Section, sizes: BatchSizes, width: 
         raise InvalidArgument(
             f"{section.where}: {' and '.join(given)} exclude each other; give one"
         )
-    words: dict[str, Any] = {
-        key: section.text(key) for key in ("batching", "rounding") if key in section.values
-    }
     mix = section.section("mix")
-    length = section.integer("sequence_length")
+    length = section.integer("sequence_length") or width
     return RecipeStage(
         name=name,
         streams=tuple(_stream(source, mix) for source, _ in mix.items()),
         length=_length(section, given[0]) if given else None,
-        first_step=section.integer("first_step"),
-        planned_samples=section.integer("planned_samples"),
-        epoch_size=section.integer("epoch_size"),
         weighting=_weighting(section.section("weights")) if "weights" in section.values else None,
-        sequence_length=length,
-        **_stage_batch(section, top, sizes, length or width),
-        **words,
+        **section.given(RecipeStage, "batch"),
+        **_stage_batch(section, top, sizes, length),
     )
 
 
@@ -334,42 +303,29 @@ def _stream(source: str, mix: Section) -> Stream:
     if not isinstance(mix.values[source], Mapping):
         return Stream(source=source, proportion=mix.fraction(source))
     section = mix.section(source)
-    section.known("proportion", "repeat", "choose", "restart", "batch_size")
-    return Stream(
-        source=source,
-        proportion=section.fraction("proportion"),
-        repeat=section.fraction("repeat"),
-        choose=section.integer("choose"),
-        restart=section.flag("restart", False),
-        batch_size=section.integer("batch_size"),
-    )
+    section.known(*_names(Stream, "source"))
+    return Stream(source=source, **section.given(Stream))
 
 
 def _weighting(section: Section) -> Weighting:
-    section.known("by", "alpha")
-    alpha = section.fraction("alpha")
-    by: Any = section.text("by", "tokens")
-    return Weighting(by=by, alpha=1.0 if alpha is None else float(alpha))
+    section.known(*_names(Weighting))
+    return Weighting(**section.given(Weighting))
 
 
 def _evaluation(top: Section, folder: Path) -> RecipeEvaluation | None:
     if "evaluation" not in top.values:
         return None
     section = top.section("evaluation")
-    section.known("source", "interval", "iterations", "batch_size", "sequence_length")
+    section.known(*_names(RecipeEvaluation))
     if "source" not in section.values:
         raise InvalidArgument(
             f"{section.where}: source is missing: the prefix of the validation data, or a mapping "
             "as under sources"
         )
     everything = section.values.get("iterations", "all") == "all"
-    interval = section.integer("interval")
     return RecipeEvaluation(
         source=_source("source", section, folder, called="validation"),
-        interval=RecipeEvaluation.interval if interval is None else interval,
-        iterations=None if everything else section.integer("iterations"),
-        batch_size=section.integer("batch_size"),
-        sequence_length=section.integer("sequence_length"),
+        **section.given(RecipeEvaluation, "source", *(["iterations"] * everything)),
     )
 
 
