@@ -45,13 +45,13 @@ _TEXT = _named(
     "--mid-level-dataset-surplus",
 )  # fmt: skip
 _PATHS = _named("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")
+_LISTS = _named("--rampup-batch-size", "--iterations-to-skip")
 _SWITCHES = _named("--skip-train", "--full-validation", "--multiple-validation-sets")
 _BLEND_FILE, _SPLIT_FILE = "--data-args-path", "--per-split-data-args-path"
-_RAMP, _PHASES = "--rampup-batch-size", "--phase-transition-iterations"
-_SKIP = "--iterations-to-skip"
+_PHASES = "--phase-transition-iterations"
 _NODES = ("--nnodes",)
 _GPUS = ("--nproc_per_node", "--nproc-per-node")
-_HONOURED = {*_WHOLE, *_TEXT, *_PATHS, *_SWITCHES, _BLEND_FILE, _SPLIT_FILE, _RAMP, _PHASES, _SKIP}
+_HONOURED = {*_WHOLE, *_TEXT, *_PATHS, *_LISTS, *_SWITCHES, _BLEND_FILE, _SPLIT_FILE, _PHASES}
 _CLOSE = 0.85  # similarity of a misspelt argument
 
 
@@ -170,20 +170,16 @@ class _Reader:
             (_WHOLE, _whole),
             (_TEXT, _one),
             (_PATHS, _defined),
+            (_LISTS, _numbers),
             (_SWITCHES, _switch),
         )
         for flags, read in readers:
             for flag, name in flags.items():
                 if self._has(flag, name):
                     found[name] = read(flag, self._flags[flag])
-        if self._has(_RAMP, "rampup_batch_size"):
-            found["rampup_batch_size"] = tuple(_whole(_RAMP, [w]) for w in self._flags[_RAMP])
-        if self._has(_SKIP, "iterations_to_skip"):
-            found["iterations_to_skip"] = tuple(_whole(_SKIP, [w]) for w in self._flags[_SKIP])
         if self._has(_PHASES, "phase_transition_iterations"):
-            text = _one(_PHASES, self._flags[_PHASES])
-            phases = sorted(_whole(_PHASES, [word]) for word in text.split(","))
-            found["phase_transition_iterations"] = tuple(phases)
+            phases = _one(_PHASES, self._flags[_PHASES]).split(",")
+            found["phase_transition_iterations"] = tuple(sorted(_numbers(_PHASES, phases)))
         found.update(_exact_epochs(found))
         found.update(self._blend_files())
         if not self._replaced.intersection(("world_size", "data_parallel_size")):
@@ -396,6 +392,10 @@ def _switch(flag: str, words: Sequence[str]) -> bool:
     if words:
         raise InvalidArgument(f"{flag} takes no value, got {' '.join(words)!r}; remove the value")
     return True
+
+
+def _numbers(flag: str, words: Sequence[str]) -> tuple[int, ...]:
+    return tuple(_whole(flag, [word]) for word in words)
 
 
 def _whole(flag: str, words: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from typing import Literal
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.megatron_versions import DEFAULT_VERSION, Version, find_version
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import FrameworkRules
+from megaindex.index.frameworks import SPLITS, FrameworkRules
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.index.skips import Skip, given_skips
 from megaindex.validation import (
@@ -242,14 +242,20 @@ class Run:
             object.__setattr__(self, "variance_buffer", buffer)
         self._check_surplus()
         self._check_target()
-        for name in ("train", "valid", "test"):
-            _check_sources(getattr(self.data, name), name)
+        for name in SPLITS:
+            if len({source.weight is None for source in getattr(self.data, name)}) > 1:
+                raise InvalidArgument(f"{name} data: give every source a weight, or none")
         if not self.data.train:
             raise InvalidArgument("no training data: give --data-path or --tokens-per-epoch")
         if self.packing is not None:
             self._check_packing(self.packing)
-        if self.row.order == "packed":
-            self._check_lengths_known()
+        if self.row.order == "packed" and any(
+            source.tokens is not None and not source.histogram for source in self.data.train
+        ):
+            raise InvalidArgument(
+                "order packed needs the lengths of the documents, not only their tokens: give "
+                "--data-path or --length-histogram"
+            )
 
     @property
     def loader_batch(self) -> int:
@@ -350,8 +356,7 @@ class Run:
                 "--epochs: pack_until_overflow fills another number of samples in each pass; give "
                 "--train-iters"
             )
-        sources = [*data.train, *data.valid, *data.test]
-        for source in sources:
+        for source in (*data.train, *data.valid, *data.test):
             if source.tokens is not None:
                 raise InvalidArgument(f"pack_impl {kind} needs files; give --data-path")
             if kind == "unpacked" and not source.labels:
@@ -359,14 +364,6 @@ class Run:
                     f"pack_impl unpacked: {source.path} has no labels, and GPT-NeoX ends with an "
                     "AttributeError; give train_label_data_paths, valid_ and test_ ones, with "
                     "train_data_paths"
-                )
-
-    def _check_lengths_known(self) -> None:
-        for source in self.data.train:
-            if source.tokens is not None and not source.histogram:
-                raise InvalidArgument(
-                    "order packed needs the lengths of the documents, not only their tokens: give "
-                    "--data-path or --length-histogram"
                 )
 
     def _check_loader_epochs(self, value: Fraction) -> None:
@@ -379,9 +376,3 @@ class Run:
             raise InvalidArgument(
                 "train_epochs counts micro batches: give --micro-batch-size and --world-size"
             )
-
-
-def _check_sources(sources: tuple[Source, ...], split: str) -> None:
-    weights = [source.weight for source in sources]
-    if any(weight is None for weight in weights) and any(w is not None for w in weights):
-        raise InvalidArgument(f"{split} data: give every source a weight, or none")

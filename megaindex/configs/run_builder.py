@@ -8,14 +8,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaindex.arithmetic import global_batch_size
 from megaindex.configs.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
 from megaindex.configs.megatron_versions import Version, version_of
-from megaindex.configs.run import TAILS, Data, Evaluation, Run, Source, Target
+from megaindex.configs.run import TAILS, Data, Evaluation, Run, Target
 from megaindex.configs.settings import (
     NAMES,
     ORDER_FIELDS,
@@ -42,21 +42,13 @@ from megaindex.validation import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchSizes:
+class BatchSizes(NamedTuple):
     """The global batch size and its factors; None for unknown factors."""
 
     global_batch: int
     micro_batch: int | None
     data_parallel: int | None
     accumulation: int | None
-
-    @property
-    def unit(self) -> int | None:
-        """Samples of one micro batch on every rank."""
-        if self.micro_batch is None or self.data_parallel is None:
-            return None
-        return self.micro_batch * self.data_parallel
 
 
 def batch_sizes(settings: Settings) -> BatchSizes:
@@ -70,15 +62,15 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     steps = settings.gradient_accumulation_steps
     wanted = settings.global_batch_size
     if settings.batch_schedule is not None:
-        return _scheduled(settings, micro, parallel, steps)
+        if steps is not None or wanted is not None:
+            raise InvalidArgument(
+                "--batch-schedule sets the global batch size; remove --global-batch-size and "
+                "--gradient-accumulation-steps"
+            )
+        return BatchSizes(1, micro, parallel, None)
     if wanted is None:
         return _product(micro, parallel, steps)
-    if (
-        parallel is None
-        and micro is not None
-        and steps is not None
-        and not wanted % (micro * steps)
-    ):
+    if parallel is None and micro and steps and wanted % (micro * steps) == 0:
         parallel = wanted // (micro * steps)
     if micro is None and parallel is not None and settings.order == "neox":
         micro = wanted // (parallel * (steps or 1))  # as GPT-NeoX derives it
@@ -97,9 +89,7 @@ def batch_sizes(settings: Settings) -> BatchSizes:
                 f"{_parallel_text(settings, parallel)} x --gradient-accumulation-steps {steps} = "
                 f"{product}; change one of them"
             )
-    return BatchSizes(
-        global_batch=wanted, micro_batch=micro, data_parallel=parallel, accumulation=steps
-    )
+    return BatchSizes(wanted, micro, parallel, steps)
 
 
 def _product(micro: int | None, parallel: int | None, steps: int | None) -> BatchSizes:
@@ -114,23 +104,7 @@ def _product(micro: int | None, parallel: int | None, steps: int | None) -> Batc
             "--global-batch-size"
         )
     steps = 1 if steps is None else steps
-    return BatchSizes(
-        global_batch=global_batch_size(micro, parallel, steps),
-        micro_batch=micro,
-        data_parallel=parallel,
-        accumulation=steps,
-    )
-
-
-def _scheduled(
-    settings: Settings, micro: int | None, parallel: int | None, steps: int | None
-) -> BatchSizes:
-    if steps is not None or settings.global_batch_size is not None:
-        raise InvalidArgument(
-            "--batch-schedule sets the global batch size; remove --global-batch-size and "
-            "--gradient-accumulation-steps"
-        )
-    return BatchSizes(global_batch=1, micro_batch=micro, data_parallel=parallel, accumulation=None)
+    return BatchSizes(global_batch_size(micro, parallel, steps), micro, parallel, steps)
 
 
 def _data_parallel(settings: Settings) -> int | None:
@@ -295,6 +269,7 @@ def resolve(settings: Settings) -> Run:
             "--rampup-batch-size needs --train-samples: Megatron-LM stops with an AssertionError; "
             "give --train-samples in place of --train-iters"
         )
+    notes, ignored = _ramp_notes(settings, version)
     schedule = batch_schedule(settings, sizes.global_batch, version)
     consumed = parse_count(settings.consumed_samples or "0", "--consumed-samples")
     return Run(
@@ -323,8 +298,8 @@ def resolve(settings: Settings) -> Run:
         blend_counts=check_choice(
             "--blend-counts", settings.blend_counts or "auto", ("auto", "exact", "bounds")
         ),
-        notes=settings.notes + _unused(settings) + _version_notes(settings, version),
-        ignored=settings.ignored + _ramp_ignored(settings, version),
+        notes=settings.notes + _unused(settings) + notes,
+        ignored=settings.ignored + ignored,
     )
 
 
@@ -339,22 +314,22 @@ def _version(settings: Settings) -> Version | None:
     return None
 
 
-def _ramp_ignored(settings: Settings, version: Version | None) -> tuple[str, ...]:
-    ramps = version is None or version.ramps or settings.rampup_batch_size is None
-    return () if ramps else ("--rampup-batch-size",)
-
-
-def _version_notes(settings: Settings, version: Version | None) -> tuple[str, ...]:
+def _ramp_notes(
+    settings: Settings, version: Version | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return warnings about a ramp-up, and its flag where the release ignores it."""
     if version is None or settings.rampup_batch_size is None:
-        return ()
+        return (), ()
     if not version.ramps:
-        return (f"{version.framework} ignores --rampup-batch-size: the batch is constant",)
+        text = f"{version.framework} ignores --rampup-batch-size: the batch is constant"
+        return (text,), ("--rampup-batch-size",)
     if settings.framework_version is not None:
-        return ()
-    return (
+        return (), ()
+    text = (
         f"--rampup-batch-size: the plan assumes {version.framework}, which applies it; releases "
-        "from megatron-core 0.18 on ignore it: pass --framework-version main for those",
+        "from megatron-core 0.18 on ignore it: pass --framework-version main for those"
     )
+    return (text,), ()
 
 
 def _dataloader(settings: Settings) -> Any:
@@ -403,27 +378,18 @@ def _data(settings: Settings) -> Data:
             f"{found}"
         )
     if given == ["--train-data-path"]:
-        train, valid, test = (
-            parse_blend(paths, None, f"--{name}-data-path") for name, paths in per_split.items()
-        )
-        data = Data(
-            train=train,
-            valid=valid,
-            test=test,
-            apart=True,
-            documents_alpha=settings.documents_alpha,
-        )
+        splits: dict[str, Any] = {
+            name: parse_blend(paths, None, f"--{name}-data-path")
+            for name, paths in per_split.items()
+        }
+        data = Data(**splits, apart=True, documents_alpha=settings.documents_alpha)
         return _accompanied(data, settings.companions or {})
-    sources: tuple[Source, ...]
+    weights, tokens = settings.weights, settings.tokens_per_epoch
     if settings.length_histogram:
-        sources = read_histograms(
-            settings.length_histogram, settings.weights, settings.tokens_per_epoch
-        )
-        return Data(train=sources)
-    if settings.tokens_per_epoch:
-        sources = parse_tokens(settings.tokens_per_epoch, settings.weights)
-        return Data(train=sources)
-    sources = parse_blend(settings.data_path or (), settings.weights, "--data-path")
+        return Data(train=read_histograms(settings.length_histogram, weights, tokens))
+    if tokens:
+        return Data(train=parse_tokens(tokens, weights))
+    sources = parse_blend(settings.data_path or (), weights, "--data-path")
     return Data(train=sources, split=settings.split)
 
 
@@ -507,20 +473,18 @@ def _order(settings: Settings) -> Order:
 
 
 def _evaluation(settings: Settings, sizes: BatchSizes) -> Evaluation:
-    default = Evaluation()
-    interval = default.interval if settings.eval_interval is None else settings.eval_interval
-    iterations = default.iterations if settings.eval_iters is None else settings.eval_iters
     _check_evaluation_batch(settings, sizes)
-    return Evaluation(
-        interval=interval,
-        iterations=iterations,
-        batch_size=settings.eval_global_batch_size,
-        micro_batch_size=settings.eval_micro_batch_size or sizes.micro_batch,
-        start=settings.start_eval_at_iter or 0,
-        alone=bool(settings.skip_train),
-        full=bool(settings.full_validation),
-        multiple=bool(settings.multiple_validation_sets),
-    )
+    given: dict[str, Any] = {
+        "interval": settings.eval_interval,
+        "iterations": settings.eval_iters,
+        "batch_size": settings.eval_global_batch_size,
+        "micro_batch_size": settings.eval_micro_batch_size or sizes.micro_batch,
+        "start": settings.start_eval_at_iter,
+        "alone": settings.skip_train,
+        "full": settings.full_validation,
+        "multiple": settings.multiple_validation_sets,
+    }
+    return Evaluation(**{name: value for name, value in given.items() if value is not None})
 
 
 def _check_evaluation_batch(settings: Settings, sizes: BatchSizes) -> None:
@@ -529,7 +493,9 @@ def _check_evaluation_batch(settings: Settings, sizes: BatchSizes) -> None:
     if micro is None or sizes.data_parallel is None or (settings.order or "") == "neox":
         return
     if settings.eval_micro_batch_size is not None and size is None:
-        size = sizes.global_batch if settings.batch_schedule is None else sizes.unit
+        size = sizes.global_batch
+        if settings.batch_schedule is not None:  # one micro batch on every rank
+            size = (sizes.micro_batch or micro) * sizes.data_parallel
     if size is not None and size % (micro * sizes.data_parallel):
         raise InvalidArgument(
             f"the evaluation batch of {size} samples must be a multiple of its micro batch {micro} "
