@@ -376,7 +376,6 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
     phases = phases_of(run, target)
     train = _train_rows(run, sizing, parts["train"], target, phases)
     evaluation = evaluation_of(run, target.train_iters, parts)
-    limits = iteration_limits(run, sizing, train)
     rows = train + evaluation_rows(run, row, parts, evaluation, progress)
     if run.dataloader == "cyclic":
         rows = permuted(rows)
@@ -402,10 +401,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         batch_schedule=run.batch.plain_stages,
         consumed_samples=run.consumed_samples,
         **_totals(run, sizing, target, train, inputs),
-        max_train_iters_without_repeat=limits.without_repeat,
-        max_train_iters_same_epochs=limits.same_epochs,
-        max_train_iters_exact=limits.exact,
-        neighbours=limits.neighbours,
+        **iteration_limits(run, sizing, train),
         tails=tails_of(run, sizing),
         datasets=rows,
         dry_loaders=dry_loaders(run, target, rows, evaluation),
@@ -447,20 +443,15 @@ def _train_rows(
     phases: Sequence[Phase],
 ) -> tuple[Row, ...]:
     """Return the rows of the train split, those of each phase separately."""
-    if not phases:
-        asked, consumed = target.samples_requested, target.samples_consumed
-        return rows_of(run, sizing, parts, "train", requested=asked, consumed=consumed)
+    spans: list[tuple[int | None, int, int]] = [
+        (number, phase_request(run, target, phase), phase.samples)
+        for number, phase in enumerate(phases, 1)
+    ]
+    spans = spans or [(None, target.samples_requested, target.samples_consumed)]
     return tuple(
         replace(row, phase=number)
-        for number, phase in enumerate(phases, 1)
-        for row in rows_of(
-            run,
-            sizing,
-            parts,
-            "train",
-            requested=phase_request(run, target, phase),
-            consumed=phase.samples,
-        )
+        for number, asked, read in spans
+        for row in rows_of(run, sizing, parts, "train", requested=asked, consumed=read)
     )
 
 

@@ -322,9 +322,10 @@ def make_recipe_plan(
     end = recipe.first_sample + rows
     last = end - layout.batch.samples_after(max(0, layout.num_steps - 1))
     steps = _skipped_steps(layout)
-    skip = None
+    skip, read = None, rows
     if steps is not None:
         skip = effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows)
+        read = skip.samples_to_read + skip.samples_padded
     plan = RecipePlan(
         train_iters=layout.num_steps,
         samples_consumed=samples,
@@ -332,7 +333,7 @@ def make_recipe_plan(
         samples_masked=layout.samples_masked,
         sequence_length=max(stage.sequence_length for stage in layout.stages),
         batch_schedule=tuple(_schedule(layout)),
-        samples_per_rank=None if parallel is None else _rows_read(layout, skip) // parallel,
+        samples_per_rank=None if parallel is None else read // parallel,
         exhaustion=recipe.exhaustion,
         stopped_by=layout.stopped_by,
         evaluation_rounds=rounds.count,
@@ -353,7 +354,13 @@ def make_recipe_plan(
         mix_bounds=tuple(earliest_repeats(layout, consumed_samples or 0)) if mix_bounds else (),
         remaining=None if consumed_samples is None else _remaining(layout, consumed_samples, steps),
     )
-    return replace(plan, warnings=(*_warnings(layout, plan), *_mean_tokens(means)))
+    warnings = list(_warnings(layout, plan))
+    if means:
+        warnings.append(
+            f"tokens of {', '.join(means)} are means over seeds, because parts of epochs are drawn "
+            "that have too many documents or samples to count"
+        )
+    return replace(plan, warnings=tuple(warnings))
 
 
 def _past(layout: RecipeLayout) -> PlannedPast | None:
@@ -410,16 +417,16 @@ def _steps(layout: RecipeLayout) -> Iterator[StepRange]:
         end = several[-1].first_sample + several[-1].num_samples
         for run in layout.batch.runs(begin, end):
             count, position = run.steps or 0, run.samples_after(0)
-            is_one = isinstance(run.size, int)
+            size = run.size if isinstance(run.size, int) else None
             yield StepRange(
                 stage=name,
                 first_step=step,
                 end_step=step + count,
-                batch_size=run.size if isinstance(run.size, int) else None,
+                batch_size=size,
                 sequence_length=length,
                 first_sample=position,
                 first_token=tokens + (position - begin) * length,
-                batch_sizes=None if is_one else run.sizes(count),
+                batch_sizes=run.sizes(count) if size is None else None,
             )
             step += count
         tokens += (end - begin) * length
@@ -467,13 +474,6 @@ def _remaining(layout: RecipeLayout, consumed: int, skipped: SkippedSteps | None
     )
 
 
-def _rows_read(layout: RecipeLayout, skip: SkipEffect | None) -> int:
-    """Return the rows that all ranks read, padding included."""
-    if skip is None:
-        return layout.num_samples + layout.samples_masked
-    return skip.samples_to_read + skip.samples_padded
-
-
 def _skipped_steps(layout: RecipeLayout) -> SkippedSteps | None:
     """Return the steps of a run with skips; None without any."""
     recipe = layout.recipe
@@ -504,35 +504,30 @@ def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
 def _draws(layout: RecipeLayout) -> tuple[tuple[StageDraw, ...], list[str]]:
     """Return the draws, and the sources of which tokens are means over seeds."""
     # one past the last sample that earlier stages read, by source and sequence length
-    reached: dict[tuple[int, int], int] = {}
-    for source, begin in enumerate(layout.begins):
-        reached[source, layout.recipe.stage_lengths[0]] = begin
+    first = layout.recipe.stage_lengths[0]
+    reached = {(source, first): begin for source, begin in enumerate(layout.begins)}
     rows: list[StageDraw] = []
     means: dict[str, None] = {}
     for stage in layout.stages:
-        streams = zip(stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True)
-        own = _own_sources(layout.recipe, stage.name)
-        for stream, (source, begin, count) in enumerate(streams):
+        (named,) = (each for each in layout.recipe.stages if each.name == stage.name)
+        own = {layout.recipe.number(each.source) for each in named.streams}
+        sizes: tuple[int, ...] = ()
+        if named.has_batch_sizes and isinstance(stage.mixing, PerStream):
+            sizes = stage.mixing.batch_sizes
+        for stream, (source, begin, count) in enumerate(stage.reads):
             if count == 0 and source not in own:  # of other stages, without changed weights here
                 continue
             inputs = _inputs(layout, stage, source, begin, count)
             goes_on = begin >= reached.get((source, stage.sequence_length), 0)
-            row = _stage_draw(layout, stage, stream, goes_on, inputs.tokens)
+            size = sizes[stream] if sizes else None
+            row = _stage_draw(layout, stage, stream, goes_on, inputs.tokens, size)
             rows.append(row)
             if not inputs.exact:
                 means[row.source] = None
-        for source, begin, count in zip(
-            stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True
-        ):
+        for source, begin, count in stage.reads:
             read = source, stage.sequence_length
             reached[read] = max(reached.get(read, 0), begin + count)
     return tuple(rows), list(means)
-
-
-def _own_sources(recipe: Recipe, name: str) -> set[int]:
-    """Return the sources that a stage of the recipe names."""
-    (stage,) = (stage for stage in recipe.stages if stage.name == name)
-    return {recipe.number(stream.source) for stream in stage.streams}
 
 
 def _inputs(
@@ -549,11 +544,16 @@ def _inputs(
 
 
 def _stage_draw(
-    layout: RecipeLayout, stage: PlannedStage, stream: int, goes_on: bool, tokens: int
+    layout: RecipeLayout,
+    stage: PlannedStage,
+    stream: int,
+    goes_on: bool,
+    tokens: int,
+    batch_size: int | None,
 ) -> StageDraw:
     """Return the draw of a stream; ``goes_on`` if no earlier stage read its samples."""
-    recipe, batch, mixed = layout.recipe, layout.batch, stage.mixed
-    source, begin, count = mixed.sources[stream], mixed.begins[stream], stage.counts[stream]
+    recipe, batch = layout.recipe, layout.batch
+    source, begin, count = stage.reads[stream]
     end = stage.first_sample + stage.num_samples
     size = layout.size_at(source, stage.sequence_length)
     fresh = max(0, size.samples - begin) if goes_on else 0
@@ -569,14 +569,8 @@ def _stage_draw(
         epochs_end=size.epochs_at(begin + count),
         first_repeat=_first_beyond(layout, stage, stream, fresh),
         deferred=stage.deferred[stream],
-        batch_size=_own_batch_size(recipe, stage, stream),
+        batch_size=batch_size,
     )
-
-
-def _own_batch_size(recipe: Recipe, stage: PlannedStage, stream: int) -> int | None:
-    """Return the batch size of a stream; None where no stream of the stage has one of its own."""
-    own = any(each.has_batch_sizes for each in recipe.stages if each.name == stage.name)
-    return stage.mixing.batch_sizes[stream] if own and isinstance(stage.mixing, PerStream) else None
 
 
 def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh: int) -> int | None:
@@ -591,46 +585,34 @@ def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh:
 
 def _totals(layout: RecipeLayout, steps: SkippedSteps | None) -> tuple[SourceTotal, ...]:
     lengths = dict(layout.reads.keys())  # the last one of each
-    sizes = [
-        layout.size_at(i, lengths[i]) if i in lengths else size
-        for i, size in enumerate(layout.sizes)
-    ]
-    served = _served(layout, steps)
-    unseen = [
-        max(0, size.samples - reached)
-        if steps is None
-        else _unseen(size.samples, sorted(ranges.get(lengths.get(i, 0), [])))
-        for i, (size, reached, ranges) in enumerate(
-            zip(sizes, layout.samples_needed(), served, strict=True)
+    rows = zip(layout.recipe.sources, layout.samples_needed(), _served(layout, steps), strict=True)
+    totals = []
+    for i, (source, reached, served) in enumerate(rows):
+        size = layout.size_at(i, lengths[i]) if i in lengths else layout.sizes[i]
+        packed, unseen = size.packed, max(0, size.samples - reached)
+        if steps is not None:
+            unseen = _unseen(size.samples, sorted(served.get(lengths.get(i, 0), [])))
+        drawn = {length: sum(b - a for a, b in ranges) for length, ranges in served.items()}
+        totals.append(
+            SourceTotal(
+                source=source.name,
+                kind=source.kind,
+                path=source.path,
+                tokens_per_epoch=size.tokens,
+                samples_per_epoch=size.samples,
+                drawn=sum(drawn.values()),
+                epochs=sum(n / layout.size_at(i, length).samples for length, n in drawn.items()),
+                unseen=unseen,
+                cut_tokens=size.cut_tokens,
+                packing=None
+                if packed is None
+                else packing_facts(
+                    packed.packing, size.tokens, packed.num_long_documents, source.max_documents
+                ),
+                blocks=_block_facts(layout, i),
+            )
         )
-    ]
-    rows = zip(layout.recipe.sources, sizes, served, unseen, strict=True)
-    return tuple(
-        SourceTotal(
-            source=source.name,
-            kind=source.kind,
-            path=source.path,
-            tokens_per_epoch=size.tokens,
-            samples_per_epoch=size.samples,
-            drawn=sum(end - begin for each in ranges.values() for begin, end in each),
-            epochs=sum(
-                sum(end - begin for begin, end in each) / layout.size_at(i, length).samples
-                for length, each in ranges.items()
-            ),
-            unseen=missing,
-            cut_tokens=size.cut_tokens,
-            packing=None
-            if size.packed is None
-            else packing_facts(
-                size.packed.packing,
-                size.tokens,
-                size.packed.num_long_documents,
-                source.max_documents,
-            ),
-            blocks=_block_facts(layout, i),
-        )
-        for i, (source, size, ranges, missing) in enumerate(rows)
-    )
+    return tuple(totals)
 
 
 def _served(
@@ -684,12 +666,8 @@ def _first_reads(layout: RecipeLayout, source: int) -> list[tuple[int, int, int]
     """Return (sequence length, first sample, end) of a source's reads before any restart."""
     reads: list[tuple[int, int, int]] = []
     for stage in layout.stages:
-        for stream, number in enumerate(stage.mixed.sources):
-            length, begin, count = (
-                stage.sequence_length,
-                stage.mixed.begins[stream],
-                stage.counts[stream],
-            )
+        length = stage.sequence_length
+        for number, begin, count in stage.reads:
             if number != source or count == 0:
                 continue
             if reads and (length, begin) == (reads[-1][0], reads[-1][2]):
@@ -772,16 +750,6 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
         yield f"never drawn: {', '.join(unused)}"
 
 
-def _mean_tokens(sources: list[str]) -> list[str]:
-    """Return a warning if tokens of sources in order packed are means over seeds."""
-    if not sources:
-        return []
-    return [
-        f"tokens of {', '.join(sources)} are means over seeds, because parts of epochs are drawn "
-        "that have too many documents or samples to count"
-    ]
-
-
 def _padding_text(padding: Padding, parallel: int | None) -> str:
     if padding.ranks:
         return f"padding only on {padding.ranks} of {parallel} ranks"
@@ -841,60 +809,47 @@ def _answer(plan: RecipePlan) -> RenderableType:
     stages = len({draw.stage for draw in plan.draws})
     several = dict.fromkeys(steps.sequence_length for steps in plan.steps)
     lengths = " → ".join(map(str, several or [plan.sequence_length]))
-    lines = [
-        Text(
-            f"{stages} stage{'s' * (stages != 1)} of {len(plan.sources)} "
-            f"source{'s' * (len(plan.sources) > 1)}, {lengths} tokens a sample, "
-            f"{sizes} samples an iteration"
-        ),
-        Text(),
+    lines: list[str | Text] = [
+        f"{stages} stage{'s' * (stages != 1)} of {len(plan.sources)} "
+        f"source{'s' * (len(plan.sources) > 1)}, {lengths} tokens a sample, "
+        f"{sizes} samples an iteration",
+        "",
         Text.assemble("train_iters ", (str(plan.train_iters), "bold green")),
-        *_past_lines(plan),
-        Text(f"{plan.samples_consumed:,} samples, {plan.tokens_consumed:,} tokens"),
     ]
+    if plan.past is not None:
+        steps = plan.train_iters - plan.past.steps
+        lines.append(f"{plan.past.steps:,} of them in another system, then {steps:,} here")
+    lines.append(f"{plan.samples_consumed:,} samples, {plan.tokens_consumed:,} tokens")
     if plan.samples_per_rank is not None:
-        lines.append(Text(f"every rank reads {plan.samples_per_rank:,} samples"))
+        lines.append(f"every rank reads {plan.samples_per_rank:,} samples")
     if plan.samples_masked:
-        lines.append(Text(f"{_rows(plan.samples_masked)} of the last batch masked"))
+        lines.append(f"{_rows(plan.samples_masked)} of the last batch masked")
     if plan.skip is not None:
-        lines += [Text(f"skip: {line}") for line in plan.skip.lines()]
+        lines += [f"skip: {line}" for line in plan.skip.lines()]
     if (mix := plan.mix_changes) is not None:
         when = f"changed {mix.changes:,} times, at steps {mix.first_step:,} … {mix.last_step:,}"
-        lines.append(
-            Text(f"mix: {when if mix.changes > 1 else f'changed at step {mix.first_step:,}'}")
-        )
+        lines.append(f"mix: {when if mix.changes > 1 else f'changed at step {mix.first_step:,}'}")
     if (rest := plan.remaining) is not None:
-        left = ", ".join(f"{count:,} {name}" for name, count in rest.sources.items() if count)
+        left = "".join(f", {count:,} {name}" for name, count in rest.sources.items() if count)
         lines.append(
-            Text(
-                f"at step {rest.first_step:,}: {rest.samples:,} samples in {rest.steps:,} steps "
-                "left" + f", {left}" * bool(left)
-            )
+            f"at step {rest.first_step:,}: {rest.samples:,} samples in {rest.steps:,} steps "
+            f"left{left}"
         )
     if plan.evaluation_rounds:
         masked = plan.evaluation_masked
         lines.append(
-            Text(
-                f"{plan.evaluation_rounds} × evaluation on {plan.evaluation_samples:,} of "
-                f"{plan.evaluation_available:,} samples, each once, in {plan.evaluation_batches:,} "
-                f"batch{'es' * (plan.evaluation_batches != 1)}"
-                + (f", {_rows(masked)} masked" if masked else "")
-            )
+            f"{plan.evaluation_rounds} × evaluation on {plan.evaluation_samples:,} of "
+            f"{plan.evaluation_available:,} samples, each once, in {plan.evaluation_batches:,} "
+            f"batch{'es' * (plan.evaluation_batches != 1)}"
+            + (f", {_rows(masked)} masked" if masked else "")
         )
-    return answer_panel(*lines)
+    return answer_panel(*(Text(line) if isinstance(line, str) else line for line in lines))
 
 
 def _sizes_text(sizes: Collection[int]) -> str:
     """Return batch sizes, such as those of the streams of a stage."""
     each = sorted({*sizes})
     return " or ".join(map(str, each)) if len(each) <= 3 else f"{each[0]} … {each[-1]}"
-
-
-def _past_lines(plan: RecipePlan) -> list[Text]:
-    if plan.past is None:
-        return []
-    steps = plan.train_iters - plan.past.steps
-    return [Text(f"{plan.past.steps:,} of them in another system, then {steps:,} here")]
 
 
 def _rows(count: int) -> str:
@@ -962,14 +917,10 @@ def _bounds(plan: RecipePlan) -> RenderableType:
 
 
 def _sources(plan: RecipePlan) -> RenderableType:
-    names = ["tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"]
     cut = any(source.cut_tokens for source in plan.sources)
-    table = FittedTable(
-        TableColumn("source", "name"),
-        TableColumn("kind", "label"),
-        *names,
-        *["tokens cut"] * cut,
-    )
+    names = ["tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"]
+    names += ["tokens cut"] * cut
+    table = FittedTable(TableColumn("source", "name"), TableColumn("kind", "label"), *names)
     for source in plan.sources:
         table.add_row(
             source.source,

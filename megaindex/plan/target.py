@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.run import Run
@@ -194,18 +195,8 @@ def _consumed(run: Run, wanted: int, iterations: int, tail: str) -> int:
     return min(served, max(wanted, run.consumed_samples)) if tail == "pad" else served
 
 
-@dataclass(frozen=True, kw_only=True)
-class IterationLimits:
-    """Largest numbers of iterations, counted like train_iters."""
-
-    without_repeat: int
-    same_epochs: int
-    exact: bool
-    neighbours: tuple[Neighbour, ...]
-
-
-def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> IterationLimits:
-    """Return the limits set by the epochs of the rows."""
+def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> dict[str, Any]:
+    """Return the limits set by the epochs of the rows, by the names of the fields of `Plan`."""
     once, exact = (0, True)
     if sizing.row.fewest_epochs == 1:
         once, exact = sizing.longest([1] * len(sizing.tokens))
@@ -218,12 +209,12 @@ def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> Iteratio
     if now is not None and max(now) > 1:
         same, exact = sizing.longest(now)
     last = _furthest(run, same)
-    return IterationLimits(
-        without_repeat=_furthest(run, unrepeated),
-        same_epochs=last,
-        exact=exact,
-        neighbours=_neighbours(run, sizing, last, now) if now and exact else (),
-    )
+    return {
+        "max_train_iters_without_repeat": _furthest(run, unrepeated),
+        "max_train_iters_same_epochs": last,
+        "max_train_iters_exact": exact,
+        "neighbours": _neighbours(run, sizing, last, now) if now and exact else (),
+    }
 
 
 def _epochs_now(train: Sequence[Row], num_sources: int) -> list[int] | None:

@@ -52,6 +52,11 @@ class PlannedStage:
         """Samples of each stream."""
         return tuple(int(count) for count in self.mixing.counts(self.num_samples))
 
+    @cached_property
+    def reads(self) -> list[tuple[int, int, int]]:
+        """Number of the source of each stream, its first sample and the samples drawn of it."""
+        return list(zip(self.mixed.sources, self.mixed.begins, self.counts, strict=True))
+
     def weights_at(self, position: int) -> list[float]:
         """Return the share of each stream in the weights at a position of the stage."""
         mixing: Mixing | None = self.mixing
@@ -151,7 +156,7 @@ class RecipeLayout:
         """Return the samples that the run draws of each source."""
         total = [0] * len(self.sizes)
         for stage in self.stages:
-            for source, count in zip(stage.mixed.sources, stage.counts, strict=True):
+            for source, _, count in stage.reads:
                 total[source] += count
         return total
 
@@ -181,8 +186,7 @@ class RecipeLayout:
         """One past the last sample that is read, by (source, sequence length), in order."""
         ends: dict[tuple[int, int], int] = {}
         for stage in self.stages:
-            mixed = stage.mixed
-            for source, begin, count in zip(mixed.sources, mixed.begins, stage.counts, strict=True):
+            for source, begin, count in stage.reads:
                 read = source, stage.sequence_length
                 ends[read] = max(ends.pop(read, 0), begin + count)  # the last one read is last
         return ends
