@@ -179,12 +179,20 @@ def _silence(stream: TextIO) -> None:
             os.close(null)
 
 
-class _Output:
-    """Standard output with typed errors, raised at every later call, since argparse drops them."""
+class _Stream:
+    """A standard stream, with other errors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._failure: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Output(_Stream):
+    """Standard output with typed errors, raised at every later call, since argparse drops them."""
+
+    _failure: Exception | None = None
 
     def write(self, text: str) -> int:
         with self._typed():
@@ -208,15 +216,9 @@ class _Output:
             _silence(self._stream)
         raise self._failure
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
-
-class _Messages:
+class _Messages(_Stream):
     """Standard error with failures ignored."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
 
     def write(self, text: str) -> int:
         try:
@@ -227,9 +229,6 @@ class _Messages:
 
     def flush(self) -> None:
         _end(self._stream)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 BAD_INPUT = 2

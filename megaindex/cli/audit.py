@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 
 from megaindex.audit.streams import AuditStream
 from megaindex.audit.trace import documents_of, steps_of
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import (
     add_balance_arguments,
     add_index_arguments,
@@ -99,7 +98,7 @@ def _audit(stream: AuditStream, options: argparse.Namespace, command: str, date:
             stream, points=options.points, progress=progress, cost_model=cost_model_of(options)
         )
     if options.json:
-        print(json.dumps(result.to_json(), indent=2))
+        print_json(result.to_json())
     else:
         print_audit(result)
     if options.html:
@@ -117,6 +116,6 @@ def _look_up(stream: AuditStream, options: argparse.Namespace) -> None:
     else:
         found = steps_of(stream, options.document, options.source or 0)
     if options.json:
-        print(json.dumps({"servings": [serving.to_json() for serving in found]}, indent=2))
+        print_json({"servings": [serving.to_json() for serving in found]})
     else:
         print_servings(stream, found)

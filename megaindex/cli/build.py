@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from megaindex.cli.options import (
     add_flags,
     chosen_engine,
     order_of_flags,
+    print_json,
     refuse_others,
     refuse_weights,
 )
@@ -79,7 +79,7 @@ def _build_recipe(options: argparse.Namespace) -> None:
                 for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
             ],
         }
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     samples = index.num_samples - opened.layout.recipe.first_sample
     lengths = " → ".join(map(str, opened.layout.recipe.stage_lengths))
@@ -197,7 +197,7 @@ def _print_json(
         "seconds": seconds,
         "datasets": list(map(vars, built)),
     }
-    print(json.dumps(found, indent=2))
+    print_json(found)
 
 
 def _summary(built: Sequence[Built], how: str, options: argparse.Namespace) -> str:

@@ -269,11 +269,7 @@ class _Demo:
         return served
 
     def _check(
-        self,
-        index: BuiltIndex,
-        dataset: IndexedDataset,
-        plan: Plan,
-        served: ServedCounts,
+        self, index: BuiltIndex, dataset: IndexedDataset, plan: Plan, served: ServedCounts
     ) -> None:
         consumed = plan.train_iters * plan.global_batch_size
         S, T = index.sequence_length, dataset.num_tokens
@@ -300,11 +296,7 @@ class _Demo:
             raise MegaIndexError(f"the check of one epoch failed: {', '.join(wrong)}")
 
     def _print_left_over(
-        self,
-        index: BuiltIndex,
-        dataset: IndexedDataset,
-        consumed: int,
-        unseen: np.ndarray,
+        self, index: BuiltIndex, dataset: IndexedDataset, consumed: int, unseen: np.ndarray
     ) -> None:
         starts = dataset.sequence_pointers // dataset.dtype.itemsize
         owners = np.searchsorted(starts, unseen, side="right") - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from megaindex.audit.diff_inputs import (
     side_from_arrays,
     side_from_settings,
 )
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import framework_rules
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     common = {name: value for name, value in given.items() if value is not None}
     difference = compare(*(_side(text, common) for text in sides))
     if options.json:
-        print(json.dumps(difference.to_json(), indent=2))
+        print_json(difference.to_json())
     else:
         from megaindex.audit.render import print_difference
 

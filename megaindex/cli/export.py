@@ -6,7 +6,6 @@ without megaindex."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megaindex.cache.array_files import (
-    EXPORT_FORMATS,
-    ExportFormat,
-    Identity,
-    NamedDataset,
-)
+from megaindex.cache.array_files import EXPORT_FORMATS, ExportFormat, Identity, NamedDataset
 from megaindex.cache.fingerprint import corpus_fingerprint, corpus_stamp
 from megaindex.cache.npy import map_npy
 from megaindex.cache.sidecar import read_sidecar
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import add_run_arguments, described_by, recipe_of, skips_of_options
 from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.configs.run_builder import read_settings, resolve
@@ -68,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
             "order": sets[0].stream.order,
             "data_path": sets[0].dataset.path,
         }
-        print(json.dumps({**shared, "datasets": list(map(_facts, sets))}, indent=2))
+        print_json({**shared, "datasets": list(map(_facts, sets))})
     else:
         _print(sets, target, options)
     return int(options.check and any(each.status != "as exported" for each in sets))
@@ -114,11 +108,7 @@ def _check_folder(options: argparse.Namespace, target: ExportFormat) -> None:
 
 
 def _run_of(options: argparse.Namespace) -> Recipe | Run:
-    """Return the run of the options; its order is ``epoch`` by default.
-
-    Raises:
-        InvalidArgument: the run is described twice, or not at all.
-    """
+    """Return the run of the options; its order is ``epoch`` by default."""
     options.skip = skips_of_options(options)
     if options.lock:
         from megaindex.lock.opening import locked_run
@@ -138,11 +128,7 @@ def _run_of(options: argparse.Namespace) -> Recipe | Run:
 def _sets(
     run: Recipe | Run, target: ExportFormat, options: argparse.Namespace
 ) -> list[ExportedSet]:
-    """Return the arrays of each subset that the framework builds.
-
-    Raises:
-        InvalidArgument: the arrays of the framework cannot express the run.
-    """
+    """Return the arrays of each subset that the framework builds."""
     from megaindex.builders.recipe import open_recipe
     from megaindex.lock.make import streams_of
 
@@ -216,10 +202,7 @@ def _check_run(run: Recipe | Run, options: argparse.Namespace) -> None:
 
 
 def _requests(
-    run: Recipe | Run,
-    streams: Mapping[Split, AuditStream],
-    target: ExportFormat,
-    split: str | None,
+    run: Recipe | Run, streams: Mapping[Split, AuditStream], target: ExportFormat, split: str | None
 ) -> dict[Split, NamedDataset]:
     """Return the values by which the framework names the arrays of each subset."""
     from megaindex.plan.plan import evaluation_of

@@ -59,11 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _changes(options: argparse.Namespace) -> list[BlendChange]:
-    """Return the changes of ``--change``.
-
-    Raises:
-        InvalidArgument: one is not a position and a weighted blend, or another flag contradicts.
-    """
+    """Return the changes of ``--change``."""
     from megaindex.builders.extend import blend_change
 
     for flag in ("epochs", "consumed_samples", "more_epochs"):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.options import Parser, add_flags, refuse_weights
+from megaindex.cli.options import Parser, add_flags, print_json, refuse_weights
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     refuse_weights("inspect", options.paths)
     found = [each for path in options.paths for each in inspect(path)]
     if options.json:
-        print(json.dumps({"descriptions": [each.to_json() for each in found]}, indent=2))
+        print_json({"descriptions": [each.to_json() for each in found]})
         return 0
     for each in found:
         facts = _entry_facts(each) if isinstance(each, EntryDescription) else _pair_facts(each)

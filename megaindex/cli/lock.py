@@ -5,12 +5,11 @@ megaindex verify run.lock checks it, megaindex.lock.open_run gives the run's loa
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import add_run_arguments, recipe_of, skips_of_options
 from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import InvalidArgument
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     lock: Lock = made.write(options.out, overwrite=options.overwrite)
     facts = _facts(lock)
     if options.json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
         _print(facts)
     return 0

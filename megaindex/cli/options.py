@@ -124,11 +124,7 @@ def add_flags(parser: argparse._ActionsContainer, *flags: str, **changes: Any) -
 
 
 def order_of_flags(options: argparse.Namespace) -> Order:
-    """Return the order of --order, --max-documents and --long-documents.
-
-    Raises:
-        InvalidArgument: the order does not have a setting, or its value is wrong.
-    """
+    """Return the order of --order, --max-documents and --long-documents."""
     from megaindex.index.order_settings import make_order
 
     names = ("max_documents", "long_documents")
@@ -163,11 +159,7 @@ def refuse_others(
     flag: str,
     besides: Collection[str],
 ) -> None:
-    """Refuse options that have no effect together with `flag`, such as ``--repair``.
-
-    Raises:
-        InvalidArgument: an option other than `flag` and those named in `besides` is given.
-    """
+    """Refuse options that have no effect together with `flag`, such as ``--repair``."""
     own = flag.removeprefix("--").replace("-", "_")
     for name, value in vars(options).items():  # "paths" has no flag
         if name not in (own, "paths", *besides) and value != parser.get_default(name):
@@ -179,11 +171,7 @@ def refuse_others(
 
 
 def refuse_weights(verb: str, words: Sequence[str]) -> None:
-    """Refuse a blend ``w P w P …``, as `megaindex plan` and the frameworks accept it.
-
-    Raises:
-        InvalidArgument: every other word is a number that names no dataset.
-    """
+    """Refuse a blend ``w P w P …``, as `megaindex plan` and the frameworks accept it."""
     weights, paths = words[::2], words[1::2]
     if paths and len(weights) == len(paths) and all(map(_is_weight, weights)):
         raise InvalidArgument(
@@ -200,13 +188,18 @@ def _is_weight(word: str) -> bool:
     return not (os.path.lexists(word) or os.path.lexists(f"{word}.idx"))
 
 
+def print_json(value: Any) -> None:
+    """Print the object of ``--json``."""
+    print(json.dumps(value, indent=2))
+
+
 def print_pairs(pairs: Sequence[WriteResult], seconds: float, *, as_json: bool) -> None:
     """Print the pairs that a verb wrote: a line for each, or one JSON object."""
     total = sum(pair.nbytes for pair in pairs)
     if as_json:
         rate = total / max(seconds, 1e-9)  # the clock may not have advanced
         found = {"pairs": list(map(vars, pairs)), "seconds": seconds, "bytes_per_second": rate}
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     for pair in pairs:
         print(pair.line(seconds * pair.nbytes / total if total else seconds))

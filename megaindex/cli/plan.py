@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run_builder import read_settings, resolve
-from megaindex.configs.settings import settings_by_name
+from megaindex.configs.settings import flag_of, settings_by_name
 from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from megaindex.audit.balance import BalanceModel
     from megaindex.audit.streams import AuditStream
-    from megaindex.configs.run import Run
     from megaindex.index.balance import CostModel
     from megaindex.index.skips import Skip
     from megaindex.loader.recipe_loader import StoredRecipe
@@ -54,26 +52,18 @@ def main(arguments: Sequence[str]) -> int:
     with counting_samples() as progress:
         plan = make_plan(run, progress=progress)
     balance = None
-    if cost is not None or (_counts_masked(plan) and _has_files(run)):
-        from megaindex.audit.balance import model_balance
+    with_files = all(source.tokens is None for source in run.data.train)
+    if cost is not None or (_counts_masked(plan) and with_files):
         from megaindex.audit.streams import stream_of_run
 
         with counting_samples() as progress:
             stream = stream_of_run(run, progress=progress)
-        plan = _counted(plan, stream)
-        balance = None if cost is None else model_balance(stream, cost)
-    if options.json:
-        _print_json(plan, balance)
-    elif options.print_config:
+        plan, balance = _modelled(plan, stream, cost)
+    if options.print_config and not options.json:
         print(export_settings(plan, run, options.print_config))
     else:
-        print_plan(plan)
-        _print_balance(balance)
-    if options.check and plan.check_failures:
-        for reason in plan.check_failures:
-            print(f"check: {reason}", file=sys.stderr)
-        return 1
-    return 0
+        _show(plan, balance, options, print_plan)
+    return _status(plan.check_failures, options)
 
 
 def cost_model_of(options: argparse.Namespace) -> CostModel | None:
@@ -88,65 +78,68 @@ def cost_model_of(options: argparse.Namespace) -> CostModel | None:
     return CostModel.parse(text, "--cost-model")
 
 
-def _print_json(plan: Plan | RecipePlan, balance: BalanceModel | None) -> None:
-    shown = plan.to_json() | ({} if balance is None else {"balance": balance.to_json()})
-    print(json.dumps(shown, indent=2))
-
-
-def _print_balance(balance: BalanceModel | None) -> None:
-    if balance is None:
+def _show(
+    plan: AnyPlan,
+    balance: BalanceModel | None,
+    options: argparse.Namespace,
+    print_plan: Callable[[AnyPlan], None],
+) -> None:
+    if options.json:
+        print_json(plan.to_json() | ({} if balance is None else {"balance": balance.to_json()}))
         return
-    from megaindex.audit.render import print_balance
+    print_plan(plan)
+    if balance is not None:
+        from megaindex.audit.render import print_balance
 
-    print()
-    print_balance(balance)
+        print()
+        print_balance(balance)
+
+
+def _status(failures: Sequence[str], options: argparse.Namespace) -> int:
+    """Return the exit status; with ``--check`` print the failures."""
+    if not options.check:
+        return 0
+    for reason in failures:
+        print(f"check: {reason}", file=sys.stderr)
+    return int(bool(failures))
 
 
 def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | None) -> int:
     from megaindex.builders.recipe import plan_recipe
     from megaindex.plan.recipe_plan import make_recipe_plan, print_recipe_plan
 
-    consumed = None
-    if options.state:
-        consumed = parse_count(options.consumed_samples, "--state")
+    consumed = parse_count(options.consumed_samples, "--state") if options.state else None
     layout = plan_recipe(recipe)
     plan = make_recipe_plan(layout, consumed_samples=consumed, mix_bounds=options.mix_bounds)
     balance = None
     with_files = all(source.path for source in recipe.sources)
     if cost is not None or (_counts_masked(plan) and with_files):
-        from megaindex.audit.balance import model_balance
         from megaindex.audit.streams import stream_of_recipe
 
-        stream = stream_of_recipe(recipe)
-        plan = _counted(plan, stream)
-        balance = None if cost is None else model_balance(stream, cost)
-    if options.json:
-        _print_json(plan, balance)
-    else:
-        print_recipe_plan(plan)
-        _print_balance(balance)
-    repeating = [draw for draw in plan.draws if draw.first_repeat is not None]
-    if options.check and repeating:
-        for draw in repeating:
-            print(f"check: {draw.source} repeats from step {draw.first_repeat} on", file=sys.stderr)
-        return 1
-    return 0
+        plan, balance = _modelled(plan, stream_of_recipe(recipe), cost)
+    _show(plan, balance, options, print_recipe_plan)
+    repeating = [
+        f"{draw.source} repeats from step {draw.first_repeat} on"
+        for draw in plan.draws
+        if draw.first_repeat is not None
+    ]
+    return _status(repeating, options)
 
 
 def _counts_masked(plan: Plan | RecipePlan) -> bool:
     return plan.skip is not None and plan.skip.first_masked_step is not None
 
 
-def _has_files(run: Run) -> bool:
-    return all(source.tokens is None for source in run.data.train)
+def _modelled(
+    plan: AnyPlan, stream: AuditStream, cost: CostModel | None
+) -> tuple[AnyPlan, BalanceModel | None]:
+    """Return the plan with the tokens whose loss is masked, and the balance of the ranks."""
+    from megaindex.audit.balance import model_balance
 
-
-def _counted(plan: AnyPlan, stream: AuditStream) -> AnyPlan:
-    """Return the plan with the tokens whose loss is masked."""
-    if plan.skip is None:
-        return plan
-    names = [source.name for source in stream.sources]
-    return replace(plan, skip=plan.skip.counted(stream.index, names))
+    if plan.skip is not None:
+        names = [source.name for source in stream.sources]
+        plan = replace(plan, skip=plan.skip.counted(stream.index, names))
+    return plan, None if cost is None else model_balance(stream, cost)
 
 
 def skips_of_options(options: argparse.Namespace) -> tuple[Skip, ...]:
@@ -198,7 +191,7 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
     allowed = {given[0], *_RECIPE_FILES[given[0]], *besides}
     others = [name for name in described_by(options) if name not in allowed]
     if others:
-        one, other = (f"--{name.replace('_', '-')}" for name in (given[0], others[0]))
+        one, other = map(flag_of, (given[0], others[0]))
         raise InvalidArgument(f"{one} describes the whole run, so does {other}; give one of them")
     recipe = maxtext or _read_recipe(given[0], options)
     more = getattr(options, "skip", None) or ()
@@ -430,7 +423,7 @@ def _stream_of_lock(options: argparse.Namespace) -> AuditStream:
              if getattr(options, name)]  # fmt: skip
     others = described_by(options) + skips
     if others or options.subset != "train":
-        flag = f"--{others[0].replace('_', '-')}" if others else f"--subset {options.subset}"
+        flag = flag_of(others[0]) if others else f"--subset {options.subset}"
         raise InvalidArgument(
             f"--lock {options.lock} pins the training samples of a run; leave out {flag}"
         )

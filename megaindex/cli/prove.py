@@ -6,10 +6,9 @@ with those of all ranks. The exit status is 1 if the records differ by more."""
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_json
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,7 +19,10 @@ def main(arguments: Sequence[str]) -> int:
     proof = compare_records(
         read_record(options.first), read_record(options.second), search=options.search
     )
-    print(json.dumps(proof.to_json(), indent=2) if options.json else proof)
+    if options.json:
+        print_json(proof.to_json())
+    else:
+        print(proof)
     return int(not proof.holds)
 
 

@@ -5,10 +5,9 @@ The page is Markdown, for publication."""
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_json
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
             options.lock, search=options.search, cache_dir=options.cache_dir, progress=progress
         )
     if options.json:
-        print(json.dumps(report.to_json(), indent=2))
+        print_json(report.to_json())
     else:
         print(report.to_markdown(), end="")
     return 0

@@ -8,13 +8,12 @@ Megatron); a list of strings is taken as sentences split before.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.options import Parser, add_engine_arguments, add_flags, chosen_engine
+from megaindex.cli.options import Parser, add_engine_arguments, add_flags, chosen_engine, print_json
 from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
             stage=copying,
         )
     if options.json:
-        print(json.dumps(made.to_json(), indent=2))
+        print_json(made.to_json())
     else:
         _print(made, time.perf_counter() - start)
     return 0

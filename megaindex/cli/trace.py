@@ -5,17 +5,14 @@ Rows are those of PREFIX.provenance, which megaindex tokenize and import write."
 from __future__ import annotations
 
 import argparse
-import json
+import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.audit.streams import AuditStream, Runs, join_runs
 from megaindex.audit.trace import (
-    Origin,
     documents_of,
     documents_of_rows,
     origins,
@@ -24,7 +21,7 @@ from megaindex.audit.trace import (
     step_ranges,
     unordered_runs,
 )
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import add_index_arguments, add_run_arguments, stream_of_options
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import membership
@@ -91,7 +88,7 @@ def _trace_step(stream: AuditStream, options: argparse.Namespace) -> None:
     more = {"text": options.text, "tokenizer": options.tokenizer}
     if options.json:
         spans = [origin.to_json() for origin in origins(stream, found, **more)]
-        print(json.dumps({"step": options.step, "spans": spans}, indent=2))
+        print_json({"step": options.step, "spans": spans})
         return
     from megaindex.audit.render import print_origins
 
@@ -112,13 +109,22 @@ def _trace_documents(
     stream: AuditStream, options: argparse.Namespace, documents: dict[int, I64]
 ) -> None:
     runs = join_runs([unordered_runs(stream, ids, source) for source, ids in documents.items()])
-    ranges = step_ranges(np.flatnonzero(_serves(stream, runs)))
+    steps = stream.step_of(runs.sample)
+    serves = membership(steps[steps >= 0], stream.num_steps)
+    ranges = step_ranges(np.flatnonzero(serves))
     count = sum(ids.size for ids in documents.values())
     first = _first(runs, runs.sample.size if options.json else _MOST_ROWS)
     found = servings(stream, first)
     shown = list(origins(stream, found, text=options.text, tokenizer=options.tokenizer))
     if options.json:
-        print(json.dumps(_json(stream, runs, count, ranges, shown), indent=2))
+        facts = {
+            "documents": count,
+            "tokens_served": int(runs.length.sum()),
+            "past_steps": stream.past_steps,
+            "steps": ranges_text(ranges),
+            "spans": [origin.to_json() for origin in shown],
+        }
+        print_json(facts)
         return
     from megaindex.audit.render import print_origins
     from megaindex.console import print_lines
@@ -128,34 +134,12 @@ def _trace_documents(
         print_origins(stream, shown, runs.sample.size)
 
 
-def _serves(stream: AuditStream, runs: Runs) -> npt.NDArray[np.bool_]:
-    """Return bool[steps]: steps that serve any of the runs."""
-    steps = stream.step_of(runs.sample)
-    return membership(steps[steps >= 0], stream.num_steps)
-
-
 def _first(runs: Runs, most: int) -> Runs:
     """Return at least the first ``most`` runs in order of training, and no sample in part."""
     if most < runs.sample.size:
         last = np.partition(runs.sample, most - 1)[most - 1]
         runs = runs.select(np.flatnonzero(runs.sample <= last))
     return runs.select(np.argsort(runs.sample, kind="stable"))
-
-
-def _json(
-    stream: AuditStream,
-    runs: Runs,
-    count: int,
-    ranges: Sequence[tuple[int, int]],
-    shown: Sequence[Origin],
-) -> dict[str, Any]:
-    return {
-        "documents": count,
-        "tokens_served": int(runs.length.sum()),
-        "past_steps": stream.past_steps,
-        "steps": ranges_text(ranges),
-        "spans": [origin.to_json() for origin in shown],
-    }
 
 
 def _summary(
@@ -177,10 +161,7 @@ def _summary(
     text = ranges_text(ranges[:_MOST_RANGES])
     rest = len(ranges) - _MOST_RANGES
     more = f" and {rest:,} more ranges; --json lists all" if rest > 0 else ""
-    return [f"{said} in {steps:,} step{many}{divided}", *_wrapped(f"steps {text}{more}"), ""]
-
-
-def _wrapped(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, 80, subsequent_indent="  ", break_on_hyphens=False)
+    wrapped = textwrap.wrap(
+        f"steps {text}{more}", 80, subsequent_indent="  ", break_on_hyphens=False
+    )
+    return [f"{said} in {steps:,} step{many}{divided}", *wrapped, ""]

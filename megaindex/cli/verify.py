@@ -5,7 +5,6 @@ The exit status is 1 if anything was found."""
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from megaindex.cli.options import (
     add_engine_arguments,
     add_flags,
     chosen_engine,
+    print_json,
     refuse_others,
     refuse_weights,
 )
@@ -22,7 +22,6 @@ from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from megaindex.console import FittedTable
-    from megaindex.corpus.repair import Repair
     from megaindex.engine import Engine
     from megaindex.verify.report import Report
     from megaindex.verify.verify import Check
@@ -93,28 +92,23 @@ def _verify(options: argparse.Namespace) -> bool:
     refuse_weights("verify", options.paths)
     if any(getattr(options, name) != default for name, default in _OF_LOCK.items()):
         reports = [_lock_report(options)]
-        _show(reports, as_json=options.json)
-        return all(report.is_clean for report in reports)
-    to_do = checks(
-        options.paths,
-        full=options.full,
-        dialect=options.dialect,
-        vocab_size=options.vocab_size,
-        eod=options.eod,
-        inputs=options.inputs,
-    )
-    with chosen_engine(options) as engine:
-        alone = len(to_do) == 1 and options.engine == "local"
-        reports = [_report(to_do[0])] if alone else _reports(to_do, engine)
-    _show(reports, as_json=options.json)
-    return all(report.is_clean for report in reports)
-
-
-def _show(reports: Sequence[Report], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"reports": [report.to_json() for report in reports]}, indent=2))
+    else:
+        to_do = checks(
+            options.paths,
+            full=options.full,
+            dialect=options.dialect,
+            vocab_size=options.vocab_size,
+            eod=options.eod,
+            inputs=options.inputs,
+        )
+        with chosen_engine(options) as engine:
+            alone = len(to_do) == 1 and options.engine == "local"
+            reports = [_report(to_do[0])] if alone else _reports(to_do, engine)
+    if options.json:
+        print_json({"reports": [report.to_json() for report in reports]})
     else:
         _print(reports)
+    return all(report.is_clean for report in reports)
 
 
 def _lock_report(options: argparse.Namespace) -> Report:
@@ -221,10 +215,6 @@ def _repair(options: argparse.Namespace) -> None:
             eod=options.eod,
             bar=bar,
         )
-    _print_repair(made)
-
-
-def _print_repair(made: Repair) -> None:
     print(
         f"{made.path_prefix}.idx: {made.documents:,} documents, {made.sequences:,} sequences; "
         f"{made.path_prefix}.bin is a {made.link}"
