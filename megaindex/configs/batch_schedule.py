@@ -74,8 +74,7 @@ class BatchSchedule:
 
     Attributes:
         stages: first sample and batch size of each stage, in order.
-        ramp: start, increment and samples of Megatron's ``--rampup-batch-size``; None for
-            others.
+        ramp: start, increment and samples of Megatron's ``--rampup-batch-size``; None for others.
         stepped: True for a schedule of Megatron's ``--step-batch-size-schedule``.
 
     Raises:
@@ -266,16 +265,8 @@ def skip_steps(
 ) -> SkippedSteps | None:
     """Return the steps of a run with skips; None without any.
 
-    Args:
-        settings: the skips.
-        schedule: batch sizes over the run.
-        bounds (int64[steps + 1]): positions of the steps without skips, as of `step_bounds`.
-        num_samples: samples of the order.
-        masked_rows: rows of the last step that are padding; if there are any, moved samples that do
-            not fill a step are served too, else they are not.
-
-    Raises:
-        InvalidArgument: a skip does not fit the run, see `resolve_skips`.
+    ``bounds`` are those of `step_bounds`. Moved samples that do not fill a step are served if the
+    last step has ``masked_rows``, rows of padding.
     """
     skips = resolve_skips(
         settings,
@@ -313,11 +304,7 @@ class _Bounds:
 
 
 def parse_count(text: str, setting: str) -> int:
-    """Return a whole number, written in digits or with K, M, B or T (powers of 1000): ``"1.5M"``.
-
-    Raises:
-        InvalidArgument: the text is not such a number, or the number is negative or not whole.
-    """
+    """Return a whole number in digits or with K, M, B or T (powers of 1000): ``"1.5M"``."""
     clean = text.strip().upper().replace("_", "")
     factor = _SUFFIX.get(clean[-1:], 1)
     try:

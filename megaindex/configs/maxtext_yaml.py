@@ -289,6 +289,7 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
     shares = [share for share in str(split or "").split(",") if share.strip()]
     if len(shares) > 2:
         raise values.error("mmap_npy_split", "two shares, of training and evaluation")
+    evaluates = config.number("eval_interval") > 0
     settings: dict[str, Any] = {
         "order": "megatron",
         "seq_length": config.count("max_target_length"),
@@ -297,8 +298,8 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
         "data_parallel_size": None if config.micro_batch_size is None else config.devices,
         "global_batch_size": config.batch,
         "train_iters": config.steps,
+        "eval_iters": config.count("eval_steps") if evaluates else 0,
     }
-    evaluates = config.number("eval_interval") > 0
     if evaluates and not shares:
         settings["train_data_path"] = _blend(train)
         settings["valid_data_path"] = _blend(config.files("grain_eval_files"))
@@ -308,11 +309,8 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
     if evaluates:
         settings |= {
             "eval_interval": config.number("eval_interval"),
-            "eval_iters": config.count("eval_steps"),
             "eval_global_batch_size": config.eval_batch,
         }
-    else:
-        settings["eval_iters"] = 0
     return Settings(**settings)
 
 

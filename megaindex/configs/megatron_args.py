@@ -17,8 +17,9 @@ from megaindex.configs.settings import (
     settings_in_comments,
 )
 from megaindex.configs.shell import Script, is_unknown
-from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.index.frameworks import DEFAULT_SPLIT
+from megaindex.configs.yaml_sections import read_text
+from megaindex.errors import InvalidArgument
+from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS
 from megaindex.io.atomic import parse_object
 from megaindex.validation import check_integer
 
@@ -27,10 +28,7 @@ Flags = Mapping[str, list[str]]
 
 def _named(*flags: str) -> dict[str, str]:
     """Return the settings of flags, most of which have the name of their flag."""
-    others = {
-        "--encoder-seq-length": "seq_length",
-        "--step-batch-size-schedule": "batch_schedule",
-    }
+    others = {"--encoder-seq-length": "seq_length", "--step-batch-size-schedule": "batch_schedule"}
     return {flag: others.get(flag, flag[2:].replace("-", "_")) for flag in flags}
 
 
@@ -79,31 +77,16 @@ def read_megatron(
             refuse it, or the program does not read GPT data.
     """
     held = os.environ if environment is None else environment
-    text, folder = _text(source)
+    text, folder = source, ""
+    if "--" not in source and "\n" not in source:
+        text, folder = read_text(source, "--megatron-args"), os.path.dirname(source)
     script = Script(text, held, script_args, folder)
     found = _Reader(_training(script, source), script, over or Settings()).settings()
     return merged(found, Settings(**settings_in_comments(text, "megatron", "--megatron-args")))
 
 
-def _text(source: str) -> tuple[str, str]:
-    """Return the text of a command line, or of a script with its folder."""
-    if "--" in source or "\n" in source:
-        return source, ""
-    try:
-        with open(source, encoding="utf-8") as file:
-            return file.read(), os.path.dirname(source)
-    except FileNotFoundError:
-        raise MissingFile(f"--megatron-args: {source} does not exist; check the path") from None
-    except (OSError, ValueError) as error:  # no text, or no path at all
-        raise StorageError(f"--megatron-args: {source} cannot be read: {error}") from None
-
-
 def _training(script: Script, source: str) -> list[str]:
-    """Return the command that trains.
-
-    Raises:
-        InvalidArgument: the script has no such command, or several.
-    """
+    """Return the command that trains."""
     commands = [
         words
         for words in script.commands
@@ -180,7 +163,10 @@ class _Reader:
         if self._has(_PHASES, "phase_transition_iterations"):
             phases = _one(_PHASES, self._flags[_PHASES]).split(",")
             found["phase_transition_iterations"] = tuple(sorted(_numbers(_PHASES, phases)))
-        found.update(_exact_epochs(found))
+        if "train_data_exact_num_epochs" in found:  # of Megatron-DeepSpeed, by default -1
+            found["order"] = "megatron-legacy"
+            if found["train_data_exact_num_epochs"] < 0:
+                found["train_data_exact_num_epochs"] = None
         found.update(self._blend_files())
         if not self._replaced.intersection(("world_size", "data_parallel_size")):
             found["world_size"] = _world_size(self._launcher, self._script)
@@ -238,24 +224,26 @@ class _Reader:
         if "data_path" in self._replaced:
             return {}
         if _BLEND_FILE in self._flags:
-            return {"data_path": tuple(_read(_BLEND_FILE, self._flags).split())}
+            return {"data_path": tuple(self._read(_BLEND_FILE).split())}
         if _SPLIT_FILE not in self._flags:
             return {}
         try:
-            content = parse_object(_read(_SPLIT_FILE, self._flags))
-            blends = {
+            content = parse_object(self._read(_SPLIT_FILE))
+            given = {split: content[split] for split in SPLITS if content[split]}
+            return {
                 f"{split}_data_path": tuple(
                     words.split() if isinstance(words, str) else map(str, words)
                 )
-                for split in ("train", "valid", "test")
-                if (words := content[split])
+                for split, words in given.items()
             }
         except (ValueError, AttributeError, TypeError, KeyError):
             raise InvalidArgument(
                 f"{_SPLIT_FILE}: {self._flags[_SPLIT_FILE]} is not JSON with lists train, valid "
                 "and test"
             ) from None
-        return blends
+
+    def _read(self, flag: str) -> str:
+        return read_text(_one(flag, self._flags[flag]), flag)
 
     def _check(self, found: dict[str, Any]) -> None:
         """Refuse settings that Megatron-LM refuses, except where `over` replaces them."""
@@ -321,24 +309,6 @@ def _flags(words: Sequence[str]) -> dict[str, list[str]]:
         current = [value] if equals else []
         flags[name] = current
     return flags
-
-
-def _exact_epochs(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the order of runs with an argument of Megatron-DeepSpeed; its default is -1."""
-    if "train_data_exact_num_epochs" not in found:
-        return {}
-    if found["train_data_exact_num_epochs"] < 0:
-        return {"order": "megatron-legacy", "train_data_exact_num_epochs": None}
-    return {"order": "megatron-legacy"}
-
-
-def _read(flag: str, flags: Flags) -> str:
-    path = _one(flag, flags[flag])
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, ValueError) as error:  # no text, or no path at all
-        raise StorageError(f"{flag}: {path} cannot be read: {error}") from None
 
 
 def _world_size(flags: Flags, script: Script) -> int | None:

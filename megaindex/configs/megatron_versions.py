@@ -68,11 +68,7 @@ _FLAGS = {"batch_schedule": "--step-batch-size-schedule"}
 
 
 def find_version(name: str) -> Version:
-    """Return the rules of a release, such as ``0.16.1`` or ``main``.
-
-    Raises:
-        InvalidArgument: the rules of the release are unknown.
-    """
+    """Return the rules of a release, such as ``0.16.1`` or ``main``."""
     match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})(\.\w{1,8})?", name)
     number = _MAIN if name == NEWEST else (int(match[1]), int(match[2])) if match else (0, 0)
     if not _RULES[0].since <= number <= _MAIN:
@@ -86,11 +82,7 @@ def find_version(name: str) -> Version:
 
 
 def version_of(settings: Any) -> Version:
-    """Return the release of the settings, else the default one, or main where that lacks a setting.
-
-    Raises:
-        InvalidArgument: the release is unknown, or lacks one of the settings.
-    """
+    """Return the release of the settings, else the default one, or main if that lacks a setting."""
     newer = {name: since for name, since in _SINCE.items() if getattr(settings, name) is not None}
     named = settings.framework_version
     version = find_version(named or DEFAULT_VERSION)

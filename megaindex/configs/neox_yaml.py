@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from megaindex.configs.settings import Settings, argument_names, settings_in_comments
-from megaindex.configs.yaml_sections import load_mapping
-from megaindex.errors import InvalidArgument, StorageError
-from megaindex.index.frameworks import DEFAULT_SPLIT, parse_split
+from megaindex.configs.yaml_sections import load_mapping, read_text
+from megaindex.errors import InvalidArgument
+from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS, parse_split
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.validation import check_integer, check_number, check_setting, shown
 
@@ -37,7 +37,8 @@ def gpus_of_hosts(config: Mapping[str, Any]) -> int | None:
         raise InvalidArgument(f"hostfile must be a path, got a {type(path).__name__}")
     if not os.path.isfile(path):
         return None
-    slots = _slots(path)
+    hosts = map(_HOST.match, map(str.strip, read_text(path, "hostfile").splitlines()))
+    slots = [int(host["slots"]) for host in hosts if host]
     nodes = config.get("num_nodes")
     if isinstance(nodes, int) and nodes > 0:
         slots = slots[:nodes]
@@ -46,16 +47,6 @@ def gpus_of_hosts(config: Mapping[str, Any]) -> int | None:
     return total or None
 
 
-def _slots(path: str) -> list[int]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            hosts = [_HOST.match(line.strip()) for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"hostfile: {path} cannot be read: {error}") from None
-    return [int(host["slots"]) for host in hosts if host]
-
-
-_SPLITS = ("train", "valid", "test")
 _MICRO = "train_micro_batch_size_per_gpu"
 _VERSION = "GPT-NeoX (main, 2026-05)"
 # Keys that change a plan; an unknown key similar to one of them is refused as a typing error.
@@ -66,10 +57,10 @@ _TAKEN = (
     "dataset_impl", "allow_chopped", "weight_by_num_documents", "weighted_sampler_alpha",
     "hostfile", "num_nodes", "num_gpus", "include", "exclude", "exit_interval",
     "curriculum_learning", "data_efficiency", "autotuning", "elasticity", "train_impl",
-    *(f"{side}{split}{kind}_data_paths" for split in _SPLITS
+    *(f"{side}{split}{kind}_data_paths" for split in SPLITS
       for side, kind in (("", ""), ("", "_label"), ("pos_", ""), ("neg_", ""), ("pos_", "_label"),
                          ("neg_", "_label"))),
-    *(f"{split}_data_weights" for split in _SPLITS),
+    *(f"{split}_data_weights" for split in SPLITS),
 )  # fmt: skip
 _UNPLANNED = {
     "curriculum_learning": "shortens samples, which the plan's shares of tokens ignore",
@@ -100,8 +91,8 @@ def read_neox(paths: Sequence[str | os.PathLike[str]]) -> Settings:
         raise InvalidArgument(f"{_file_of(str(error), paths)}: {error}") from None
     called: dict[str, Any] = {}
     for path in paths:
-        with open(path, encoding="utf-8") as file:
-            called |= settings_in_comments(file.read(), "neox", os.fspath(path))
+        name = os.fspath(path)
+        called |= settings_in_comments(read_text(name, "--neox-config"), "neox", name)
     return replace(settings, **called)
 
 
@@ -192,10 +183,12 @@ def _check_train_epochs(config: Mapping[str, Any]) -> None:
 
 def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     side = _side(config)
-    paths = {split: _list(config, f"{side}{split}_data_paths") for split in _SPLITS}
+    paths: dict[str, list[Any]] = {
+        split: _list(config, f"{side}{split}_data_paths") for split in SPLITS
+    }
     single = config.get("data_path")
     missing = [split for split, given in paths.items() if not given]
-    if len(missing) == len(_SPLITS):
+    if len(missing) == len(SPLITS):
         return {} if single is None else _divided(config, single)
     if single is not None:
         raise InvalidArgument(
@@ -224,7 +217,7 @@ def _side(config: Mapping[str, Any]) -> str:
             "'gpt2' and 'pairwise' read files"
         )
     other = "" if kind == "pairwise" else "pos_"
-    given = [f"{other}{split}_data_paths" for split in _SPLITS]
+    given = [f"{other}{split}_data_paths" for split in SPLITS]
     if wrong := [key for key in given if config.get(key)]:
         needed = "gpt2" if kind == "pairwise" else "pairwise"
         raise InvalidArgument(

@@ -52,8 +52,7 @@ class Source:
         histogram: path of a file of document lengths with these tokens, see
             `read_length_histogram`.
         labels: path prefix of the labels, for a `NeoxDocumentsOrder`.
-        rejected: path prefix of the rejected side of pairwise data; `path` is the preferred
-            side.
+        rejected: path prefix of the rejected side of pairwise data; `path` is the preferred side.
         rejected_labels: path prefix of the labels of the rejected side.
 
     Raises:
@@ -109,8 +108,7 @@ class Target:
     """Length of a run, or of a stage of a recipe.
 
     Attributes:
-        kind: unit: epochs, iterations, samples, tokens or loader_epochs (GPT-NeoX's
-            train_epochs).
+        kind: unit: epochs, iterations, samples, tokens or loader_epochs (GPT-NeoX's train_epochs).
         value: number of these units.
         per_source: epochs of each source in place of `value`; they also set the weights.
 
@@ -172,8 +170,7 @@ class Run:
         target: length of the run.
         variance_buffer: factor, from 1, of the samples requested of each source of a blend;
             "exact": the samples that the blend draws; None: the framework's own factor.
-        surplus: Megatron's --mid-level-dataset-surplus: 1 less than its buffer of weighted
-            blends.
+        surplus: Megatron's --mid-level-dataset-surplus: 1 less than its buffer of weighted blends.
         tail: policy for the samples of the target that fill no batch.
         seed: seed of the shuffles.
         evaluation: evaluations of the run.
@@ -181,12 +178,9 @@ class Run:
         micro_batch_size: samples of a micro batch of one rank; None: unknown.
         gradient_accumulation_steps: micro batches of one rank in an iteration; None: unknown.
         consumed_samples: samples consumed before a resume; iterations are counted from there.
-        phases: iterations at which Megatron rebuilds its datasets
-            (--phase-transition-iterations).
-        coverage: method of the plan's coverage; auto counts in the built index where that is
-            cheap.
-        blend_counts: count or bound the draws of a greedy blend; auto bounds those of long
-            blends.
+        phases: iterations at which Megatron rebuilds its datasets (--phase-transition-iterations).
+        coverage: method of the plan's coverage; auto counts in the built index where that is cheap.
+        blend_counts: count or bound the draws of a greedy blend; auto bounds those of long blends.
         version: release of Megatron-LM, for order megatron; None: the default one.
         dataloader: Megatron's --dataloader-type: one pass in order, or passes in random order
             without end.

@@ -52,11 +52,7 @@ class BatchSizes(NamedTuple):
 
 
 def batch_sizes(settings: Settings) -> BatchSizes:
-    """Return the sizes, completed by micro batch x data-parallel size x accumulation = global.
-
-    Raises:
-        InvalidArgument: too few sizes are given, or they contradict each other.
-    """
+    """Return the sizes, completed by micro batch x data-parallel size x accumulation = global."""
     micro = settings.micro_batch_size
     parallel = _data_parallel(settings)
     steps = settings.gradient_accumulation_steps
@@ -192,11 +188,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 
 @contextmanager
 def given_run(run: Run | None, settings: Mapping[str, Any]) -> Iterator[Run]:
-    """Yield a run, or that of settings by name, which errors in the block are named by too.
-
-    Raises:
-        InvalidArgument: both are given, or the settings are wrong.
-    """
+    """Yield a run, or that of settings by name, which errors in the block are named by too."""
     if run is not None and not isinstance(run, Run):
         raise InvalidArgument(f"run must be a Run, got {shown(run)}; name settings, as data_path=…")
     if run is not None and settings:
@@ -211,11 +203,7 @@ def given_run(run: Run | None, settings: Mapping[str, Any]) -> Iterator[Run]:
 
 
 def run_by_name(given: Mapping[str, Any]) -> Run:
-    """Return the run of settings given as arguments, named like the flags of the command.
-
-    Raises:
-        InvalidArgument: an argument is unknown, or as in `resolve`.
-    """
+    """Return the run of settings given as arguments, named like the flags of the command."""
     for name in given:
         if name in ("recipe", "nanotron_config", "llm_foundry_config"):
             raise InvalidArgument(_A_RECIPE.format(name))

@@ -167,14 +167,12 @@ class Settings:
         context_parallel_size: processes that share each sequence.
         batch_schedule: batch sizes by tokens consumed, such as ``0:768 250B:1536``.
         rampup_batch_size: start, increment and samples of Megatron's ramp-up.
-        epochs: length of the run in epochs, such as ``1.5``; separated by commas: of each
-            source.
+        epochs: length of the run in epochs, such as ``1.5``; separated by commas: of each source.
         train_iters: length of the run in iterations.
         train_epochs: GPT-NeoX's setting, which differs from `epochs`: see `Target.kind`.
         train_samples: length of the run in samples.
         train_tokens: length of the run in tokens, such as ``300B``.
-        variance_buffer: factor of the samples requested of each source of a blend, or
-            ``exact``.
+        variance_buffer: factor of the samples requested of each source of a blend, or ``exact``.
         mid_level_dataset_surplus: Megatron's surplus of weighted blends, 1 less than its
             variance_buffer.
         tail: policy for a partial last batch: drop, pad or wrap.
@@ -280,11 +278,7 @@ NAMES = tuple(field.name for field in fields(Settings) if field.name not in _OF_
 
 
 def settings_by_name(given: Mapping[str, Any]) -> Settings:
-    """Return the settings among the given values; None is not given, other names are left out.
-
-    Raises:
-        InvalidArgument: a value has no form that a flag could have.
-    """
+    """Return the settings among the given values; None is not given, other names are left out."""
     values = {name: given[name] for name in NAMES if given.get(name) is not None}
     order = values.get("order")
     if isinstance(order, NeoxDocumentsOrder):
@@ -360,11 +354,7 @@ def adapter_call(order: str, settings: Mapping[str, Any]) -> str:
 
 
 def settings_in_comments(text: str, order: str, where: str) -> dict[str, Any]:
-    """Return the settings of the adapter calls in the comments of a configuration.
-
-    Raises:
-        InvalidArgument: a call is of another framework's adapter, or has settings without a plan.
-    """
+    """Return the settings of the adapter calls in the comments of a configuration."""
     found: dict[str, Any] = {}
     for framework, arguments in _LINE.findall(text):
         given = _keywords(arguments)

@@ -44,6 +44,21 @@ def load_mapping(
     return {str(key): value for key, value in content.items()}
 
 
+def read_text(path: str, what: str) -> str:
+    """Return the text of a file that the flag or key ``what`` names.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise MissingFile(f"{what}: {path} does not exist; check the path") from None
+    except (OSError, ValueError) as error:  # no text, or no path at all
+        raise StorageError(f"{what}: {path} cannot be read: {error}") from None
+
+
 def load_yaml(path: str | os.PathLike[str], what: str, *, last_wins: bool = False) -> Any:
     """Return the content of a YAML file, see `load_mapping`."""
     import yaml

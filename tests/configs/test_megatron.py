@@ -125,7 +125,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_megatron(str(tmp_path / "none.sh"), {})
     with pytest.raises(StorageError, match="cannot be read"):
         read_megatron(str(tmp_path), {})
-    with pytest.raises(StorageError, match="--data-args-path: /none cannot be read"):
+    with pytest.raises(MissingFile, match="--data-args-path: /none does not exist"):
         read_megatron("--data-args-path /none", {})
     bad = tmp_path / "bad.json"
     for text in ("[1]", "[" * 100_000, "9" * 5000):
@@ -191,7 +191,7 @@ def flags(extra: str = "", **over: Any) -> Settings:
         ("--dataloader-type external", "--dataloader-type external is not planned"),
         ("--seq-lenght 8", "did you mean --seq-length"),
         ("--valid-data-path b", "--data-path and --valid-data-path exclude each other"),
-        ("--data-args-path b", "--data-args-path: b cannot be read"),
+        ("--data-args-path b", "--data-args-path: b does not exist"),
         ("--encoder-seq-length 8", "exclude each other"),
         ("--step-batch-size-schedule 0:4", "exclude each other in Megatron-LM"),
         ("--step-batch-size-schedule 0:4 1M:8", "takes one word, got '0:4 1M:8'"),
