@@ -167,17 +167,12 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
         assert isinstance(mixing, FixedMixing), "of one of two kinds"
         first, unit = mixing, mixing.unit
     numbers = [mixed.sources[stream] for stream in streams]
-    shuffles = [
-        (
-            s.name,
-            s.kind,
-            recipe.order_of(s),
-            s.packed,
-            s.long_documents,
-            _limit(s, stage.sequence_length),
-        )
-        for s in (recipe.sources[number] for number in numbers)
-    ]
+    shuffles = []
+    for s in (recipe.sources[number] for number in numbers):
+        most = None  # documents of a sample, whether given or the default
+        if s.order == "packed":
+            most = most_documents(s.max_documents, stage.sequence_length)
+        shuffles.append((s.name, s.kind, recipe.order_of(s), s.packed, s.long_documents, most))
     drawn = [plan.size_at(number, stage.sequence_length) for number in numbers]
     sizes = [size.samples for size in drawn]
     blocks = [size.blocks and size.blocks.blocks.block_tokens for size in drawn]
@@ -192,10 +187,3 @@ def _mixing_facts(mixing: FixedMixing) -> tuple[Any, ...]:
     unit = math.gcd(*mixing.shares)  # 4:2 draws what 2:1 draws
     found["shares"] = [share // unit for share in mixing.shares]
     return type(mixing), found
-
-
-def _limit(source: RecipeSource, sequence_length: int) -> int | None:
-    """Return the most documents of a sample, whether given or the default; None if not packed."""
-    if source.order != "packed":
-        return None
-    return most_documents(source.max_documents, sequence_length)

@@ -206,11 +206,7 @@ def first_samples(stages: Sequence[PlannedStage], end: int) -> tuple[PlannedStag
 
 
 def first_unread(recipe: Recipe, sizes: Sequence[SourceSize]) -> list[int]:
-    """Return the first sample of each source that the run reads, 0 without a past.
-
-    Raises:
-        InvalidArgument: more was read of a source than it holds.
-    """
+    """Return the first sample of each source that the run reads, 0 without a past."""
     begins = [0] * len(sizes)
     for name, read in recipe.past_reads.items():
         number = recipe.number(name)
@@ -246,10 +242,6 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
     Args:
         recipe: the run.
         sizes: one epoch of each source, in the order of `Recipe.sources`.
-
-    Raises:
-        InvalidArgument: a stage has no whole step, does not begin at its `first_step`, or draws
-            more than the limits of a source allow under exhaustion error or redistribute.
     """
     for source, size in zip(recipe.sources, sizes, strict=True):
         if size.samples < 1:
@@ -503,10 +495,6 @@ class _LayoutBuilder:
         goes_on = bool(earlier) and earlier[-1][1] == sizes[0][1]
         self.batch = BatchSchedule(stages=(*earlier, *sizes[goes_on:]))
 
-    def _batch_sizes(self) -> list[int]:
-        """Return the batch sizes from the position on."""
-        return self.batch.sizes(self.position)
-
     def _move_cursors(self, stage: RecipeStage) -> dict[int, int]:
         """Move the cursors of the sources to where a stage begins to read them.
 
@@ -543,7 +531,7 @@ class _LayoutBuilder:
         for stream in stage.streams:
             i = self.recipe.number(stream.source)
             sizes[i] = sizes[i].at_length(length)
-        return mixture_of(self.recipe, stage, sizes, self._batch_sizes())
+        return mixture_of(self.recipe, stage, sizes, self.batch.sizes(self.position))
 
     def _end(self, mixture: Mixture, begin: int, first_step: int, is_last: bool) -> int:
         """Return one past the last sample of a stage; count its steps from ``first_step`` on.
@@ -577,15 +565,13 @@ class _LayoutBuilder:
                 f"stage {stage.name} ends with sample {end}; a run has at most 2**60 samples"
             )
         self.step = first_step + made + steps
-        self._append_end(stage, wanted - begin, end - begin)
-        return end
-
-    def _append_end(self, stage: RecipeStage, wanted: int, samples: int) -> None:
-        length = stage.length
         text = "epochs: 1" if length is None else f"{_KEYS[length.kind]}: {shown(length.value)}"
         self.ends.append(
-            StageEnd(stage=stage.name, length=text, samples_wanted=wanted, samples=samples)
+            StageEnd(
+                stage=stage.name, length=text, samples_wanted=wanted - begin, samples=end - begin
+            )
         )
+        return end
 
     def _wanted(self, stage: RecipeStage, mixture: Mixture) -> int:
         length = stage.length

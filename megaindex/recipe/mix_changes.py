@@ -273,13 +273,7 @@ class MixChanges:
         return self.draws(low, high, piece, self._columns(names), first, unit)
 
     def draws(
-        self,
-        low: int,
-        high: int,
-        piece: int,
-        columns: I64,
-        first: FixedMixing | None,
-        unit: int,
+        self, low: int, high: int, piece: int, columns: I64, first: FixedMixing | None, unit: int
     ) -> ChangedMixing:
         """Return the draws of a part of a stage with changes ``low`` to ``high - 1``.
 
@@ -338,12 +332,7 @@ def _whole(weights: U32, positions: I64) -> U32:
 def given_weights(
     weights: Mapping[str, object], names: Sequence[str], bounds: Mapping[str, tuple[Any, Any]]
 ) -> U32:
-    """Return a row of weights for the sources ``names``; those not given have 0.
-
-    Raises:
-        InvalidArgument: a source is unknown, a weight is not a number from 0, all are 0, or a share
-            is out of its bounds.
-    """
+    """Return a row of weights for the sources ``names``; those not given have 0."""
     if not isinstance(weights, Mapping):
         raise InvalidArgument(
             f"the mix must be a mapping of sources to weights, such as {{'web': 0.7, 'code': 0.3}}"

@@ -61,15 +61,7 @@ def mixture_of(
 ) -> Mixture:
     """Return the mixture at the start of a stage, with all of its streams.
 
-    Args:
-        recipe: the run.
-        stage: one of its stages.
-        sizes: one epoch of each source of the recipe, in samples of the stage.
-        batch_sizes: global batch sizes of the stage, in order.
-
-    Raises:
-        InvalidArgument: under batching per_stream, the batch size changes, or a stream has less
-            than one batch.
+    ``sizes`` are one epoch of each source of the recipe, in samples of the stage.
     """
     sources = [recipe.number(stream.source) for stream in stage.streams]
     drawn = [sizes[i] for i in sources]
@@ -98,8 +90,7 @@ def mixture_of(
 
 def _batch_sizes(stage: RecipeStage, sizes: Sequence[int]) -> list[int]:
     """Return the batch size of each stream: its own, or that of the stage."""
-    several = len(sizes) > 1
-    if several and any(stream.batch_size is None for stream in stage.streams):
+    if len(sizes) > 1 and any(stream.batch_size is None for stream in stage.streams):
         raise InvalidArgument(
             f"stage {stage.name}: batching per_stream needs one batch size, and the batch "
             "schedule has several; give every stream a batch_size, or use stratified or random"
@@ -169,13 +160,7 @@ def samples_per_epoch(
 ) -> tuple[int, ...]:
     """Return the samples of each stream in one epoch of the mixture.
 
-    Args:
-        stage: the stage.
-        sizes: one epoch of each stream's source.
-        seed: seed of rounding "streaming".
-
-    Raises:
-        InvalidArgument: a stream has less than one sample.
+    ``sizes`` are one epoch of each stream's source; ``seed`` is that of rounding "streaming".
     """
     if stage.by_proportion:
         total = stage.epoch_size or sum(size.samples for size in sizes)
@@ -228,22 +213,18 @@ def within_limits(
 ) -> list[int] | None:
     """Divide ``total`` samples in proportion, with no stream beyond its limit.
 
-    Returns:
-        Samples of each stream, or None if the sum of the limits is below ``total``.
+    Return None if the sum of the limits is below ``total``.
     """
     fixed: dict[int, int] = {}
-    while True:
+    while len(fixed) < len(shares):
         free = [i for i in range(len(shares)) if i not in fixed]
         rest = total - sum(fixed.values())
-        if not free:
-            return None if rest > 0 else [fixed[i] for i in range(len(shares))]
         counts = apportion([shares[i] for i in free], rest, "largest_remainder", 0)
-        over: dict[int, int] = {}
-        for i, count in zip(free, counts, strict=True):
-            limit = limits[i]
-            if limit is not None and count > limit:
-                over[i] = limit
+        divided = dict(zip(free, counts, strict=True))
+        limited = ((i, limits[i]) for i in free)
+        over = {i: most for i, most in limited if most is not None and divided[i] > most}
         if not over:
-            divided = {**fixed, **dict(zip(free, counts, strict=True))}
+            divided |= fixed
             return [divided[i] for i in range(len(shares))]
-        fixed.update(over)
+        fixed |= over
+    return None if sum(fixed.values()) < total else [fixed[i] for i in range(len(shares))]

@@ -24,6 +24,7 @@ the sizes of the sources; `megaindex.recipe.recipe_file` reads and writes it as 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -69,11 +70,9 @@ class RecipeSource:
             lengths, order epoch becomes order blocks.
         labels: finetuning: prefix of a pair with the label of every token, -100 for tokens
             without loss.
-        loss_mask: finetuning: prefix of a pair with 1 for every token with loss, such as those
-            of a response, and 0 for the others. Without labels and loss_mask all tokens have
-            loss.
-        packed: finetuning: several whole documents a sample, where they fit; False: one a
-            sample.
+        loss_mask: finetuning: prefix of a pair with 1 for every token with loss, such as those of a
+            response, and 0 for the others. Without labels and loss_mask all tokens have loss.
+        packed: finetuning: several whole documents a sample, where they fit; False: one a sample.
         long_documents: finetuning and order packed: documents longer than a sample are
             truncated, split or skipped. Default: truncated, and split in order packed.
         max_documents: order packed: most pieces of documents in a sample, see `PackedOrder`.
@@ -81,9 +80,8 @@ class RecipeSource:
             `default_block_tokens`.
         max_epochs: epochs that the run may draw; None: one, where the exhaustion policy sets a
             limit.
-        max_fraction: share of the samples that the run may draw, up to 1: max_epochs x
-            max_fraction of them, as in OLMo-core. It limits the number of samples, and does not
-            select them.
+        max_fraction: share of the samples that the run may draw, up to 1: max_epochs x max_fraction
+            of them, as in OLMo-core. It limits the number of samples, and does not select them.
         tokens: tokens of one epoch, for planning without files.
 
     Raises:
@@ -156,10 +154,11 @@ class RecipeSource:
             raise InvalidArgument(f"{where}: labels and loss_mask are for kind finetuning")
         if self.kind == "finetuning" and self.order in ("window", "blocks"):
             raise InvalidArgument(f"{where}: order {self.order} cuts documents; use order epoch")
-        if self.kind == "finetuning" and self.tokens is not None:
+        by_length = self.order in ("packed", "blocks") and f"order {self.order}"
+        if self.tokens is not None and (by_length or self.kind == "finetuning"):
             raise InvalidArgument(
-                f"{where}: the samples of kind finetuning depend on document lengths; give a path "
-                "in place of tokens"
+                f"{where}: the samples of {by_length or 'kind finetuning'} depend on document "
+                "lengths; give a path in place of tokens"
             )
 
     def _check_blocks(self, where: str) -> None:
@@ -170,21 +169,11 @@ class RecipeSource:
                 raise InvalidArgument(
                     f"{where}: block_tokens is a setting of order blocks; leave it out"
                 )
-        if self.order == "blocks" and self.tokens is not None:
-            raise InvalidArgument(
-                f"{where}: the samples of order blocks depend on document lengths; give a path in "
-                "place of tokens"
-            )
 
     def _check_packed(self, where: str) -> None:
         if self.max_documents is not None:
             limit = check_between(f"{where}: max_documents", self.max_documents, 1)
             object.__setattr__(self, "max_documents", limit)
-        if self.tokens is not None:
-            raise InvalidArgument(
-                f"{where}: the samples of order packed depend on document lengths; give a path in "
-                "place of tokens"
-            )
         if not self.packed:
             raise InvalidArgument(
                 f"{where}: packed: false puts one document into a sample, order packed several; "
@@ -199,8 +188,7 @@ class RecipeEvaluation:
     Attributes:
         source: source of the samples.
         interval: steps between two rounds; one more round follows the last step.
-        iterations: batches of a round. None: all samples of the source, each once, over all
-            ranks.
+        iterations: batches of a round. None: all samples of the source, each once, over all ranks.
         batch_size: global batch size; None: that of the last training step.
         sequence_length: tokens of a sample; None: that of the stages.
     """
@@ -243,18 +231,10 @@ def rounds_of(
     rows: int | None = None,
     first_step: int = 0,
 ) -> Rounds:
-    """Return the evaluation rounds of a run of ``num_steps`` steps.
+    """Return the evaluation rounds of a run, on a source of ``available`` samples.
 
-    Args:
-        evaluation: the setting.
-        available: samples of its source.
-        num_steps: training steps.
-        batch_size: global batch size, if the setting has none.
-        rows: rows of one micro batch on every rank, of which rounds are a multiple; None: batches.
-        first_step: steps that another system made.
-
-    Raises:
-        InvalidArgument: a round needs more samples than the source holds.
+    A round is a multiple of the ``rows`` of one micro batch on every rank; None: of batches.
+    ``batch_size`` is that of a setting without one, ``first_step`` the steps of another system.
     """
     size = evaluation.batch_size or batch_size
     samples = available
@@ -297,8 +277,7 @@ class Stream:
         proportion: share of the stage, relative to the other streams.
         repeat: epochs of the source in each epoch of the mixture.
         choose: samples of the source in each epoch of the mixture.
-        restart: begin with the first sample of the source, instead of going on from its
-            position.
+        restart: begin with the first sample of the source, instead of going on from its position.
         batch_size: samples of a step that draws from the source, over all ranks, under batching
             per_stream; None: the batch of the stage.
 
@@ -344,8 +323,7 @@ class Weighting:
 
     Attributes:
         by: unit of the sizes, of one epoch.
-        alpha: from 0 (equal proportions) to 1 (proportional to size); a temperature of 1 /
-            alpha.
+        alpha: from 0 (equal proportions) to 1 (proportional to size); a temperature of 1 / alpha.
     """
 
     by: Literal["tokens", "documents", "samples"] = "tokens"
@@ -405,13 +383,8 @@ class RecipeStage:
 
     def __post_init__(self) -> None:
         where = f"stage {self.name}"
-        optional = [
-            "first_step",
-            "planned_samples",
-            "epoch_size",
-            "sequence_length",
-            *BATCH_FACTORS,
-        ]
+        optional = ["first_step", "planned_samples", "epoch_size", "sequence_length"]
+        optional += BATCH_FACTORS
         make_plain(self, optional=optional, called=f"{where}: {{}}".format)
         if not self.streams:
             raise InvalidArgument(f"{where}: has no stream; give at least one")
@@ -544,25 +517,23 @@ class Recipe:
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise InvalidArgument(f"two {what} are called {', '.join(twice)}; rename one")
-        known = {source.name for source in self.sources}
         for stage in self.stages:
-            unknown = [s.source for s in stage.streams if s.source not in known]
-            if unknown:
-                raise InvalidArgument(
-                    f"stage {stage.name}: unknown source {unknown[0]}; the sources are "
-                    f"{', '.join(sorted(known))}"
-                )
-        self._check_past(known)
-        self._check_mix(known)
+            self._check_known(f"stage {stage.name}", [s.source for s in stage.streams])
+        self._check_past()
+        self._check_mix()
         for skip in self.skip:
             skip.to_dict()  # refuses arrays, which a checkpoint could not name
-            if skip.source is not None and skip.source not in known:
+            self._check_known("skip", [] if skip.source is None else [skip.source])
+
+    def _check_known(self, where: str, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._numbers:
                 raise InvalidArgument(
-                    f"skip: unknown source {skip.source}; the sources are "
-                    f"{', '.join(sorted(known))}"
+                    f"{where}: unknown source {name}; the sources are "
+                    f"{', '.join(sorted(self._numbers))}"
                 )
 
-    def _check_past(self, known: set[str]) -> None:
+    def _check_past(self) -> None:
         if self.past is None:
             return
         if self.skip:
@@ -570,11 +541,7 @@ class Recipe:
                 "past and skip exclude each other: steps and documents of the past are in no "
                 "order of this run; leave skipped documents out of the sources"
             )
-        unknown = [source for source in self.past.sources if source not in known]
-        if unknown:
-            raise InvalidArgument(
-                f"past: unknown source {unknown[0]}; the sources are {', '.join(sorted(known))}"
-            )
+        self._check_known("past", self.past.sources)
         for read in self.past.read:
             source = self.sources[self.number(read.source)]
             if read.documents and (
@@ -586,19 +553,18 @@ class Recipe:
                     "tokens, samples or epochs"
                 )
 
-    def _check_mix(self, known: set[str]) -> None:
+    def _check_mix(self) -> None:
         """Check sources and ranges of changed weights and their bounds."""
         changed = () if self.mix_changes is None else self.mix_changes.sources
         for setting, names in (
             ("mix_changes", changed),
             ("mix_bounds", [name for name, _, _ in self.mix_bounds]),
         ):
-            unknown = [name for name in names if name not in known]
-            if unknown or len(set(names)) < len(names):
+            self._check_known(setting, names)
+            if len(set(names)) < len(names):
                 raise InvalidArgument(
-                    f"{setting}: "
-                    + (f"unknown source {unknown[0]}" if unknown else "a source is named twice")
-                    + f"; the sources are {', '.join(sorted(known))}"
+                    f"{setting}: a source is named twice; the sources are "
+                    f"{', '.join(sorted(self._numbers))}"
                 )
         for name, least, most in self.mix_bounds:
             if not 0 <= least <= most <= 1 or most == 0:
@@ -771,12 +737,8 @@ class Recipe:
 def default_block_tokens(tokens: int, longest: int) -> int:
     """Return the tokens that a block of order blocks holds at least, unless they are given.
 
-    They are 1/128 of the source, but at most 2**23, and at least 16 samples of the longest stage:
-    so later stages of that length or shorter ones do not change them.
-
-    Args:
-        tokens: tokens of an epoch of the source.
-        longest: longest sequence_length of the recipe's stages.
+    They are 1/128 of an epoch, but at most 2**23, and at least 16 samples of the longest stage: so
+    later stages of that length or shorter ones do not change them.
     """
     return max(16 * longest, min(tokens // 128, 2**23))
 

@@ -105,12 +105,9 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
 
 
 def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
-    """Return the recipe that a mapping describes.
+    """Return the recipe that a mapping describes, as in a YAML file called ``name``.
 
-    Args:
-        content: settings, as in a YAML file.
-        name: name of the file, for messages.
-        folder: directory that relative paths of sources are relative to.
+    Relative paths of sources are relative to ``folder``.
     """
     top = Section(name, content)
     top.known(*_TOP)
