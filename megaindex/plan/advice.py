@@ -23,7 +23,10 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     """Return the reasons for which ``--check`` fails."""
     reasons = [*_loader_errors(run, plan), *_blend_errors(run, plan)]
     epochs = plan.num_epochs_built
-    if epochs is not None and epochs > (allowed := _epochs_allowed(run)):
+    allowed = 1  # of a target of iterations, samples or tokens
+    if run.target.kind == "epochs":
+        allowed = max(map(math.ceil, run.target.per_source or (run.target.value,)))
+    if epochs is not None and epochs > allowed:
         last = plan.max_train_iters_without_repeat if allowed == 1 else 0
         hint = f"; up to {last} iterations repeat no sample" if last else ""
         reasons.append(f"{plan.train_iters} iterations build {epochs} epochs{hint}")
@@ -78,13 +81,6 @@ def buffer_effect(run: Run, sizing: Sizing, target: ResolvedTarget) -> BufferEff
         if drawn is None
         else tuple(name for name, d, b in zip(sizing.names, drawn, built, strict=True) if d > b),
     )
-
-
-def _epochs_allowed(run: Run) -> int:
-    """Return the epochs of the target, 1 for a target of iterations, samples or tokens."""
-    if run.target.kind != "epochs":
-        return 1
-    return max(map(math.ceil, run.target.per_source or (run.target.value,)))
 
 
 def _is_short(row: Row) -> bool:
@@ -273,6 +269,11 @@ def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
     if not short:
         return
     worst = max(short, key=lambda row: (row.drawn_by_blend or 0) - (row.built or 0))
+    # a buffer, in thousandths, that requests of every source what is drawn of it
+    assert isinstance(sizing.buffer, float)
+    shares = [(row.requested or 0) / sizing.buffer for row in rows]
+    ratio = max((row.drawn_by_blend or 0) / max(1, n) for row, n in zip(rows, shares, strict=True))
+    enough = int(ratio * 1000) / 1000 + 0.002
     outcome = {
         "megatron": "Megatron stops with an IndexError",
         "neox": "NeoX silently serves other samples instead",
@@ -281,16 +282,8 @@ def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
         f"variance_buffer {sizing.buffer} is too small: {worst.split} draws more samples than are "
         f"built from {len(short)} of {len(rows)} sources, such as {worst.name} "
         f"({worst.drawn_by_blend} of {worst.built}); {outcome}: pass --variance-buffer "
-        f"{_enough(sizing, rows)}, or exact"
+        f"{enough:.3f}, or exact"
     )
-
-
-def _enough(sizing: Sizing, rows: Sequence[Row]) -> str:
-    """Return a buffer, in thousandths, that requests of every source what is drawn of it."""
-    assert isinstance(sizing.buffer, float)
-    shares = [(row.requested or 0) / sizing.buffer for row in rows]
-    ratio = max((row.drawn_by_blend or 0) / max(1, n) for row, n in zip(rows, shares, strict=True))
-    return f"{int(ratio * 1000) / 1000 + 0.002:.3f}"
 
 
 def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
@@ -302,22 +295,18 @@ def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     blend = next(rows for rows in _blends(plan) if worst in rows)
     needed = sizing.epochs([row.drawn or 0 for row in blend])[blend.index(worst)]
     surplus = 0 if sizing.pass_samples_vary else (worst.epochs or 0) - needed
-    apart = _last_apart(sizing, worst)
+    apart = _final_epoch(sizing, worst, sizing.row.separate_final_epoch).apart
     if _unseen(worst) < _NOTICEABLE and (surplus == 0 or apart):
         return
     cause = f" ({surplus} more than drawn, for variance_buffer {sizing.buffer})" if surplus else ""
     mixed = "shuffles the last one separately" if apart else "shuffles them together"
+    if (unseen := _unseen(worst)) >= _NOTICEABLE:
+        twice = 1 - sum(worst.coverage.tokens[:2])
+        mixed += f": {unseen:.1%} of its tokens stay unseen, {twice:.1%} come twice or more"
     yield (
-        f"{sizing.row.framework} builds {worst.epochs} epochs of {worst.name}{cause} and {mixed}"
-        f"{_harm(worst)}; {_remedy(run, sizing, plan, needed, surplus)}"
+        f"{sizing.row.framework} builds {worst.epochs} epochs of {worst.name}{cause} and {mixed}; "
+        f"{_remedy(run, sizing, plan, needed, surplus)}"
     )
-
-
-def _harm(row: Row) -> str:
-    if _unseen(row) < _NOTICEABLE:
-        return ""
-    twice = 1 - sum(row.coverage.tokens[:2])
-    return f": {_unseen(row):.1%} of its tokens stay unseen, {twice:.1%} come twice or more"
 
 
 def _remedy(run: Run, sizing: Sizing, plan: Plan, needed: int, surplus: int) -> str:
@@ -360,10 +349,6 @@ def _served_less(sizing: Sizing, row: Row) -> float:
     """
     before = _final_epoch(sizing, row, "always").samples_before
     return sum(row.coverage.tokens[: (row.epochs or 1) - 1]) if (row.drawn or 0) >= before else 0.0
-
-
-def _last_apart(sizing: Sizing, row: Row) -> bool:
-    return _final_epoch(sizing, row, sizing.row.separate_final_epoch).apart
 
 
 def _final_epoch(sizing: Sizing, row: Row, policy: str) -> FinalEpoch:

@@ -66,11 +66,7 @@ def coverage_of(
 ) -> Coverage:
     """Return the coverage by the cheapest exact method, or by ``method``.
 
-    Args:
-        draw: samples drawn of one source.
-        served: samples that the draws serve; None where draws were not counted.
-        method: auto, exact, expected or none.
-        progress: called while samples are counted.
+    ``served`` are the samples that the draws serve; None where draws were not counted.
     """
     if served is not None and any(part != ServedRange(0, draw.served, 1) for part in served):
         return _coverage_of_repeats(draw, served, method, progress)
@@ -381,12 +377,8 @@ def count_served(
 ) -> tuple[I64, I64]:
     """Return histograms of times served, over tokens and over non-empty documents.
 
-    Args:
-        index: of the source.
-        served: number of first samples served, or ranges of samples with the times of each.
-        lengths: tokens of each document.
-        first_document: sequence id of the first of them.
-        progress: called with the samples located so far.
+    ``served`` is the number of first samples served, or ranges of samples with the times of each,
+    ``lengths`` the tokens of each document from the sequence id ``first_document`` on.
 
     A document counts by its most served token. Only the first S tokens of a sample count: the
     last is the first of the next sample.

@@ -28,11 +28,7 @@ _ALL_TRAIN = "100,0,0"
 
 
 def export_settings(plan: Plan, run: Run, framework: str) -> str:
-    """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe.
-
-    Raises:
-        InvalidArgument: the framework is unknown, or has no settings for the plan.
-    """
+    """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe."""
     check_choice("--print-config", framework, (*_ORDERS, "recipe"))
     if framework == "recipe":
         return recipe_yaml(plan, run)
@@ -178,20 +174,23 @@ def lacks_validation(run: Run, plan: Plan) -> bool:
 
 def neox_yaml(plan: Plan, run: Run) -> str:
     """Return the settings as one NeoX file, in the flow style of NeoX's own files."""
-    settings: dict[str, object] = {"train_iters": plan.train_iters}
+    length = {"train_iters": plan.train_iters}
     if run.target.kind == "loader_epochs":
-        settings = {"train_epochs": int(run.target.value)}
-    settings |= {"seq_length": plan.sequence_length, "train_batch_size": plan.global_batch_size}
-    if run.micro_batch_size is not None:
-        settings["train_micro_batch_size_per_gpu"] = run.micro_batch_size
-    if run.gradient_accumulation_steps is not None:
-        settings["gradient_accumulation_steps"] = run.gradient_accumulation_steps
-    settings["seed"] = run.seed
-    settings["eval_interval"] = run.evaluation.interval
-    settings["eval_iters"] = run.evaluation.iterations
-    settings["data_impl"] = "mmap"
-    settings.update(_neox_data(plan, run))
-    lines = [f'  "{key}": {json.dumps(value)},' for key, value in settings.items()]
+        length = {"train_epochs": int(run.target.value)}
+    settings = {
+        **length,
+        "seq_length": plan.sequence_length,
+        "train_batch_size": plan.global_batch_size,
+        "train_micro_batch_size_per_gpu": run.micro_batch_size,
+        "gradient_accumulation_steps": run.gradient_accumulation_steps,
+        "seed": run.seed,
+        "eval_interval": run.evaluation.interval,
+        "eval_iters": run.evaluation.iterations,
+        "data_impl": "mmap",
+        **_neox_data(plan, run),
+    }
+    given = {key: value for key, value in settings.items() if value is not None}
+    lines = [f'  "{key}": {json.dumps(value)},' for key, value in given.items()]
     return "\n".join(["{", *lines, "}"])
 
 
@@ -230,13 +229,10 @@ def megatron_flags(plan: Plan, run: Run) -> str:
     flags = [_megatron_length(plan, run), f"--seq-length {plan.sequence_length}"]
     if run.micro_batch_size is not None:
         flags.append(f"--micro-batch-size {run.micro_batch_size}")
-    if run.batch.is_constant:
+    if run.batch.is_constant or run.batch.ramp is not None:
         flags.append(f"--global-batch-size {plan.global_batch_size}")
-    elif run.batch.ramp is not None:
-        flags += [
-            f"--global-batch-size {plan.global_batch_size}",
-            f"--rampup-batch-size {' '.join(map(str, run.batch.ramp))}",
-        ]
+        if run.batch.ramp is not None:
+            flags.append(f"--rampup-batch-size {' '.join(map(str, run.batch.ramp))}")
     else:
         stages = " ".join(
             f"{first * plan.sequence_length}:{b}" for first, b in run.batch.plain_stages
@@ -322,9 +318,6 @@ def recipe_yaml(plan: Plan, run: Run) -> str:
     """Return a recipe of the sources, weights and steps of a run, with a stage for each phase.
 
     Its order is megaindex's own, so that no stage repeats the samples of an earlier one.
-
-    Raises:
-        InvalidArgument: a recipe cannot read the data, or has no such steps.
     """
     for reason in _refused_by_recipe(plan, run):
         raise InvalidArgument(f"--print-config recipe: {reason}")

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 from megaindex.index.mixing import PerStream
 from megaindex.recipe.layout import PlannedStage, RecipeLayout
-from megaindex.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,37 +40,27 @@ def earliest_repeats(layout: RecipeLayout, consumed_samples: int = 0) -> list[Ea
     next.
     """
     recipe = layout.recipe
-    shares = _greatest_shares(recipe)
-    lows = {name: low for name, low, _ in recipe.mix_bounds}
+    bounds = {name: (low, high) for name, low, high in recipe.mix_bounds}
+    lows = sum((low for low, _ in bounds.values()), Fraction(0))
+
+    def first_step(number: int, share: Fraction | None, consumed: int) -> int | None:
+        position = _first(_draws(layout, number, share, consumed), layout, number)
+        return None if position is None else layout.batch.iterations_within(position)
+
     found = []
     for number, source in enumerate(recipe.sources):
-        planned = _first(_draws(layout, number, None, 0), layout, number)
-        position = _first(_draws(layout, number, shares[number], consumed_samples), layout, number)
-        steps = [None if p is None else layout.batch.iterations_within(p)
-                 for p in (position, planned)]  # fmt: skip
+        least, high = bounds.get(source.name, (Fraction(0), Fraction(1)))
+        most = min(high, 1 - (lows - least))  # the others have at least their lows
         found.append(
             EarliestRepeat(
                 source=source.name,
-                least=float(lows.get(source.name, 0)),
-                most=float(shares[number]),
-                first_step=steps[0],
-                planned_step=steps[1],
+                least=float(least),
+                most=float(most),
+                first_step=first_step(number, most, consumed_samples),
+                planned_step=first_step(number, None, 0),
             )
         )
     return found
-
-
-def _greatest_shares(recipe: Recipe) -> list[Fraction]:
-    """Return the greatest share that changed weights may give each source."""
-    lows = {name: low for name, low, _ in recipe.mix_bounds}
-    highs = {name: high for name, _, high in recipe.mix_bounds}
-    return [
-        min(
-            highs.get(source.name, Fraction(1)),
-            1 - sum((low for name, low in lows.items() if name != source.name), Fraction(0)),
-        )
-        for source in recipe.sources
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,18 +115,12 @@ def _count(count: int, what: str) -> str:
 def effect_of(skips: Skips, bounds: I64, *, masked_rows: int = 0, consumed: int = 0) -> SkipEffect:
     """Return the effect of skips, whose masked tokens are not counted yet.
 
-    Args:
-        skips: the skips in positions.
-        bounds (int64[steps + 1]): positions of the steps, those of moved samples at the end.
-        masked_rows: rows of the last step that are padding.
-        consumed: position at which a resumed run begins.
+    ``bounds`` and ``masked_rows`` are those of `SkippedSteps`, ``consumed`` is the position at
+    which a resumed run begins.
     """
-    numbers = {
-        move: sum(
-            last + 1 - first for s in skips.settings if s.move is move for first, last in s.ranges
-        )
-        for move in (False, True)
-    }
+    numbers = {False: 0, True: 0}
+    for setting in skips.settings:
+        numbers[setting.move] += sum(last + 1 - first for first, last in setting.ranges)
     firsts = [s.from_step for s in skips.settings if s.from_step is not None]
     return SkipEffect(
         steps_dropped=numbers[False],
@@ -222,8 +216,7 @@ class Row:
         repeated: samples drawn beyond the first epoch, or a second time.
         coverage: shares of the tokens by times served.
         error: error with which the framework ends on this source; empty if it does not.
-        packing: samples of an epoch in order packed; not a key of ``--json`` in the other
-            orders.
+        packing: samples of an epoch in order packed; not a key of ``--json`` in the other orders.
     """
 
     split: str
@@ -252,11 +245,8 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields, the coverage under three keys."""
-        fields = dict(vars(self))
-        if self.packing is None:
-            del fields["packing"]
         return {
-            **fields,
+            **json_object(self, "packing"),
             "coverage_documents": _by_times(self.coverage.documents),
             "coverage_method": self.coverage.method,
         }
@@ -372,8 +362,7 @@ class Plan:
         order: name of the order of the samples.
         framework: framework, with its version, whose rules hold.
         sequence_length: tokens of a sample, without the extra one of the label.
-        variance_buffer: factor of the samples requested of each source of a blend, or
-            ``"exact"``.
+        variance_buffer: factor of the samples requested of each source of a blend, or ``"exact"``.
         tail: policy for the samples of the target that fill no batch: drop, pad or wrap.
         target: target of the run in words, such as ``1 epoch``.
         train_iters: iterations from `consumed_samples` on.
@@ -381,8 +370,7 @@ class Plan:
         batch_schedule: first sample and batch size of each stage, as in `BatchSchedule`.
         tokens_per_epoch: tokens of one epoch.
         samples_per_epoch: samples of one epoch.
-        samples_consumed: samples consumed after the last iteration, `consumed_samples`
-            included.
+        samples_consumed: samples consumed after the last iteration, `consumed_samples` included.
         consumed_samples: samples consumed before the first iteration of the plan.
         samples_built: samples of the epochs built; None where draws were not counted.
         samples_left_over: samples of the epochs aimed at that the run does not consume.
@@ -391,8 +379,7 @@ class Plan:
         num_epochs_built: most epochs built of a source; None where draws were not counted.
         max_train_iters_without_repeat: most iterations that serve no sample twice.
         max_train_iters_same_epochs: most iterations for which no further epoch is built.
-        max_train_iters_exact: False where the two are lower bounds, because draws were not
-            counted.
+        max_train_iters_exact: False where the two are lower bounds, because draws were not counted.
         neighbours: effects of `max_train_iters_same_epochs` and of one iteration more; empty if
             not exact.
         tails: effect of each tail policy.
@@ -454,7 +441,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
-        return json_object(self)
+        return json_object(self, "skip")
 
     def __repr__(self) -> str:
         """Return the tables that the command prints, of at most 100 columns."""
@@ -478,11 +465,10 @@ def epochs_text(count: int | None) -> str:
     return "one epoch" if count == 1 else f"{count} epochs"
 
 
-def json_object(plan: Any) -> dict[str, Any]:
-    """Return the fields of a plan, of JSON types alone; those that may lack only if given."""
-    may_lack = ("skip", "past", "mix_changes", "mix_bounds", "remaining")
-    fields = {name: value for name, value in vars(plan).items() if name not in may_lack or value}
-    return {name: json_value(value) for name, value in fields.items()}
+def json_object(record: object, *optional: str) -> dict[str, Any]:
+    """Return the fields of a record, of JSON types alone, the optional ones where they are set."""
+    fields = {key: value for key, value in vars(record).items() if key not in optional or value}
+    return {key: json_value(value) for key, value in fields.items()}
 
 
 def json_value(value: Any) -> Any:

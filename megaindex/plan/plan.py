@@ -67,9 +67,6 @@ def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | Non
     """Return the evaluations of a run, None without data for them.
 
     Megatron and NeoX: (I // interval + 1) evaluations of eval_iters batches, then one test.
-
-    Raises:
-        InvalidArgument: the framework refuses such an evaluation.
     """
     if run.evaluation.full or run.evaluation.multiple:
         _check_full_validation(run, parts)
@@ -414,14 +411,16 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         ignored_settings=run.ignored,
         skip=skip,
     )
+    warnings = list(advice.warnings(run, sizing, plan))
+    if inputs is not None and not inputs.exact:
+        warnings.append(
+            "tokens consumed and left over are means over seeds, because a part of an epoch is "
+            "consumed; give --data-path and --coverage exact to count them"
+        )
     plan = replace(
         plan,
         caution=advice.caution(run, sizing, plan),
-        warnings=(
-            *advice.warnings(run, sizing, plan),
-            *_mean_tokens(inputs),
-            *_late_skips(run, target),
-        ),
+        warnings=(*warnings, *_late_skips(run, target)),
         check_failures=check_failures(run, plan),
     )
     if skip is None or steps is None or not skip.changes_counts:
@@ -452,16 +451,6 @@ def _train_rows(
         replace(row, phase=number)
         for number, asked, read in spans
         for row in rows_of(run, sizing, parts, "train", requested=asked, consumed=read)
-    )
-
-
-def _mean_tokens(inputs: InputTokens | None) -> tuple[str, ...]:
-    """Return a warning if tokens consumed in order packed are means over seeds."""
-    if inputs is None or inputs.exact:
-        return ()
-    return (
-        "tokens consumed and left over are means over seeds, because a part of an epoch is "
-        "consumed; give --data-path and --coverage exact to count them",
     )
 
 

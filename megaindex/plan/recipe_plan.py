@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 import numpy as np
 from rich.console import RenderableType
@@ -36,10 +36,6 @@ from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.past import PastRead
 from megaindex.recipe.recipe import Recipe, Rounds
-
-if TYPE_CHECKING:
-    from typing import TextIO
-
 
 _NOTICEABLE = 0.01
 """Share of a source's tokens in no sample at which the plan warns."""
@@ -76,12 +72,7 @@ class StageDraw:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return _set_fields(self, "deferred", "batch_size")
-
-
-def _set_fields(record: object, *optional: str) -> dict[str, Any]:
-    """Return the fields of a record, the optional ones where they are set."""
-    return {key: value for key, value in vars(record).items() if key not in optional or value}
+        return json_object(self, "deferred", "batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +105,7 @@ class StepRange:
         """Return the fields."""
         sizes = self.batch_sizes
         listed = None if sizes is None else sizes.tolist()
-        return _set_fields(replace(self, batch_sizes=listed), "batch_sizes")
+        return json_object(replace(self, batch_sizes=listed), "batch_sizes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +149,7 @@ class SourceTotal:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return _set_fields(self, "packing", "blocks")
+        return json_object(self, "packing", "blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +285,7 @@ class RecipePlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
-        return json_object(self)
+        return json_object(self, "skip", "past", "mix_changes", "mix_bounds", "remaining")
 
     def __repr__(self) -> str:
         """Return the tables that the command prints, of at most 100 columns."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TextIO
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -24,12 +24,9 @@ from megaindex.console import (
 from megaindex.index.frameworks import framework_rules
 from megaindex.plan.model import PackingFacts, Plan, Row, epochs_text
 
-if TYPE_CHECKING:
-    from typing import TextIO
-
-
 _MANY_SOURCES = 24
 _SHOWN_TIMES = 4
+_ORDINALS = {2: "a second", 3: "a third"}
 _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expected"}
 
 
@@ -75,7 +72,8 @@ def _limits(plan: Plan, names: ShortNames) -> list[Text]:
         begins = f" begins another of {names.cut(beyond.begins)}"
         if last.num_epochs_built < beyond.num_epochs_built:
             stays = f" stays in {epochs_text(last.num_epochs_built)}, "
-            begins = f" begins {_ordinal(beyond.num_epochs_built)}"
+            number = beyond.num_epochs_built
+            begins = f" begins {_ORDINALS.get(number, f'epoch {number}')}"
         if not beyond.begins:
             begins = " runs out of samples"
         built = f": {beyond.samples_built:,} samples built"
@@ -88,10 +86,6 @@ def _limits(plan: Plan, names: ShortNames) -> list[Text]:
     return lines
 
 
-def _ordinal(epoch: int) -> str:
-    return {2: "a second", 3: "a third"}.get(epoch, f"epoch {epoch}")
-
-
 def _totals(plan: Plan) -> RenderableType:
     table = FittedTable(TableColumn("train", "label"), "samples", "tokens")
     length = plan.sequence_length
@@ -102,12 +96,10 @@ def _totals(plan: Plan) -> RenderableType:
     ]
     if plan.consumed_samples:
         rows.insert(1, ("before this run", plan.consumed_samples, plan.consumed_samples * length))
-    built = (
-        "built" if plan.num_epochs_built is None else f"built, {epochs_text(plan.num_epochs_built)}"
-    )
-    rows.append((built, plan.samples_built, None))
-    for name, samples, tokens in rows:
-        table.add_row(name, _number(samples), _number(tokens) if tokens is not None else "")
+    epochs = plan.num_epochs_built
+    built = "built" if epochs is None else f"built, {epochs_text(epochs)}"
+    for name, samples, tokens in (*rows, (built, plan.samples_built, None)):
+        table.add_row(name, _number(samples), "" if tokens is None else _number(tokens))
     return table
 
 
@@ -117,18 +109,13 @@ def _sources(plan: Plan, names: ShortNames) -> RenderableType:
     columns += ["per epoch", "requested", "drawn", "built", "epochs", "repeated"]
     table = FittedTable(TableColumn("split", "label"), TableColumn("source", "name"), *columns)
     for row in plan.datasets[:_MANY_SOURCES]:
-        table.add_row(_split(row), names.name(row.name), *_counts(row, weighted))
+        numbers = (row.samples_per_epoch, row.requested, row.drawn)
+        cells = [_number(n) for n in (*numbers, row.built, row.epochs, row.repeated)]
+        if row.drawn is None:
+            cells[2] = f"{row.drawn_bounds[0]:,}…{row.drawn_bounds[1]:,}"
+        weight = [_weight(row.weight)] * weighted
+        table.add_row(_split(row), names.name(row.name), *weight, *cells)
     return Group(table, *_more(len(plan.datasets)), *names.note())
-
-
-def _counts(row: Row, weighted: bool) -> list[str]:
-    weight = [_weight(row.weight)] if weighted else []
-    drawn = _number(row.drawn)
-    if row.drawn is None:
-        drawn = f"{row.drawn_bounds[0]:,}…{row.drawn_bounds[1]:,}"
-    numbers = [row.built, row.epochs, row.repeated]
-    first = [_number(row.samples_per_epoch), _number(row.requested), drawn]
-    return weight + first + [_number(number) for number in numbers]
 
 
 def _coverage(plan: Plan, names: ShortNames) -> RenderableType | None:
@@ -234,19 +221,16 @@ def packing_texts(sources: Iterable[tuple[str, PackingFacts | None]]) -> list[tu
 def _tail_facts(plan: Plan) -> list[tuple[str, str]]:
     facts = []
     for tail in plan.tails:
+        ranks = "one rank" if tail.ranks_masked == 1 else f"{tail.ranks_masked} ranks"
         cost = {
             "drop": f"leaves {tail.samples_dropped:,} samples unseen",
             "pad": f"masks the loss of {tail.samples_masked:,} samples"
-            + f", all of {_ranks_text(tail.ranks_masked)}" * (tail.ranks_masked > 0),
+            + f", all of {ranks}" * (tail.ranks_masked > 0),
             "wrap": f"repeats {tail.samples_repeated:,} samples",
         }[tail.policy]
         chosen = ", as planned" if tail.policy == plan.tail else ""
         facts.append((f"tail {tail.policy}", f"{tail.train_iters} iterations, {cost}{chosen}"))
     return facts
-
-
-def _ranks_text(count: int) -> str:
-    return "one rank" if count == 1 else f"{count} ranks"
 
 
 def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
@@ -268,8 +252,7 @@ def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
 
 def _run_facts(plan: Plan) -> list[tuple[str, str]]:
     facts = []
-    if plan.evaluation is not None:
-        evaluation = plan.evaluation
+    if (evaluation := plan.evaluation) is not None:
         text = (
             f"{evaluation.rounds:,} rounds draw {evaluation.valid_samples:,} validation samples, "
             f"the test draws {evaluation.test_samples:,}"
@@ -286,8 +269,7 @@ def _run_facts(plan: Plan) -> list[tuple[str, str]]:
         facts += [("skip" * (not number), line) for number, line in enumerate(plan.skip.lines())]
     if plan.ignored_settings:
         facts.append(("ignored", ", ".join(plan.ignored_settings)))
-    if plan.ranks is not None:
-        ranks = plan.ranks
+    if (ranks := plan.ranks) is not None:
         text = f"{ranks.samples_per_rank:,} samples on each of {ranks.data_parallel_size} ranks"
         facts.append(("data parallel", text))
     for number, phase in enumerate(plan.phases, 1):

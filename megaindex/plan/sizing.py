@@ -93,14 +93,7 @@ def _sum(lengths: npt.NDArray[np.int32], begin: int, end: int, path: str) -> int
 def packing_facts(
     packing: Packing | None, tokens: int, long_documents: int, max_documents: int | None
 ) -> PackingFacts | None:
-    """Return the facts about samples of order packed; None in other orders.
-
-    Args:
-        packing: bins of an epoch; None in other orders.
-        tokens: tokens of the documents.
-        long_documents: documents longer than a sample.
-        max_documents: most pieces of a sample; None for the default.
-    """
+    """Return the facts about samples of order packed; None in other orders."""
     if packing is None:
         return None
     pieces, samples = packing.pieces
@@ -367,12 +360,7 @@ def _cycled(start: int, end: int, count: int) -> Iterator[ServedRange]:
 
 
 def loader_limit(run: Run, built: Sequence[int]) -> int | None:
-    """Return the positions of a blend before its loader starts over; None if it does not.
-
-    Args:
-        run: order, and rows of all ranks that make a batch.
-        built: samples built of each source.
-    """
+    """Return the positions of a blend before its loader starts over; None if it does not."""
     short = run.row.uncounted_samples
     if not short:
         return None

@@ -25,11 +25,7 @@ from megaindex.index.blending import Progress
 from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
 from megaindex.index.order_settings import NeoxDocumentsOrder, order_of_row
 from megaindex.index.orders.framework import PackingIndex, PackingOrder
-from megaindex.index.orders.packed import (
-    count_pieces,
-    pack_counts,
-    pieces_of_histogram,
-)
+from megaindex.index.orders.packed import count_pieces, pack_counts, pieces_of_histogram
 from megaindex.kernels import active, num_threads
 from megaindex.plan.coverage import count_served, counted_coverage
 from megaindex.plan.model import Coverage, Row
@@ -224,11 +220,11 @@ def _with_last_replaced(
     last = _last_sample(index)
     pieces = []
     for part in served:
-        if not part.begin <= last < part.end:
+        if part.begin <= last < part.end:
+            around = (replace(part, end=last), replace(part, begin=last + 1))
+            pieces += [*around, ServedRange(0, 1, part.times)]
+        else:
             pieces.append(part)
-            continue
-        around = (replace(part, end=last), replace(part, begin=last + 1))
-        pieces += [*around, ServedRange(0, 1, part.times)]
     return [part for part in pieces if part.begin < part.end]
 
 
@@ -303,15 +299,8 @@ def sizing_of(
 ) -> Sizing:
     """Return the sizing of one split.
 
-    Epochs for each source set the weights, of validation and test too where a corpus is divided.
-
-    Args:
-        run: the run.
-        row: rules of its order.
-        parts: sources of the split.
-        split: train, valid or test.
-        progress: called while draws are counted.
-        train: sources of the train split, by default ``parts``.
+    Epochs for each source set the weights, of validation and test too where a corpus is divided:
+    those of the sources in ``train``, by default ``parts``.
     """
     weights: tuple[float | int, ...] | None = _weights([part.source for part in parts])
     if run.target.per_source and (split == "train" or run.data.split is not None):
@@ -322,6 +311,7 @@ def sizing_of(
         )
     if run.data.documents_alpha is not None:
         weights = documents_weights([part.sequences for part in parts], run.data.documents_alpha)
+    whole = run.packing is not None or row.order == "packed"
     if split != "train":  # Megatron-DeepSpeed has an exact number of epochs for training alone
         row = replace(row, exact_num_epochs=None)
     return Sizing(
@@ -331,9 +321,7 @@ def sizing_of(
         tokens=tuple(part.tokens for part in parts),
         weights=weights,
         buffer=_buffer(run, row, weights, len(parts)),
-        pass_samples=None
-        if run.packing is None and row.order != "packed"
-        else tuple(p.pass_samples or 0 for p in parts),
+        pass_samples=tuple(p.pass_samples or 0 for p in parts) if whole else None,
         pass_samples_vary=run.packing is not None and run.packing.pack_impl != "unpacked",
         asks_one_epoch=run.target.kind == "loader_epochs",
         walk=run.blend_counts,
@@ -379,10 +367,7 @@ def _weights(sources: Sequence[Source]) -> tuple[float, ...] | None:
 
 
 def _buffer(
-    run: Run,
-    row: FrameworkRules,
-    weights: Sequence[float | int] | None,
-    num_sources: int,
+    run: Run, row: FrameworkRules, weights: Sequence[float | int] | None, num_sources: int
 ) -> Buffer:
     """Return the run's buffer, else the framework's own."""
     if run.target.kind == "loader_epochs":

@@ -136,9 +136,6 @@ def _loader_iterations(run: Run, sizing: Sizing) -> int:
     """Return the iterations of GPT-NeoX's train_epochs, without those before a resume.
 
     As update_iterations: micro batches · train_epochs // accumulation.
-
-    Raises:
-        InvalidArgument: the sources hold less than one micro batch.
     """
     limit, batch = loader_limit(run, sizing.per_epoch()), run.batch.final
     assert limit is not None, "checked by Run"
@@ -358,15 +355,11 @@ def permuted(rows: Sequence[Row]) -> tuple[Row, ...]:
     blends: dict[str, int] = {}
     for row in rows:
         blends[row.split] = blends.get(row.split, 0) + sum(row.drawn_bounds) // 2
-    return tuple(
-        replace(
-            row,
-            drawn=row.drawn if blends[row.split] == row.drawn else None,
-            drawn_bounds=row.drawn_bounds
-            if blends[row.split] == row.drawn
-            else (0, blends[row.split]),
-            repeated=0 if row.epochs == 1 and (row.drawn or 0) <= row.samples_per_epoch else None,
-            coverage=Coverage(method="none"),
-        )
-        for row in rows
-    )
+    found = []
+    for row in rows:
+        once = row.epochs == 1 and (row.drawn or 0) <= row.samples_per_epoch
+        row = replace(row, repeated=0 if once else None, coverage=Coverage(method="none"))
+        if row.drawn != blends[row.split]:
+            row = replace(row, drawn=None, drawn_bounds=(0, blends[row.split]))
+        found.append(row)
+    return tuple(found)
