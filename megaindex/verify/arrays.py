@@ -152,7 +152,7 @@ class _Set:
             progress(size if self.full else 0)
         marker = self.files.marker
         if marker is not None and not os.path.isfile(marker):
-            self.found.add(marker, replace(_missing(), remedy=remedy))
+            self.found.add(marker, replace(_MISSING, remedy=remedy))
         if self.differs:  # name the wrong elements
             for name, fault, count in order_faults(arrays, self.sidecar.settings):
                 self.found.add(self.files.arrays[name], replace(fault, remedy=remedy), count=count)
@@ -173,7 +173,9 @@ class _Set:
         self.differs |= checksum != expected
         if state_of(os.stat(path)) != self.sidecar.files[name]:
             is_harmless = self.sidecar.origin == "found" or (self.full and checksum == expected)
-            return _changed(), "warning" if is_harmless else "error"
+            changed = "another file, or another time of change"
+            severity: Severity = "warning" if is_harmless else "error"
+            return _fault("changed", changed, "the recorded file"), severity
         if checksum != expected:
             return _fault("checksum", f"checksum {checksum}", f"checksum {expected}"), "error"
         return None, "error"
@@ -236,7 +238,7 @@ def _file_fault(path: str, size: int) -> Fault | None:
     try:
         status = os.stat(path)
     except FileNotFoundError:
-        return _missing()
+        return _MISSING
     if not stat.S_ISREG(status.st_mode):
         return _fault("file-kind", "not a regular file", "a regular file")
     if status.st_size != size:
@@ -244,16 +246,11 @@ def _file_fault(path: str, size: int) -> Fault | None:
     return None
 
 
-def _missing() -> Fault:
-    return _fault("missing-file", "no file", "a file")
-
-
-def _changed() -> Fault:
-    return _fault("changed", "another file, or another time of change", "the recorded file")
-
-
 def _fault(rule: str, found: str, expected: str) -> Fault:
     return Fault(rule=rule, found=found, expected=expected)
+
+
+_MISSING = _fault("missing-file", "no file", "a file")
 
 
 def _unreadable(rule: str, error: Exception) -> Fault:
@@ -302,6 +299,8 @@ def _checked_manifest(entry: Path, found: Collector) -> Manifest | None:
 
 
 _CORRECT = "correct the recipe"
+_PATH = "correct the path, which is relative to the recipe, or restore the pair"
+_DTYPE = "write it again with the type of its ids; GPT-NeoX's codes need --dialect neox"
 _PLACES = ("source ", "stage ", "stream ")
 
 
@@ -329,7 +328,10 @@ def verify_recipe(path: str) -> Report:
         for corpus in corpora:
             _check_source(path, corpus, found)
         if not found.has_errors():
-            _check_layout(path, recipe, found)
+            try:
+                plan_recipe(recipe)
+            except (InvalidArgument, FormatError) as error:
+                found.add(path, _broken("layout", path, error))
     return found.report(path, "recipe", full=False, counted=counted)
 
 
@@ -377,26 +379,28 @@ def _check_source(recipe: str, corpus: RecipeSource, found: Collector) -> None:
         prefix = getattr(corpus, setting)
         if prefix and not _is_there(prefix):
             missing = True
-            found.add(recipe, _missing_source(corpus, setting, prefix))
+            rule, there = f"missing-{setting.replace('_', '-')}", f"neither {prefix}.idx nor .bin"
+            found.add(recipe, _source_fault(corpus, rule, there, "a pair", _PATH))
     companion = corpus.labels or corpus.loss_mask
     try:
         if missing or not corpus.path:
             return
         text = IndexedDataset(corpus.path)
         if text.dtype.kind == "f":
-            found.add(text.path_prefix + ".idx", _not_integers(corpus, text))
+            fault = _source_fault(corpus, "token-type", str(text.dtype), "integers", _DTYPE)
+            found.add(text.path_prefix + ".idx", fault)
         if companion:
             role = "labels" if corpus.labels else "loss mask"
             check_same_lengths(text, IndexedDataset(companion), role)
     except (FormatError, MissingFile) as error:  # the pair's own report has the details
-        found.add(recipe, _unfit(corpus, error))
+        expected = "a valid pair, with labels or a mask of the same lengths"
+        what, remedy = _divided(str(error))
+        found.add(recipe, _source_fault(corpus, "source", what, expected, remedy))
 
 
-def _check_layout(path: str, recipe: Recipe, found: Collector) -> None:
-    try:
-        plan_recipe(recipe)
-    except (InvalidArgument, FormatError) as error:
-        found.add(path, _broken("layout", path, error))
+def _source_fault(corpus: RecipeSource, rule: str, found: str, expected: str, remedy: str) -> Fault:
+    where = f"source {corpus.name}"
+    return Fault(rule=rule, where=where, found=found, expected=expected, remedy=remedy)
 
 
 def _broken(rule: str, path: str, error: Exception) -> Fault:
@@ -418,34 +422,3 @@ def _divided(message: str) -> tuple[str, str]:
     """Divide a message into the fault and the remedy at its end."""
     what, _, remedy = message.rpartition("; ")
     return (what, remedy) if what else (message, _CORRECT)
-
-
-def _missing_source(corpus: RecipeSource, setting: str, prefix: str) -> Fault:
-    return Fault(
-        rule=f"missing-{setting.replace('_', '-')}",
-        where=f"source {corpus.name}",
-        found=f"neither {prefix}.idx nor .bin",
-        expected="a pair",
-        remedy="correct the path, which is relative to the recipe, or restore the pair",
-    )
-
-
-def _not_integers(corpus: RecipeSource, text: IndexedDataset) -> Fault:
-    return Fault(
-        rule="token-type",
-        where=f"source {corpus.name}",
-        found=str(text.dtype),
-        expected="integers",
-        remedy="write it again with the type of its ids; GPT-NeoX's codes need --dialect neox",
-    )
-
-
-def _unfit(corpus: RecipeSource, error: Exception) -> Fault:
-    what, remedy = _divided(str(error))
-    return Fault(
-        rule="source",
-        where=f"source {corpus.name}",
-        found=what,
-        expected="a valid pair, with labels or a mask of the same lengths",
-        remedy=remedy,
-    )

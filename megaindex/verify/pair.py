@@ -24,6 +24,7 @@ from megaindex.format.header import (
     bound_end_fault,
     bound_faults,
     code_fault,
+    get_dialect,
     header_fault,
     parse_header,
     sequence_chunks,
@@ -48,26 +49,45 @@ _AT_ONCE = 1 << 22  # sequences sorted together, except in a range that holds mo
 _CHUNK_BYTES = 4 << 20
 _OBJECT_CHUNK_BYTES = 32 << 20  # the pieces of simultaneous requests
 _CHUNK_DOCUMENTS = 1 << 17
+_LINES_AT_ONCE = 1 << 16  # lines
+_REMEDIES = {
+    "missing-file": "restore the missing half of the pair",
+    "not-a-file": "replace it by the file or a link to it",
+    "pointer-order": "readers accept this; megaindex merge writes a pair in order",
+    "bound-last": "written by GPT-NeoX's merge tool; training by documents needs a new .idx",
+    "duplicate-sequence": "its tokens are trained on repeatedly; rebuild the .idx unless intended",
+    "overlap": "lengths or pointers are wrong; restore the .idx unless this is intended",
+    "unused-bytes": "if tokens are missing, restore the .idx of this .bin; otherwise megaindex "
+    "merge drops them",
+    "not-finite": "write the pair again from its source",
+    "token-range": "check --vocab-size and the dialect, or tokenize again",
+    "partial-token": "they are never read; if tokens are missing, copy the .bin again",
+    "document-end": "check --eod, or tokenize again with --append-eod",
+    "input-rows": "restore the input, or tokenize it again: the rows that the file names have "
+    "changed",
+}
+"""Remedies of the rules that readers do not enforce."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairRules:
     """The dialect of a pair, rules of its tokens, and whether its input files are read."""
 
-    dialect: DtypeTable
-    vocab_size: int | None = None
-    eod: int | None = None
-    inputs: bool = False
+    dialect: str
+    vocab_size: int | None
+    eod: int | None
+    inputs: bool
 
 
 def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> Report:
     """Check a pair and its provenance; with `full` also the layout of the .bin and every token."""
     found = Collector()
     counted: dict[str, int] = {}
-    pair = _open(path_prefix, rules.dialect, found)
+    dialect = get_dialect(rules.dialect)
+    pair = _open(path_prefix, dialect, found)
     if pair is not None:
         tokens, contiguous = _check_sequences(pair, found)
-        _check_bounds(pair, rules.dialect, found)
+        _check_bounds(pair, dialect, found)
         counted = {
             "sequences": len(pair.arrays.lengths),
             "documents": max(0, len(pair.arrays.bounds) - 1),
@@ -104,9 +124,10 @@ def _open(path_prefix: str, dialect: DtypeTable, found: Collector) -> _Pair | No
     bin_info, idx_info = stat_path(bin_path), stat_path(idx_path)
     for path, info in ((bin_path, bin_info), (idx_path, idx_info)):
         if info is None:
-            found.add(path, _missing(path, idx_path))
+            rebuild = ", or rebuild it with --repair OUT --dtype … --eod …" * (path == idx_path)
+            found.add(path, _fault("missing-file", "the file", "no file", "a file", rebuild))
         elif not is_remote(path) and (kind := odd_kind(info.path)):
-            found.add(path, _not_a_file(kind))
+            found.add(path, _fault("not-a-file", "the file", kind, "a regular file"))
     if bin_info is None or idx_info is None or found.has_errors():
         return None
     index = map_readonly(local_copy(idx_info))
@@ -130,16 +151,9 @@ def _open(path_prefix: str, dialect: DtypeTable, found: Collector) -> _Pair | No
     )
 
 
-def _missing(path: str, idx_path: str) -> Fault:
-    remedy = "restore the missing half of the pair"
-    if path == idx_path:
-        remedy += ", or rebuild it with --repair OUT --dtype … --eod …"
-    return Fault(rule="missing-file", found="no file", expected="a file", remedy=remedy)
-
-
-def _not_a_file(kind: str) -> Fault:
-    remedy = "replace it by the file or a link to it"
-    return Fault(rule="not-a-file", found=kind, expected="a regular file", remedy=remedy)
+def _fault(rule: str, where: str, found: str, expected: str, more: str = "") -> Fault:
+    remedy = _REMEDIES[rule] + more
+    return Fault(rule=rule, where=where, found=found, expected=expected, remedy=remedy)
 
 
 def _check_sequences(pair: _Pair, found: Collector) -> tuple[int, bool]:
@@ -155,12 +169,14 @@ def _check_sequences(pair: _Pair, found: Collector) -> tuple[int, bool]:
         decreases = np.diff(begins, prepend=before) < 0
         if decreases.any():
             first = int(decreases.argmax())
-            fault = _decrease(start + first, int(begins[first]))
+            where, begin = f"sequence {start + first}", f"begins at byte {begins[first]}"
+            rule = "a pointer not below the preceding one"
+            fault = _fault("pointer-order", where, begin, rule)
             found.add(pair.idx_path, fault, severity="warning", count=int(decreases.sum()))
         before, end = int(begins[-1]), int(ends[-1])
         tokens += int(sizes.sum())
     if contiguous and 0 <= end < pair.bin_nbytes:
-        found.add(pair.bin_path, _unused(end, pair.bin_nbytes), severity="warning")
+        found.add(pair.bin_path, _gap(-1, pair.bin_nbytes, end), severity="warning")
     return tokens, contiguous
 
 
@@ -177,27 +193,6 @@ def _add_broken(pair: _Pair, found: Collector, start: int, sizes: _I64, begins: 
         counted |= mask
 
 
-def _decrease(number: int, begin: int) -> Fault:
-    return Fault(
-        rule="pointer-order",
-        where=f"sequence {number}",
-        found=f"begins at byte {begin}",
-        expected="a pointer not below the preceding one",
-        remedy="readers accept this; megaindex merge writes a pair in order",
-    )
-
-
-def _unused(end: int, bin_nbytes: int) -> Fault:
-    return Fault(
-        rule="unused-bytes",
-        where=f"byte {end}",
-        found=f"{bin_nbytes - end} bytes after the last sequence",
-        expected="no unused bytes",
-        remedy="if tokens are missing, restore the .idx of this .bin; otherwise megaindex merge "
-        "drops them",
-    )
-
-
 def _check_bounds(pair: _Pair, dialect: DtypeTable, found: Collector) -> None:
     count = len(pair.arrays.lengths)
     fault = bound_end_fault(pair.arrays.bounds, count, dialect)
@@ -206,18 +201,9 @@ def _check_bounds(pair: _Pair, dialect: DtypeTable, found: Collector) -> None:
     for number, fault in bound_faults(pair.arrays.bounds, count):
         found.add(pair.idx_path, fault, count=number)
     if fault is None and len(pair.arrays.bounds) and pair.arrays.bounds[-1] != count:
-        fault = _stops_short(int(pair.arrays.bounds[-1]), count)
+        last = str(pair.arrays.bounds[-1])
+        fault = _fault("bound-last", "the last document bound", last, str(count))
         found.add(pair.idx_path, fault, severity="warning")
-
-
-def _stops_short(last: int, count: int) -> Fault:
-    return Fault(
-        rule="bound-last",
-        where="the last document bound",
-        found=str(last),
-        expected=str(count),
-        remedy="written by GPT-NeoX's merge tool; training by documents needs a new .idx",
-    )
 
 
 def _check_bytes(
@@ -300,34 +286,18 @@ def _valid(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
 
 
 def _duplicate(number: int, begin: int, before: int) -> Fault:
-    return Fault(
-        rule="duplicate-sequence",
-        where=f"sequence {number}",
-        found=f"bytes of another sequence, from {begin} on",
-        expected=f"bytes from {before} on",
-        remedy="its tokens are trained on repeatedly; rebuild the .idx unless intended",
-    )
+    again = f"bytes of another sequence, from {begin} on"
+    return _fault("duplicate-sequence", f"sequence {number}", again, f"bytes from {before} on")
 
 
 def _overlap(number: int, begin: int, before: int) -> Fault:
-    return Fault(
-        rule="overlap",
-        where=f"sequence {number}",
-        found=f"begins at byte {begin}, inside another",
-        expected=f"begins at byte {before} or later",
-        remedy="lengths or pointers are wrong; restore the .idx unless this is intended",
-    )
+    inside, after = f"begins at byte {begin}, inside another", f"begins at byte {before} or later"
+    return _fault("overlap", f"sequence {number}", inside, after)
 
 
 def _gap(_number: int, begin: int, before: int) -> Fault:
-    return Fault(
-        rule="unused-bytes",
-        where=f"byte {before}",
-        found=f"bytes {before} to {begin} outside every sequence",
-        expected="no unused bytes",
-        remedy="if tokens are missing, restore the .idx; megaindex merge writes a pair without "
-        "gaps",
-    )
+    outside = f"bytes {before} to {begin} outside every sequence"
+    return _fault("unused-bytes", f"byte {before}", outside, "no unused bytes")
 
 
 def _check_tokens(
@@ -349,7 +319,8 @@ def _check_tokens(
                 file.seek(whole - len(raw), 1)
                 raw = raw[:whole]
             if not whole:
-                found.add(bin_path, _partial(at, len(raw)), severity="warning")
+                part = _fault("partial-token", f"byte {at}", f"{len(raw)} bytes", "whole tokens")
+                found.add(bin_path, part, severity="warning")
                 return
             tokens = np.frombuffer(raw, dtype)
             bad = _misfits(tokens, vocab_size)
@@ -382,30 +353,8 @@ def _misfit(byte: int, token: Any, vocab_size: int | None, pointers: _I64 | None
         # correct if pointers rise, as in the files of all known writers
         where += f", sequence {bisect.bisect_right(pointers, byte) - 1}"
     if token.dtype.kind == "f":
-        return Fault(
-            rule="not-finite",
-            where=where,
-            found=str(token),
-            expected="a finite number",
-            remedy="write the pair again from its source",
-        )
-    return Fault(
-        rule="token-range",
-        where=where,
-        found=str(token),
-        expected=f"0 to {(vocab_size or 0) - 1}",
-        remedy="check --vocab-size and the dialect, or tokenize again",
-    )
-
-
-def _partial(byte: int, count: int) -> Fault:
-    return Fault(
-        rule="partial-token",
-        where=f"byte {byte}",
-        found=f"{count} bytes",
-        expected="whole tokens",
-        remedy="they are never read; if tokens are missing, copy the .bin again",
-    )
+        return _fault("not-finite", where, str(token), "a finite number")
+    return _fault("token-range", where, str(token), f"0 to {(vocab_size or 0) - 1}")
 
 
 def _check_document_ends(pair: _Pair, eod: int, found: Collector) -> None:
@@ -427,22 +376,9 @@ def _check_document_ends(pair: _Pair, eod: int, found: Collector) -> None:
         bad = last != eod
         if bad.any():
             i = int(bad.argmax())
-            fault = _no_end(start + int(documents[i]), int(ends[i]) * itemsize, last[i], eod)
+            where = f"document {start + documents[i]}, byte {ends[i] * itemsize}"
+            fault = _fault("document-end", where, str(last[i]), str(eod))
             found.add(pair.bin_path, fault, count=int(bad.sum()))
-
-
-def _no_end(document: int, byte: int, token: Any, eod: int) -> Fault:
-    return Fault(
-        rule="document-end",
-        where=f"document {document}, byte {byte}",
-        found=str(token),
-        expected=str(eod),
-        remedy="check --eod, or tokenize again with --append-eod",
-    )
-
-
-_LINES_AT_ONCE = 1 << 16  # lines
-_REMEDY = "restore the input, or tokenize it again: the rows that the file names have changed"
 
 
 def check_provenance(
@@ -477,7 +413,7 @@ def _input_fault(provenance: Provenance, number: int) -> Fault | None:
     file = provenance.files[number]
     size = os.path.getsize(file.path)
     if size != file.size:
-        return _fault("the file", f"{size} bytes", f"{file.size} bytes")
+        return _difference("the file", f"{size} bytes", f"{file.size} bytes")
     documents = provenance.documents_of(number, 0, 2**62)
     rows = provenance.locate(documents)
     try:
@@ -488,14 +424,14 @@ def _input_fault(provenance: Provenance, number: int) -> Fault | None:
     except MegaIndexError as error:
         if isinstance(error, InvalidArgument):
             raise
-        return _fault("the file", str(error), "a readable file")
+        return _difference("the file", str(error), "a readable file")
 
 
 def _rows_fault(source: InputFile, file: RowFile, row: I64) -> Fault | None:
     groups = row_groups(source, [file.key])
     count = rows_before(source, len(groups))
     last = int(row.max(initial=-1))
-    return None if last < count else _fault(f"row {last}", f"{count} rows", f"{last + 1} rows")
+    return None if last < count else _difference(f"row {last}", f"{count} rows", f"{last + 1} rows")
 
 
 def _lines_fault(source: InputFile, row: I64, begin: I64, end: I64, file: RowFile) -> Fault | None:
@@ -510,14 +446,14 @@ def _lines_fault(source: InputFile, row: I64, begin: I64, end: I64, file: RowFil
         if wrong.any():
             i = at + int(wrong.argmax())
             line = int(row[i]) - count
-            return _fault(
+            return _difference(
                 f"{file.row_name} {int(row[i]) + file.first_row}",
                 f"bytes {begins[line]} to {ends[line]}",
                 f"bytes {begin[i]} to {end[i]}",
             )
         at, count = stop, count + begins.size
     if at < row.size:
-        return _fault("the file", f"{count} lines", f"{int(row[-1]) + 1} lines or more")
+        return _difference("the file", f"{count} lines", f"{int(row[-1]) + 1} lines or more")
     return None
 
 
@@ -539,5 +475,5 @@ def _columns(bounds: list[tuple[int, int]]) -> tuple[I64, I64]:
     return begins, ends
 
 
-def _fault(where: str, found: str, expected: str) -> Fault:
-    return Fault(rule="input-rows", where=where, found=found, expected=expected, remedy=_REMEDY)
+def _difference(where: str, found: str, expected: str) -> Fault:
+    return _fault("input-rows", where, found, expected)

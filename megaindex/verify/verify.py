@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 from megaindex.errors import InvalidArgument
 from megaindex.format.header import get_dialect
 from megaindex.progress import Bar, silent
 from megaindex.validation import check_between
 from megaindex.verify.arrays import (
+    pairs_of_recipe,
     verify_arrays,
     verify_cache,
     verify_entry,
+    verify_recipe,
     verify_snapshot,
 )
 from megaindex.verify.pair import PairRules, verify_pair
@@ -29,10 +30,7 @@ class Check:
 
     subject: Subject
     full: bool
-    dialect: str
-    vocab_size: int | None
-    eod: int | None
-    inputs: bool = False
+    rules: PairRules
 
     def __str__(self) -> str:
         return self.subject.path
@@ -40,16 +38,8 @@ class Check:
     def run(self, bar: Bar = silent) -> Report:
         path = self.subject.path
         if self.subject.kind == "pair":
-            rules = PairRules(
-                dialect=get_dialect(self.dialect),
-                vocab_size=self.vocab_size,
-                eod=self.eod,
-                inputs=self.inputs,
-            )
-            return verify_pair(path, rules, full=self.full, bar=bar)
+            return verify_pair(path, self.rules, full=self.full, bar=bar)
         if self.subject.kind == "recipe":
-            from megaindex.verify.arrays import verify_recipe
-
             return verify_recipe(path)
         if self.subject.kind == "lock":
             from megaindex.lock.check import verify_lock
@@ -82,13 +72,7 @@ def verify(
         InvalidArgument: `path` has several subjects; use `verify_all`.
     """
     reports = verify_all(
-        path,
-        full=full,
-        dialect=dialect,
-        vocab_size=vocab_size,
-        eod=eod,
-        inputs=inputs,
-        bar=bar,
+        path, full=full, dialect=dialect, vocab_size=vocab_size, eod=eod, inputs=inputs, bar=bar
     )
     if len(reports) != 1:
         raise InvalidArgument(
@@ -151,21 +135,15 @@ def checks(
         check_between("vocab_size", vocab_size, 1)
     if vocab_size is not None and eod is not None and not 0 <= eod < vocab_size:
         raise InvalidArgument(f"eod must be a token id from 0 to {vocab_size - 1}, got {eod}")
-    get_dialect(dialect)
-    make = partial(Check, full=full, dialect=dialect, inputs=inputs)
-    of_tokens = partial(make, vocab_size=vocab_size, eod=eod)
-    to_do = [of_tokens(subject=subject) for path in paths for subject in subjects(path)]
-    named = {check.subject.path for check in to_do}
-    for recipe in [check.subject.path for check in to_do if check.subject.kind == "recipe"]:
-        from megaindex.verify.arrays import pairs_of_recipe
-
+    get_dialect(dialect)  # refuses an unknown one
+    rules = PairRules(dialect=dialect, vocab_size=vocab_size, eod=eod, inputs=inputs)
+    of_companions = replace(rules, vocab_size=None, eod=None)  # labels and masks
+    found = [(subject, rules) for path in paths for subject in subjects(path)]
+    named = {subject.path for subject, _ in found}
+    for recipe in [subject.path for subject, _ in found if subject.kind == "recipe"]:
         tokens, companions = pairs_of_recipe(recipe)
         for prefix in [prefix for prefix in (*tokens, *companions) if prefix not in named]:
-            subject = Subject(kind="pair", path=prefix)
             named.add(prefix)
-            to_do.append(
-                of_tokens(subject=subject)
-                if prefix in tokens
-                else make(subject=subject, vocab_size=None, eod=None)  # of labels and masks
-            )
-    return to_do
+            chosen = rules if prefix in tokens else of_companions
+            found.append((Subject(kind="pair", path=prefix), chosen))
+    return [Check(subject=subject, full=full, rules=chosen) for subject, chosen in found]
