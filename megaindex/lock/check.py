@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from megaindex._types import U64
 from megaindex.builders.described import build_described
@@ -91,12 +91,12 @@ def verify_lock(
     check = _Check(cache_dir=cache_dir, progress=progress, bar=bar)
     name = os.fspath(path)
     try:
-        lock, faults = parse_lock(path)
+        lock, edited = parse_lock(path)
     except FormatError as error:
         check.add(name, "lock", "the file", str(error).removeprefix(f"{name}: "), "a lock")
         return check.found.report(name, "lock", full=False, counted={})
-    for fault in faults:
-        check.found.add(name, fault)
+    if edited is not None:
+        check.found.add(name, edited)
     if tokens and lock.content["tokens"] is None:
         raise InvalidArgument(
             f"{name}: has no hashes of tokens; lock the run with --tokens, or leave it out"
@@ -118,7 +118,7 @@ def verify_lock(
             if tokens:
                 counted["bytes"] = check.tokens(lock, there)
     except _ERRORS as error:  # of values that were edited
-        is_of_step = isinstance(error, OutOfRange) and step is not None and not faults
+        is_of_step = isinstance(error, OutOfRange) and step is not None and edited is None
         if isinstance(error, StorageError) or is_of_step:
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -169,33 +169,31 @@ class _Check:
     def files_of(self, lock: Lock, search: Folder | None) -> bool:
         """Find the files of skipped documents; return True if all are what they were."""
         self.files = located_files(lock, search)
-        faults = [file_fault(*pair) for pair in zip(lock.files, self.files, strict=True)]
-        for fault in faults:
-            if fault is not None:
-                self.found.add(*fault)
-        return not any(faults)
+        return self._are_sound(map(file_fault, lock.files, self.files))
+
+    def _are_sound(self, faults: Iterable[tuple[str, Fault] | None]) -> bool:
+        """Add the faults of files; return True if there are none."""
+        broken = [fault for fault in faults if fault is not None]
+        for fault in broken:
+            self.found.add(*fault)
+        return not broken
 
     def everything(self, lock: Lock, paths: Sequence[str], *, whole: bool) -> int:
         """Check sources, settings and receipts; return the samples that were computed."""
-        faults = [source_fault(*pair) for pair in zip(lock.sources, paths, strict=True)]
-        for fault in faults:
-            if fault is not None:
-                self.found.add(*fault)
-        if any(faults):
+        if not self._are_sound(map(source_fault, lock.sources, paths)):
             return 0
         self._settings(lock, paths)
         dialect = lock.content["dialect"]
         datasets = [IndexedDataset(path, dialect=dialect) for path in paths]
-        for number, (source, dataset) in enumerate(zip(lock.sources, datasets, strict=True)):
-            self._facts(lock, number, source, dataset)
+        for number, dataset in enumerate(datasets):
+            self._facts(lock, number, dataset)
         return sum(
             self._receipts(lock, name, datasets, whole=whole) for name in lock.content["subsets"]
         )
 
-    def _facts(
-        self, lock: Lock, number: int, source: LockedSource, dataset: IndexedDataset
-    ) -> None:
+    def _facts(self, lock: Lock, number: int, dataset: IndexedDataset) -> None:
         """Compare the facts about a pair whose files are those of the lock."""
+        source = lock.sources[number]
         facts = {
             "fingerprint": corpus_fingerprint(dataset),
             "sequences": len(dataset),
@@ -274,8 +272,8 @@ class _Check:
             described = ("index", "sources")
             if name in ours and all(subset.get(key) == ours[name][key] for key in described):
                 self.resolved[name] = streams[name].index
-        differing = list(differences(theirs, ours, "subsets"))
-        for where, locked, resolved in differing[:_MOST_DIFFERENCES]:
+        differing = islice(differences(theirs, ours, "subsets"), _MOST_DIFFERENCES)
+        for where, locked, resolved in differing:
             self.add(lock.path, f"resolved {where}", where, shown(locked),
                      f"{shown(resolved)}, as the settings give")  # fmt: skip
 
@@ -340,12 +338,8 @@ def _words(text: str) -> list[str]:
 
 
 def located(lock: Lock, search: Folder | None = None) -> list[str | None]:
-    """Return the prefix of each pair of a lock: its path, or where it was moved; None: missing.
-
-    Args:
-        lock: the lock.
-        search: folder in which pairs that are not at their paths are sought, by content.
-    """
+    """Return the prefix of each pair of a lock: its path, or where it was moved, sought by content
+    in the folder ``search``; None: missing."""
     found: list[str | None] = [
         source.path if IndexedDataset.exists(source.path) else None for source in lock.sources
     ]
@@ -366,19 +360,18 @@ def located_files(lock: Lock, search: Folder | None = None) -> list[str]:
     found = [file.path for file in lock.files]
     if search is None or all(map(os.path.exists, found)):
         return found
-    candidates = [
-        os.path.join(place, name) for place, _, names in os.walk(search) for name in names
-    ]
+    candidates = {
+        path: os.path.getsize(path)
+        for place, _, names in os.walk(search)
+        for path in (os.path.join(place, name) for name in names)
+        if os.path.isfile(path)
+    }
     for number, file in enumerate(lock.files):
         if not os.path.exists(file.path):
-            same_size = [path for path in candidates if _size(path) == file.bytes]
-            same = (path for path in sorted(same_size) if file_fault(file, path) is None)
+            same_size = sorted(path for path, size in candidates.items() if size == file.bytes)
+            same = (path for path in same_size if file_fault(file, path) is None)
             found[number] = absolute(next(same, file.path))
     return found
-
-
-def _size(path: str) -> int:
-    return os.path.getsize(path) if os.path.isfile(path) else -1
 
 
 def file_fault(file: LockedFile, path: str) -> tuple[str, Fault] | None:
@@ -403,30 +396,33 @@ def _pairs_below(folder: Folder) -> Iterator[str]:
                 yield absolute(prefix)
 
 
-def paths_in(lock: Lock, search: Folder | None = None) -> list[str]:
+def sound_paths(lock: Lock, search: Folder | None = None) -> list[str]:
     """Return the prefix of each pair of a lock, see `located`.
 
     Raises:
-        MissingFile: a pair does not exist.
+        MissingFile, StorageError: a pair does not exist, or cannot be read.
+        FormatError: it is not what it was.
     """
-    paths = located(lock, search)
-    missing = [s.path for s, p in zip(lock.sources, paths, strict=True) if p is None]
+    found = located(lock, search)
+    missing = [s.path for s, p in zip(lock.sources, found, strict=True) if p is None]
     if missing:
         raise MissingFile(
             f"{missing[0]}: {lock.path} names this pair, and its .idx or .bin does not exist"
             + (f", nor those of {len(missing) - 1} other pairs" if len(missing) > 1 else "")
             + "; restore it, or give the folder that it was moved to as search"
         )
-    return [path for path in paths if path is not None]
+    paths = [path for path in found if path is not None]
+    for source, path in zip(lock.sources, paths, strict=True):
+        refuse(lock, source_fault(source, path))
+    return paths
 
 
 def source_fault(source: LockedSource, path: str) -> tuple[str, Fault] | None:
     """Return the file of a pair that differs from the lock, with its difference, or None."""
-    info = stat_path(f"{path}.bin")
+    info, expected = stat_path(f"{path}.bin"), str(source.bin_bytes)
     size = "no file" if info is None else str(info.nbytes)
-    if size != str(source.bin_bytes):
-        what, expected = "its size in bytes", str(source.bin_bytes)
-        return f"{path}.bin", _fault("size", what, size, expected)
+    if size != expected:
+        return f"{path}.bin", _fault("size", "its size in bytes", size, expected)
     found = idx_hash(path)
     if found != source.idx:
         return f"{path}.idx", _fault("idx", "XXH3-64 of all bytes", found, source.idx)

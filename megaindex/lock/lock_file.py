@@ -1,62 +1,7 @@
 """The file ``run.lock``: its fields, its text, and its digests.
 
-A lock is one JSON object in UTF-8. No number has a fraction or an exponent: other numbers are text.
-A table is ``{"columns": [names], "rows": [[values], …]}``. The last field is ``digest``; every byte
-before its value is covered by it, and only ``"``, a line feed, ``}`` and a line feed follow it.
-
-=================  =================================================================================
-field              meaning
-=================  =================================================================================
-format             "megaindex run lock"
-version            1; a reader refuses other versions
-written_by         program and version that wrote the file
-settings           mapping that opens the run again:
-                   ``kind``: "recipe" or "run"; ``recipe``: the recipe file's mapping, in which
-                   every path of a pair is its row in ``sources``; ``run``: fields of a `Run`
-                   that differ from their defaults, paths likewise
-root               folder of the relative paths in ``sources``; if relative itself, to the folder of
-                   the lock
-sources            table of the pairs, with those of labels, loss masks and evaluation data:
-                   ``path``: prefix of .bin and .idx, relative to ``root``, or absolute, or a URL;
-                   ``fingerprint``: 32 hex digits, `corpus_fingerprint`: sizes of both files,
-                   sequence lengths and document bounds; the key of the source in receipts;
-                   ``idx``: 16 hex digits, XXH3-64 (seed 0) of all bytes of the .idx;
-                   ``bin_bytes``: size of the .bin; ``sequences``: number of sequences;
-                   ``documents``: number of documents; ``tokens``: sum of all sequence lengths
-dialect            "megatron", "neox" or "paddlenlp": meaning of the .idx files' dtype codes
-tokens             null, or hashes of the .bin files: ``chunk_bytes``: bytes of a chunk, the last of
-                   a file shorter; ``hashes``: for each row of ``sources`` a text of 16 hex
-                   digits for each chunk, XXH3-64 (seed 0)
-files              lists that the settings name: ``path`` (as in ``sources``), ``bytes``, ``sha256``
-subsets            ``train``, and ``valid`` and ``test`` where the run evaluates, each a subset
-digests            SHA-256 of the canonical JSON of settings, sources, tokens, files and subsets,
-                   by name: keys sorted, no white space, characters beyond ASCII as \\u
-                   escapes. They name the section that was changed.
-digest             SHA-256, 64 hex digits, of all bytes of the file before these digits
-=================  =================================================================================
-
-A subset:
-
-=================  =================================================================================
-samples            positions served, numbered from 0 in order of training
-sources            row in ``sources`` of each source of ``index``, by its number there
-index              description of the index of these samples (`megaindex.index.description`): every
-                   integer from which they are computed. The nodes of the sources of a blend or of
-                   stages, ``{"common": …, "sources": […]}``, are here ``{"common": …, "columns":
-                   [names], "rows": [[values], …]}``, values a node does not have null.
-steps              list of [first sample, samples, number]: so many steps, each of so many samples,
-                   one after another from the first sample on; a step has as many rows as samples,
-                   and the last one ``masked_rows`` more. A round of a recipe's evaluation is one
-                   step, and all rounds are the same
-past_steps         number of steps made before the lock
-masked_rows        rows of the last step that are padding without loss
-micro_batch_size   samples of a micro batch of one rank, or null: not known
-data_parallel_size ranks that share a step, or null
-skip               null, or the skips, as in ``settings``; ``documents`` is a row in ``files``
-receipts           ``block_steps``: steps of a block, the last block shorter;
-                   ``blocks``: of each block the receipt of its samples, 32 hex digits;
-                   ``total``: the receipt of all samples
-=================  =================================================================================
+docs/lock-format.md specifies the format: fields, tables, descriptions of indices, and digests. The
+fields of ``settings``, which open the run again, are those of `megaindex.lock.settings`.
 """
 
 from __future__ import annotations
@@ -144,7 +89,7 @@ class Lock:
 
     Attributes:
         path: path of the file; empty for a lock that is not written yet.
-        content: its fields, see docs/lock-format.md.
+        content: its fields.
     """
 
     path: str
@@ -316,16 +261,18 @@ def _filled(values: Sequence[Any], indent: str) -> Iterator[str]:
         room -= len(text)
 
 
-def read_lock(path: str | os.PathLike[str]) -> Lock:
-    """Return the lock in a file.
+def read_lock(path: str | os.PathLike[str] | Lock) -> Lock:
+    """Return the lock in a file; a lock is returned as it is.
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
         FormatError: it is not a lock, was changed since it was written, or is of a newer version;
             the message names the section that was changed.
     """
-    lock, faults = parse_lock(path)
-    for fault in faults:
+    if isinstance(path, Lock):
+        return path
+    lock, fault = parse_lock(path)
+    if fault is not None:
         raise FormatError(
             f"{lock.path}: {fault.where}: must be {fault.expected}, got {fault.found}; "
             f"{fault.remedy}"
@@ -333,8 +280,8 @@ def read_lock(path: str | os.PathLike[str]) -> Lock:
     return lock
 
 
-def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, list[Fault]]:
-    """Return the lock in a file, and the sections that were changed since it was written.
+def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, Fault | None]:
+    """Return the lock in a file, and the fault if it was changed since it was written.
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
@@ -366,7 +313,7 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, list[Fault]]:
                 f"{shown(content.get(key))}; {_AGAIN}"
             )
     _check_table(name, content["sources"])
-    return Lock(path=name, content=content), list(_faults(text, content))
+    return Lock(path=name, content=content), _digest_fault(text, content)
 
 
 def _check_table(name: str, table: Mapping[str, Any]) -> None:
@@ -392,17 +339,17 @@ def _read(name: str) -> bytes:
     return text
 
 
-def _faults(text: bytes, content: Mapping[str, Any]) -> Iterator[Fault]:
+def _digest_fault(text: bytes, content: Mapping[str, Any]) -> Fault | None:
     digest = content["digest"]
     end = len(text) - len(_END) - len(digest)
     is_whole = text.endswith(digest.encode() + _END) and len(digest) == 64
     if is_whole and hashlib.sha256(text[:end]).hexdigest() == digest:
-        return
+        return None
     changed = [
         name for name in SECTIONS if content["digests"].get(name) != section_digest(content[name])
     ]
     where = f"section {', '.join(changed)}" if changed else "a field outside the sections"
-    yield Fault(
+    return Fault(
         rule="digest",
         where=where,
         found="another digest",

@@ -14,11 +14,7 @@ import xxhash
 import megaindex
 from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
-from megaindex.audit.streams import (
-    AuditStream,
-    stream_of_opened,
-    stream_of_run,
-)
+from megaindex.audit.streams import AuditStream, stream_of_opened, stream_of_run
 from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import OpenRecipe, ValidationCache, open_recipe
 from megaindex.configs.run import Run
@@ -27,18 +23,24 @@ from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.index.description import describe_index
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
-from megaindex.index.skips import Skip, SkippedIndex, source_number
+from megaindex.index.skips import SkippedIndex, source_number
 from megaindex.index.spans import datasets_of
 from megaindex.io.paths import FileInfo, absolute, as_storage_error, is_remote
 from megaindex.lock.lock_file import FORMAT, SOURCE_COLUMNS, VERSION, Lock, compact
-from megaindex.lock.settings import files_of, paths_of, settings_of, skip_settings
+from megaindex.lock.settings import (
+    PATHS,
+    files_of,
+    map_leaves,
+    paths_of,
+    settings_of,
+    skip_settings,
+)
 from megaindex.objects.files import each_of, read_ranges, stat_path
 from megaindex.plan.plan import evaluation_of
 from megaindex.plan.sizing import SplitPart
 from megaindex.plan.sources import parts_of
 from megaindex.progress import Bar, silent
 from megaindex.recipe.mix_changes import MixChanges
-from megaindex.recipe.past import Past
 from megaindex.recipe.recipe import Recipe
 
 Folder = str | os.PathLike[str]
@@ -105,10 +107,8 @@ def _lock_of(
     run = _with_absolute_paths(run)
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
     streams = streams_of(run, opened, cache_dir)
-    paths = paths_of(run)
-    rows = {path: number for number, path in enumerate(paths)}
-    named = files_of(run)
-    files = {path: number for number, path in enumerate(named)}
+    paths, named = paths_of(run), files_of(run)
+    rows, files = rows_of(paths), rows_of(named)
     dialect = "megatron" if isinstance(run, Recipe) else run.row.file_dialect
     cache = ValidationCache(paths, None if cache_dir is None else os.fspath(cache_dir))
     datasets = [cache.open(path, dialect=dialect) for path in paths]
@@ -152,35 +152,36 @@ def _lock_of(
 
 
 def _with_absolute_paths(run: Recipe | Run) -> Recipe | Run:
-    """Return the run with the absolute paths of its pairs; URLs stay."""
-
-    def placed(source: Any) -> Any:
-        names = ("path", "labels", "loss_mask", "rejected", "rejected_labels")
-        given = {name: getattr(source, name, "") for name in names}
-        return replace(source, **{k: absolute(path) for k, path in given.items() if path})
-
+    """Return the run with the absolute paths of its pairs and files; URLs stay."""
     if isinstance(run, Recipe):
-        evaluation = run.evaluation
+        evaluation, past = run.evaluation, run.past
+        if evaluation is not None:
+            evaluation = replace(evaluation, source=_placed(evaluation.source))
+        if past is not None:
+            past = replace(past, read=tuple(_placed(read, ("documents",)) for read in past.read))
         return replace(
             run,
-            sources=tuple(map(placed, run.sources)),
-            skip=tuple(map(_with_absolute_file, run.skip)),
+            sources=tuple(map(_placed, run.sources)),
+            skip=tuple(_placed(skip, ("documents",)) for skip in run.skip),
             mix_changes=_placed_changes(run.mix_changes),
-            past=_placed_past(run.past),
-            evaluation=None
-            if evaluation is None
-            else replace(evaluation, source=placed(evaluation.source)),
+            past=past,
+            evaluation=evaluation,
         )
-    each: dict[str, Any] = {name: tuple(map(placed, getattr(run.data, name))) for name in SPLITS}
+    each: dict[str, Any] = {name: tuple(map(_placed, getattr(run.data, name))) for name in SPLITS}
     names = [source.path for source in run.data.train]
-    skips = [_with_absolute_file(skip) for skip in run.skip]
-    numbers = [
-        skip
-        if skip.source is None
-        else replace(skip, source=str(source_number(skip.source, names)))
-        for skip in skips
-    ]
-    return replace(run, data=replace(run.data, **each), skip=tuple(numbers))
+    skips = []
+    for skip in run.skip:
+        number = None if skip.source is None else str(source_number(skip.source, names))
+        skips.append(replace(_placed(skip, ("documents",)), source=number))
+    return replace(run, data=replace(run.data, **each), skip=tuple(skips))
+
+
+def _placed(value: Any, names: Sequence[str] = PATHS) -> Any:
+    """Return a dataclass with absolute paths in the fields of these names that hold one."""
+    given = {name: getattr(value, name, None) for name in names}
+    return replace(
+        value, **{k: absolute(path) for k, path in given.items() if isinstance(path, str) and path}
+    )
 
 
 def _placed_changes(changes: MixChanges | None) -> MixChanges | None:
@@ -193,22 +194,6 @@ def _placed_changes(changes: MixChanges | None) -> MixChanges | None:
             "them with MixChanges.write"
         )
     return replace(changes, path=absolute(changes.path))
-
-
-def _placed_past(past: Past | None) -> Past | None:
-    """Return the past with the absolute paths of its lists of documents."""
-    if past is None:
-        return None
-    placed = (
-        replace(read, documents=absolute(read.documents)) if read.documents else read
-        for read in past.read
-    )
-    return replace(past, read=tuple(placed))
-
-
-def _with_absolute_file(skip: Skip) -> Skip:
-    documents = skip.documents
-    return replace(skip, documents=absolute(documents)) if isinstance(documents, str) else skip
 
 
 def _root(paths: Sequence[str]) -> str:
@@ -241,11 +226,8 @@ def streams_of(
     steps = train.num_steps if train.skips is None else train.skips.num_steps
     evaluation = evaluation_of(run, steps, parts)
     if evaluation is not None:
-        counts: dict[Split, int] = {
-            "valid": evaluation.valid_samples,
-            "test": evaluation.test_samples,
-        }
-        for name, samples in counts.items():
+        counts = (evaluation.valid_samples, evaluation.test_samples)
+        for name, samples in zip(SPLITS[1:], counts, strict=True):
             if samples and _has_samples(run, parts[name]):
                 streams[name] = stream_of_run(run, subset=name, cache_dir=cache_dir)
     return streams
@@ -281,39 +263,37 @@ def _evaluation_stream(opened: OpenRecipe, train: AuditStream) -> dict[Split, Au
 def resolved_subsets(
     run: Recipe | Run, paths: Sequence[str], cache_dir: Folder | None, files: Sequence[str] = ()
 ) -> tuple[dict[Split, AuditStream], dict[str, Any]]:
-    """Return the streams of a run, and its subsets as a lock holds them, without their receipts.
-
-    Args:
-        run: a run with absolute paths.
-        paths: prefix of each pair, by its row in the lock.
-        cache_dir: cache of built indices.
-        files: path of each file of skipped documents or mix changes, by its row in the lock.
-    """
+    """Return the streams of a run, and its subsets as a lock holds them, without their receipts;
+    ``paths`` and ``files`` are those of the lock's rows."""
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    rows = {path: number for number, path in enumerate(paths)}
     streams = streams_of(run, opened, cache_dir)
-    named = {path: number for number, path in enumerate(files)}
+    rows, named = rows_of(paths), rows_of(files)
     ours: dict[str, Any] = {
         name: resolved_subset(stream, rows, named) for name, stream in streams.items()
     }
     return streams, ours
 
 
+def rows_of(paths: Sequence[str]) -> dict[str, int]:
+    """Return the row of each path in the lock."""
+    return {path: number for number, path in enumerate(paths)}
+
+
 def resolved_subset(
     stream: AuditStream, rows: Mapping[str, int], files: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the fields of a subset without its receipts.
-
-    Args:
-        stream: the samples of the subset.
-        rows: row of each pair in the lock, by its path.
-        files: row of each file of skipped documents or mix changes, by its path.
-    """
+    """Return the fields of a subset without its receipts, with the rows of pairs and files."""
     skips = stream.skips
+    node = map_leaves(
+        _node_of(stream, files),
+        lambda key, each: (
+            files[each] if key in ("file", "without") and isinstance(each, str) else each
+        ),
+    )
     return {
         "samples": stream.num_samples,
         "sources": [rows[absolute(dataset.path_prefix)] for dataset in datasets_of(stream.index)],
-        "index": compact(_with_file_rows(_node_of(stream, files), files)),
+        "index": compact(node),
         "steps": _steps(stream.step_bounds),
         "past_steps": stream.past_steps,
         "masked_rows": stream.masked_rows,
@@ -321,19 +301,6 @@ def resolved_subset(
         "data_parallel_size": stream.data_parallel_size,
         "skip": None if skips is None else skip_settings(skips.settings, files),
     }
-
-
-def _with_file_rows(node: Any, files: Mapping[str, int]) -> Any:
-    """Return a description of an index with rows of files in place of their paths."""
-    if isinstance(node, list):
-        return [_with_file_rows(each, files) for each in node]
-    if not isinstance(node, dict):
-        return node
-    return {
-        key: files[each] if key in ("file", "without") and isinstance(each, str)
-        else _with_file_rows(each, files)
-        for key, each in node.items()
-    }  # fmt: skip
 
 
 def _node_of(stream: AuditStream, files: Mapping[str, int]) -> dict[str, Any]:

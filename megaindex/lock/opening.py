@@ -15,14 +15,9 @@ from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import ServedIndex, Skip, SkippedIndex
 from megaindex.index.spans import Index
-from megaindex.lock.check import (
-    paths_in,
-    refuse,
-    sound_files,
-    source_fault,
-)
+from megaindex.lock.check import sound_files, sound_paths
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.make import Folder, resolved_subset, streams_of
+from megaindex.lock.make import Folder, resolved_subset, rows_of, streams_of
 from megaindex.lock.settings import differences, leaves, read_run
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
@@ -65,7 +60,7 @@ def open_run(
         FormatError: the lock is damaged, a source is not what it was, or the settings give another
             order than the lock; the message names the file.
     """
-    lock = lock if isinstance(lock, Lock) else read_lock(lock)
+    lock = read_lock(lock)
     train = lock.content["subsets"]["train"]
     opened = _open(lock, search, cache_dir)
     stream = opened.stream
@@ -120,8 +115,7 @@ def open_stream(
     Raises:
         MissingFile, StorageError, FormatError: as `open_run`.
     """
-    lock = lock if isinstance(lock, Lock) else read_lock(lock)
-    return _open(lock, search, cache_dir).stream
+    return _open(read_lock(lock), search, cache_dir).stream
 
 
 def locked_run(lock: Folder | Lock) -> Recipe | Run:
@@ -130,7 +124,7 @@ def locked_run(lock: Folder | Lock) -> Recipe | Run:
     Raises:
         MissingFile, StorageError, FormatError: as `open_run`.
     """
-    run: Recipe | Run = _open(lock if isinstance(lock, Lock) else read_lock(lock), None, None).run
+    run: Recipe | Run = _open(read_lock(lock), None, None).run
     return run
 
 
@@ -145,23 +139,14 @@ class _OpenRun(NamedTuple):
 
 def _open(lock: Lock, search: Folder | None, cache_dir: Folder | None) -> _OpenRun:
     """Open the run of a lock, and check it."""
-    paths, files = _sound_paths(lock, search), sound_files(lock, search)
+    paths, files = sound_paths(lock, search), sound_files(lock, search)
     index = lock.content["subsets"]["train"]["index"]
     run = read_run(lock.content["settings"], index, paths, lock.path, files)
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
     stream = streams_of(run, opened, cache_dir, ("train",))["train"]
-    rows, named = ({path: k for k, path in enumerate(each)} for each in (paths, files))
-    _check_same(lock, resolved_subset(stream, rows, named))
+    _check_same(lock, resolved_subset(stream, rows_of(paths), rows_of(files)))
     _check_samples(lock, stream, cache_dir)
     return _OpenRun(run, opened, stream)
-
-
-def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:
-    """Return the prefix of each pair, whose files are those of the lock."""
-    paths = paths_in(lock, search)
-    for source, path in zip(lock.sources, paths, strict=True):
-        refuse(lock, source_fault(source, path))
-    return paths
 
 
 def _check_same(lock: Lock, ours: dict[str, Any]) -> None:
@@ -197,16 +182,11 @@ def _check_samples(lock: Lock, stream: AuditStream, cache_dir: Folder | None) ->
 def locked_index(lock: Lock, search: Folder | None = None) -> Index:
     """Return the training samples of a lock, built from its description of the index.
 
-    Args:
-        lock: the lock.
-        search: folder in which files are sought that are not at their paths.
-
     Raises:
-        MissingFile, StorageError: a source cannot be read.
-        FormatError: a source is not what it was.
+        MissingFile, StorageError, FormatError: as `open_run`.
     """
     train = lock.subset("train")
-    rows, paths = train["sources"], _sound_paths(lock, search)
+    rows, paths = train["sources"], sound_paths(lock, search)
     datasets = [IndexedDataset(paths[row], dialect=lock.content["dialect"]) for row in rows]
     return build_described(train["index"], datasets, files=sound_files(lock, search))
 
@@ -239,10 +219,9 @@ def side_from_lock(lock: Folder | Lock) -> Side:
     Those of a run that joined another system's are numbered from its own first sample on.
 
     Raises:
-        MissingFile, StorageError: the lock or a source cannot be read.
-        FormatError: the lock is damaged, or a source is not what it was.
+        MissingFile, StorageError, FormatError: as `open_run`.
     """
-    lock = lock if isinstance(lock, Lock) else read_lock(lock)
+    lock = read_lock(lock)
     train, index = lock.subset("train"), locked_index(lock)
     if isinstance(index, SkippedIndex):  # samples served, in order of training
         served = index.skips.served_before(train["samples"])

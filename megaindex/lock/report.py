@@ -174,7 +174,7 @@ def report_run(
     Raises:
         MissingFile, StorageError, FormatError: as `megaindex.lock.open_run`.
     """
-    lock = lock if isinstance(lock, Lock) else read_lock(lock)
+    lock = read_lock(lock)
     stream = open_stream(lock, search=search, cache_dir=cache_dir)
     result = audit(stream, progress=progress)
     train, fingerprints = lock.content["subsets"]["train"], lock.fingerprints("train")

@@ -1,13 +1,14 @@
 """The settings of a run in a lock, from which it is opened again.
 
-Paths of pairs are replaced by their rows in the lock's ``sources``. Floats and fractions are text:
-"0.3" and "1/3".
+Fields: ``kind``, "recipe" or "run"; ``recipe``, the recipe file's mapping; ``run``, fields of a
+`Run`. Paths of pairs are replaced by their rows in the lock's ``sources``, those of other files by
+their rows in ``files``. Floats and fractions are text: "0.3" and "1/3".
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -35,10 +36,9 @@ _WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "notes"
 
 def paths_of(run: Recipe | Run) -> list[str]:
     """Return the prefixes of the pairs that a run names, each once."""
-    sources: Sequence[Any]
+    sources: list[Any]
     if isinstance(run, Recipe):
-        more = [] if run.evaluation is None else [run.evaluation.source]
-        sources = [*run.sources, *more]
+        sources = [*run.sources, *([] if run.evaluation is None else [run.evaluation.source])]
     else:
         sources = [*run.data.train, *run.data.valid, *run.data.test]
     named = (getattr(source, name, "") for name in PATHS for source in sources)
@@ -55,24 +55,26 @@ def files_of(run: Recipe | Run) -> list[str]:
     return list(dict.fromkeys(named))
 
 
+def map_leaves(value: Any, leaf: Callable[[str, Any], Any], key: str = "") -> Any:
+    """Return JSON values with ``leaf(key, value)`` in place of each value that holds no others."""
+    if isinstance(value, dict):
+        return {name: map_leaves(each, leaf, name) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_leaves(each, leaf) for each in value]
+    return leaf(key, value)
+
+
 def skip_settings(skips: Sequence[Skip], files: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return skips as JSON values, with the row of each file in place of its path.
-
-    Raises:
-        InvalidArgument: documents are an array.
-    """
-    return [
-        {key: files[each] if key == "documents" else each for key, each in skip.to_dict().items()}
-        for skip in skips
-    ]
+    """Return skips as JSON values, with the row of each file in place of its path."""
+    return with_files([skip.to_dict() for skip in skips], files)
 
 
-def with_files(entries: Sequence[Mapping[str, Any]], files: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the entries of `skip_settings` with the paths of the files."""
-    return [
-        {key: files[each] if key == "documents" else each for key, each in entry.items()}
-        for entry in entries
-    ]
+def with_files(entries: Sequence[Mapping[str, Any]], files: Any) -> list[dict[str, Any]]:
+    """Return entries of skips with ``files[documents]`` in place of documents."""
+    found: list[dict[str, Any]] = map_leaves(
+        entries, lambda key, each: files[each] if key == "documents" else each
+    )
+    return found
 
 
 def settings_of(
@@ -81,14 +83,7 @@ def settings_of(
     opened: OpenRecipe | None,
     files: Mapping[str, int] | None = None,
 ) -> Any:
-    """Return the settings of a run.
-
-    Args:
-        run: a recipe or a run under a framework.
-        rows: row of each pair in the lock, by its path.
-        opened: the opened recipe, of a recipe.
-        files: row of each file of documents or mix changes, by its path.
-    """
+    """Return the settings of a run, with the rows of pairs and of other files by their paths."""
     named = files or {}
     skip = {"skip": skip_settings(run.skip, named)} if run.skip else {}
     if isinstance(run, Recipe):
@@ -110,17 +105,10 @@ def read_run(
     where: str,
     files: Sequence[str] = (),
 ) -> Any:
-    """Return the `Recipe` or `Run` of settings.
+    """Return the `Recipe` or `Run` of `settings_of`, or raise FormatError that names ``where``.
 
-    Args:
-        settings: those of `settings_of`.
-        index: description of the index of the train subset, whose shares they may refer to.
-        paths: prefix of each pair, by its row.
-        where: name of the lock, for messages.
-        files: path of each file of documents or mix changes, by its row.
-
-    Raises:
-        FormatError: the settings cannot be read.
+    ``index`` is the description of the train subset's index, whose shares the settings may refer
+    to; ``paths`` and ``files`` are those of the lock's rows.
     """
     try:
         if settings["kind"] == "recipe":
@@ -153,15 +141,10 @@ def _documents_read(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _with_rows(value: Any, rows: Mapping[str, int]) -> Any:
     """Return JSON values with rows in place of paths, and text in place of other numbers."""
-    if isinstance(value, dict):
-        return {
-            key: rows[each] if key in PATHS and isinstance(each, str) and each in rows
-            else _with_rows(each, rows)
-            for key, each in value.items()
-        }  # fmt: skip
-    if isinstance(value, (list, tuple)):
-        return [_with_rows(each, rows) for each in value]
-    return _plain(value)
+    return map_leaves(
+        value,
+        lambda key, each: rows[each] if key in PATHS and each in rows else _plain(each),
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -172,12 +155,10 @@ def _plain(value: Any) -> Any:
 
 
 def _with_paths(value: Any, paths: Sequence[str]) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: paths[each] if key in PATHS and type(each) is int else _with_paths(each, paths)
-            for key, each in value.items()
-        }
-    return [_with_paths(each, paths) for each in value] if isinstance(value, list) else value
+    return map_leaves(
+        value,
+        lambda key, each: paths[each] if key in PATHS and type(each) is int else each,
+    )
 
 
 def _recipe_settings(opened: OpenRecipe, rows: Mapping[str, int]) -> dict[str, Any]:
@@ -210,26 +191,18 @@ def _stage_shares(opened: OpenRecipe, stages: Sequence[RecipeStage]) -> dict[str
     """
     layout = opened.layout
     firsts = {piece.name: number for number, piece in reversed(list(enumerate(layout.stages)))}
-    found = {
-        stage.name: firsts[stage.name]
-        for stage in stages
-        if stage.name in firsts
-        and len(layout.stages[firsts[stage.name]].mixed.sources) == len(stage.streams)
-    }
-    shares = {
-        name: mixing.shares
-        for name, number in found.items()
-        if isinstance(mixing := layout.stages[number].mixing, FixedMixing)
-    }
-    found = {name: found[name] for name in shares}
-    changed = replace(
-        layout.recipe,
-        stages=tuple(
-            _by_shares(stage, shares[stage.name]) if stage.name in shares else stage
-            for stage in layout.recipe.stages
-        ),
-    )
-    return found if found and _same_run(opened, resolve_recipe(changed, layout.sizes)) else {}
+    found, changed = {}, {stage.name: stage for stage in layout.recipe.stages}
+    for stage in stages:
+        first = layout.stages[firsts[stage.name]] if stage.name in firsts else None
+        if (
+            first is not None
+            and isinstance(first.mixing, FixedMixing)
+            and len(first.mixed.sources) == len(stage.streams)
+        ):
+            found[stage.name] = firsts[stage.name]
+            changed[stage.name] = _by_shares(stage, first.mixing.shares)
+    other = replace(layout.recipe, stages=tuple(changed.values()))
+    return found if found and _same_run(opened, resolve_recipe(other, layout.sizes)) else {}
 
 
 def _same_run(opened: OpenRecipe, other: RecipeLayout) -> bool:
@@ -246,10 +219,9 @@ def _same_run(opened: OpenRecipe, other: RecipeLayout) -> bool:
 
 
 def _by_shares(stage: RecipeStage, shares: Sequence[int]) -> RecipeStage:
-    streams = zip(stage.streams, shares, strict=True)
-    return replace(
-        stage, streams=tuple(replace(s, proportion=Fraction(share)) for s, share in streams)
-    )
+    pairs = zip(stage.streams, shares, strict=True)
+    streams = (replace(stream, proportion=Fraction(share)) for stream, share in pairs)
+    return replace(stage, streams=tuple(streams))
 
 
 def _write_out_mixes(mapping: Mapping[str, Any], index: Any) -> None:
@@ -273,10 +245,14 @@ def _is_columns(mix: Mapping[str, Any]) -> bool:
 
 def _run_settings(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
     order = order_of(run.order)
+    data = _all(run.data, SPLITS)
+    for split in SPLITS:
+        if sources := [_changed(source) for source in getattr(run.data, split)]:
+            data[split] = sources
     found = {
         "order": {"name": order.name, **order.changed_settings},
         **_all(run, _WITHOUT),
-        "data": _data_settings(run.data),
+        "data": data,
         "batch": _all(run.batch),
         "target": _all(run.target),
         "evaluation": _all(run.evaluation),
@@ -286,22 +262,10 @@ def _run_settings(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
     return plain
 
 
-def _data_settings(data: Data) -> dict[str, Any]:
-    found = _all(data, SPLITS)
-    for split in SPLITS:
-        sources = [_changed(source) for source in getattr(data, split)]
-        if sources:
-            found[split] = sources
-    return found
-
-
 def _all(value: Any, left_out: Sequence[str] = ()) -> dict[str, Any]:
     """Return the fields of a dataclass, also those with defaults, which may change."""
-    return {
-        field.name: getattr(value, field.name)
-        for field in fields(value)
-        if field.name not in left_out
-    }
+    names = [field.name for field in fields(value) if field.name not in left_out]
+    return {name: getattr(value, name) for name in names}
 
 
 def _changed(value: Any) -> dict[str, Any]:
@@ -350,13 +314,11 @@ def _numbers(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {key: _number(each) if key in names else each for key, each in values.items()}
 
 
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with tuples in place of lists."""
-    return {key: _tuple(each) for key, each in values.items()}
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+def _tuples(value: Any) -> Any:
+    """Return the values of a mapping with tuples in place of lists."""
+    if isinstance(value, dict):
+        return {key: _tuples(each) for key, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def differences(theirs: Any, ours: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
