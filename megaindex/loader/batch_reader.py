@@ -278,6 +278,11 @@ class ReadAhead(Generic[Task, Result]):
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
+    @property
+    def begun(self) -> int:
+        """Number of tasks whose preparation was begun."""
+        return self._queue.begun
+
     def __enter__(self) -> ReadAhead[Task, Result]:
         return self
 
@@ -303,7 +308,7 @@ class _Queue(Generic[Task, Result]):
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
-        self._begun = 0
+        self.begun = 0
         self._taken = 0
         self._over = False  # no further task is started
         self._results: dict[int, Result] = {}
@@ -329,7 +334,7 @@ class _Queue(Generic[Task, Result]):
             while number not in self._results:
                 if number in self._errors:
                     raise self._errors[number]
-                if self._over and number >= self._begun:
+                if self._over and number >= self.begun:
                     raise StopIteration
                 self._ready.wait()
             self._taken += 1
@@ -344,7 +349,7 @@ class _Queue(Generic[Task, Result]):
 
     def _begin(self) -> tuple[int, Task] | None:
         with self._lock:
-            while self._begun - self._taken >= self._depth and not self._over:
+            while self.begun - self._taken >= self._depth and not self._over:
                 self._room.wait()
             if self._over:
                 return None
@@ -354,9 +359,9 @@ class _Queue(Generic[Task, Result]):
                 self.stop()
                 return None
             except BaseException as error:
-                self._fail(self._begun, error)
+                self._fail(self.begun, error)
                 return None
-            number, self._begun = self._begun, self._begun + 1
+            number, self.begun = self.begun, self.begun + 1
             return number, task
 
     def _fail(self, number: int, error: BaseException) -> None:

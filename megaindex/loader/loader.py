@@ -165,7 +165,6 @@ class Loader:
         self._iteration = 0
         self._returned = 0  # batches since the sampler's start
         self._earlier = 0  # batches of this iteration before the sampler's start
-        self._begun = _Begun()
         self._exchanged = False  # the next batches must be prepared again
         self._is_over = False  # an iteration came to the end of the run
         self._ahead: ReadAhead[Any, Any] | None = None
@@ -249,9 +248,10 @@ class Loader:
     def _restart(self) -> None:
         self._iteration += 1
         self._returned = self._earlier = 0
-        self._begun = _Begun()
-        self._exchanged = False
-        self._is_over = False
+        self._exchanged = self._is_over = False
+        self._end_ahead()
+
+    def _end_ahead(self) -> None:
         if self._ahead is not None:
             self._ahead.close(0)
             self._ahead = None
@@ -296,8 +296,10 @@ class Loader:
         maker = self._make(index, self._reader, fingerprints=self._fingerprints)
         self._source.exchange(maker)
         # a batch that the old maker reads was begun before
-        if sampler is None and self._begun_before(first):
+        begun = self._returned if self._ahead is None else self._ahead.begun
+        if sampler is None and decided_samples(self._sampler.state_after(begun)) <= first:
             return
+        self._end_ahead()
         state = self._sampler_state()
         if sampler is not None:
             self._sampler = sampler
@@ -306,14 +308,8 @@ class Loader:
         self._returned = 0
         self._exchanged = True
 
-    def _begun_before(self, first: int) -> bool:
-        """Return True if all batches that were begun end before a position."""
-        begun = max(self._begun.count, self._returned)
-        return decided_samples(self._sampler.state_after(begun)) <= first
-
     def _prepared(self) -> Generator[Prepared, None, None]:
-        self._begun = _Begun()
-        tasks = self._begun.counted(iter(self._sampler))
+        tasks = iter(self._sampler)
         first = next(tasks, None)
         if first is None:
             return
@@ -342,9 +338,7 @@ class Loader:
             "consumed_samples": state["consumed_samples"],
             "sampler": state,
             "order": order_facts(self._index, decided_samples(state)),
-            "content": None
-            if self._contents is None
-            else [each.to_dict() for each in self._contents],
+            "content": self._contents and [each.to_dict() for each in self._contents],
             "receipt": None if self._recorder is None else self._recorder.state_dict(),
         }
 
@@ -449,18 +443,6 @@ class Loader:
             "a Loader has threads and cannot be pickled or passed to DataLoader workers; make one "
             "in each process, or use GPTDataset with a DataLoader"
         )
-
-
-class _Begun:
-    """Number of batches that were begun since the sampler's start."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def counted(self, tasks: Iterator[Sequence[int | None]]) -> Iterator[Sequence[int | None]]:
-        for task in tasks:
-            self.count += 1
-            yield task
 
 
 class _Iteration(Iterator[Batch]):

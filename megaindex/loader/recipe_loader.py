@@ -22,7 +22,6 @@ from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.balance import CostModel
-from megaindex.index.spans import Index
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.batch_reader import Batch
 from megaindex.loader.checkpoint import Contents, SourceProgress, check_content, check_contents
@@ -236,8 +235,8 @@ class MixController(Protocol):
         """Return the weight of each source by name, or None for no change."""
 
 
-class RecipeLoader:
-    """Iterable over the batches of one rank of a recipe's run: dicts of tensors, as of `Loader`.
+class RecipeLoader(Loader):
+    """`Loader` of the batches of one rank of a recipe's run.
 
     Rows of instruction data carry loss at their targets only, and never across documents; padding
     carries no loss. A checkpoint, a few kilobytes, holds the recipe, the fingerprints of its
@@ -280,7 +279,7 @@ class RecipeLoader:
         check_content(content)
         layout = opened.layout
         self._opened = self._given = opened
-        self._contents = _contents_of(opened, content)
+        self._source_contents = _contents_of(opened, content)
         self._facts = {
             source.corpus.name: {
                 "fingerprint": fingerprint,
@@ -300,14 +299,14 @@ class RecipeLoader:
             "data_parallel_rank": data_parallel_rank,
             "data_parallel_size": ranks,
         }
-        sampler = self._sampler_of(opened)
-        self._recorder = Recorder(opened.fingerprints)
-        self._loader = Loader(
+        self.recorder = Recorder(opened.fingerprints)
+        """Recorder of the samples that this rank received."""
+        super().__init__(
             opened.index,
             opened.datasets,
-            sampler,
+            self._sampler_of(opened),
             options=options,
-            recorder=self._recorder,
+            recorder=self.recorder,
             targets=targets_of(opened),
             content=None,
             **loading,
@@ -328,11 +327,6 @@ class RecipeLoader:
             balance=self._balance,
             index=opened.index,
         )
-
-    @property
-    def consumed_samples(self) -> int:
-        """Number of samples returned on all ranks together."""
-        return self._loader.consumed_samples
 
     @property
     def samples_consumed(self) -> int:
@@ -358,7 +352,7 @@ class RecipeLoader:
     @property
     def next_step(self) -> int:
         """The first step, from 0, of which no sample was returned; the earliest for `set_mix`."""
-        return self._opened.layout.batch.iterations_reaching(self._loader.decided_samples)
+        return self._opened.layout.batch.iterations_reaching(self.decided_samples)
 
     def set_mix(self, weights: Mapping[str, Any], at: int | None = None) -> int:
         """Draw with other weights from a step on, in the same iteration.
@@ -412,12 +406,10 @@ class RecipeLoader:
                 "the mix cannot change after dataset(), whose samples are those of the mix before; "
                 "iterate over the loader, or set the mix or load the state before dataset()"
             )
-        sampler = None
         same = opened.index.num_samples == self._opened.index.num_samples
-        if self._balance is not None or not same:
-            sampler = self._sampler_of(opened)
-        index = opened.index
-        self._loader.exchange(index, first, sampler)
+        keeps_sampler = same and self._balance is None
+        sampler = None if keeps_sampler else self._sampler_of(opened)
+        self.exchange(opened.index, first, sampler)
         self._opened = opened
         self.ledger = SourceProgress(opened.layout)
 
@@ -453,7 +445,7 @@ class RecipeLoader:
         Samples and tokens are those of all ranks; losses those reported on this rank since the mix
         was last changed.
         """
-        consumed = self._loader.decided_samples
+        consumed = self.decided_samples
         weights = self._weights_at(self._opened.layout.batch.samples_after(self.next_step))
         rows = self.ledger.totals(min(consumed, self._opened.layout.end_sample))
         return tuple(
@@ -519,17 +511,6 @@ class RecipeLoader:
         return None if weights is None else self.set_mix(weights, at=at)
 
     @property
-    def index(self) -> Index:
-        """The samples of the run."""
-        return self._loader.index
-
-    @property
-    def sampler(self) -> MicroBatchSampler:
-        """The sampler of the micro batches of this rank."""
-        sampler: MicroBatchSampler = self._loader.sampler
-        return sampler
-
-    @property
     def sequence_lengths(self) -> set[int]:
         """Tokens of a sample, of each stage."""
         recipe = self._opened.layout.recipe
@@ -539,26 +520,10 @@ class RecipeLoader:
         """Return the same samples for a DataLoader, as `Loader.dataset`; the mix cannot change
         from then on."""
         self._has_dataset = True
-        return self._loader.dataset(receipts=receipts)
-
-    @property
-    def batches_left(self) -> int:
-        """Number of batches of this rank after the last one returned."""
-        return self._loader.batches_left
-
-    @property
-    def recorder(self) -> Recorder:
-        """Recorder of the samples that this rank received."""
-        return self._recorder
-
-    def __len__(self) -> int:
-        return len(self._loader)
+        return super().dataset(receipts=receipts)
 
     def __repr__(self) -> str:
         return f"RecipeLoader({self._opened!r}, {self.consumed_samples:,} samples consumed)"
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self._loader)
 
     def evaluation(self) -> Iterator[Batch]:
         """Return this rank's batches of one evaluation, in the order of `EvaluationSampler`.
@@ -598,11 +563,11 @@ class RecipeLoader:
                 {
                     "name": name,
                     **facts,
-                    "content": self._contents and self._contents[name].to_dict(),
+                    "content": self._source_contents and self._source_contents[name].to_dict(),
                 }
                 for name, facts in self._facts.items()
             ],
-            "loader": self._loader.state_dict(),
+            "loader": super().state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
@@ -621,12 +586,12 @@ class RecipeLoader:
             FormatError: the state is damaged, or not one of `state_dict`.
         """
         stored = StoredRecipe.read(state)
-        for name in ("fingerprint", "targets"):
-            if ("content" if name == "fingerprint" else name) not in allow:
-                self._check_sources(stored, name)
-        if self._contents is not None:
+        for fact, what in (("fingerprint", "content"), ("targets", "targets")):
+            if what not in allow:
+                self._check_sources(stored, fact, what)
+        if self._source_contents is not None:
             theirs = {name: facts["content"] for name, facts in stored.sources.items()}
-            check_contents(theirs, self._contents, allow)
+            check_contents(theirs, self._source_contents, allow)
         previous, opened = self._opened, self._with_changes_of(stored)
         if "past" not in allow:
             check_past(stored.layout(opened.sources), opened.layout, stored.decided_samples)
@@ -635,14 +600,13 @@ class RecipeLoader:
         others = set(allow) - {"past", "content", "targets"}
         if "past" in allow or "content" in allow:
             others.add("order")
-        if opened is previous:
-            self._loader.load(loader, allow=others, numbers=self._numbers_in(stored))
-            return
-        self._serve(opened, 0)
+        if opened is not previous:
+            self._serve(opened, 0)
         try:
-            self._loader.load(loader, allow=others, numbers=self._numbers_in(stored))
+            self.load(loader, allow=others, numbers=self._numbers_in(stored))
         except BaseException:
-            self._serve(previous, 0)
+            if opened is not previous:
+                self._serve(previous, 0)
             raise
 
     def _with_changes_of(self, stored: StoredRecipe) -> OpenRecipe:
@@ -677,13 +641,12 @@ class RecipeLoader:
         names = [source.name for source in self._opened.layout.recipe.sources]
         return np.array([theirs.get(name, len(theirs) + k) for k, name in enumerate(names)])
 
-    def _check_sources(self, stored: StoredRecipe, fact: str) -> None:
+    def _check_sources(self, stored: StoredRecipe, fact: str, what: str) -> None:
         for name, facts in stored.sources.items():
             ours = self._facts.get(name, {}).get(fact)
             if ours == facts[fact]:
                 check_sizes(name, facts, self._facts[name])
                 continue
-            what = "content" if fact == "fingerprint" else "targets"
             raise InvalidArgument(
                 f"source {name}: {what} must be {facts[fact][:200]}, as in the checkpoint, "
                 + (f"got {ours}" if ours else "but the recipe has no such source")

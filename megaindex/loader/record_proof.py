@@ -104,11 +104,9 @@ class RunRecord:
         if self.tokens_masked:
             more += f"; loss of {self.tokens_masked:,} tokens masked"
         if self.is_lock:
-            count = self.check.planned.total.count
             return (
                 f"lock of {self.consumed_samples - self.first_sample:,} samples{more}; its "
-                f"receipts are those of the "
-                f"{count:,} planned samples"
+                f"receipts are those of the {self.check.planned.total.count:,} planned samples"
             )
         return f"at sample {self.consumed_samples:,}{more}; {self.check}"
 
@@ -210,26 +208,27 @@ def compare_records(
             nor a lock is given.
         FormatError, StorageError: a state or a lock is damaged, or a source cannot be read.
     """
-    given = [each if isinstance(each, Lock) else join_states(each) for each in (first, second)]
     chosen: Sequence[Index | None] = (None, None) if indices is None else indices
-    found: dict[int, _Plan] = {k: _plan_of_lock(each, search) for k, each in enumerate(given)
-                               if isinstance(each, Lock)}  # fmt: skip
-    locked = next(iter(found.values()), None)
-    for k, (each, index) in enumerate(zip(given, chosen, strict=True)):
-        if not isinstance(each, Lock):
-            found[k] = _plan_of_state(each, index, locked)
-    plans = (found[0], found[1])
+    records: list[Any] = [
+        each if isinstance(each, Lock) else join_states(each) for each in (first, second)
+    ]
+    locks = [_plan_of_lock(each, search) if isinstance(each, Lock) else None for each in records]
+    locked = locks[0] or locks[1]
+    ours, theirs = (
+        _plan_of_state(each, index, locked) if plan is None else plan
+        for each, index, plan in zip(records, chosen, locks, strict=True)
+    )
+    plans = (ours, theirs)
     common = min(min(plan.position, plan.order.num_samples) for plan in plans)
     where = _first_difference(plans, common)
-    added, removed = _skips_apart(*plans)
     first_sample = min(plan.record.first_sample for plan in plans)
     return RecordProof(
-        first=plans[0].record,
-        second=plans[1].record,
+        first=ours.record,
+        second=theirs.record,
         common_samples=max(0, common - first_sample),
         first_difference=where,
-        added=added,
-        removed=removed,
+        added=tuple(_skips_without(theirs, ours)),
+        removed=tuple(_skips_without(ours, theirs)),
         differences=tuple(_differences(plans, common, where)),
     )
 
@@ -272,9 +271,8 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
     fingerprints = lock.fingerprints("train")
     blocks = block_bounds(bounds, receipts["block_steps"])
     found = receipts_between(index, blocks, fingerprint_keys(fingerprints))
-    for number, (ours, theirs) in enumerate(
-        itertools.zip_longest(map(str, found), receipts["blocks"])
-    ):
+    pairs = itertools.zip_longest(map(str, found), receipts["blocks"])
+    for number, (ours, theirs) in enumerate(pairs):
         if ours != theirs:
             step = first_step(bounds) + number * receipts["block_steps"]
             raise FormatError(
@@ -352,21 +350,15 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
         LossMask(source=each["source"], first=each["from"], documents=ids.get(each["digest"]))
         for each in stored.masked
     ]
+    settings = [
+        Skip(steps=((first, end - 1),), move=bool(move))
+        for (first, end), (_, _, move) in zip(steps.tolist(), holes, strict=True)
+    ]
+    for mask in masks:
+        step = int(np.searchsorted(bounds, mask.first))
+        settings.append(Skip(documents=mask.documents, source=mask.source, from_step=step))
     skips = Skips(
-        settings=(
-            *(
-                Skip(steps=((first, end - 1),), move=bool(move))
-                for (first, end), (_, _, move) in zip(steps.tolist(), holes, strict=True)
-            ),
-            *(
-                Skip(
-                    documents=mask.documents,
-                    source=mask.source,
-                    from_step=int(np.searchsorted(bounds, mask.first)),
-                )
-                for mask in masks
-            ),
-        ),
+        settings=tuple(settings),
         num_samples=locked.order.num_samples,
         end=stored.end,
         holes=np.array([pair[:2] for pair in holes], np.int64).reshape(-1, 2),
@@ -417,11 +409,6 @@ def _first_difference(plans: Sequence[_Plan], common: int) -> tuple[int, int] | 
     return planned[0].first_difference(planned[1])
 
 
-def _skips_apart(first: _Plan, second: _Plan) -> tuple[tuple[Skip, ...], tuple[Skip, ...]]:
-    """Return the skips of the second plan that the first does not have, and the reverse."""
-    return tuple(_skips_without(second, first)), tuple(_skips_without(first, second))
-
-
 def _skips_without(plan: _Plan, other: _Plan) -> Iterator[Skip]:
     """Yield what a plan skips and another does not, whatever entries it is written in."""
     for move in (False, True):
@@ -455,9 +442,8 @@ def _differences(
 ) -> Iterator[str]:
     """Yield descriptions of the differences of two records that are not of their skips."""
     first, second = plans
-    for number, pair in enumerate(
-        itertools.zip_longest(first.fingerprints, second.fingerprints, fillvalue="nothing")
-    ):
+    pairs = itertools.zip_longest(first.fingerprints, second.fingerprints, fillvalue="nothing")
+    for number, pair in enumerate(pairs):
         yield from _apart(f"fingerprint of source {number}", *pair)
     if where is not None:
         end = min(where[1], common)
@@ -479,11 +465,10 @@ def _differences(
 def _first_changed_mix(plans: Sequence[_Plan], end: int) -> int | None:
     """Return the first sample before ``end`` at which the weights change differently, or None."""
     first, second = (plan.mix for plan in plans)
-    if (first is None and second is None) or any(plan.step_bounds is None for plan in plans):
+    either = first or second
+    if either is None or any(plan.step_bounds is None for plan in plans):
         return None  # the changes of an index that is given are not known
-    one = first or second
-    assert one is not None, "of one or both"
-    empty = MixChanges.empty(one.sources)
+    empty = MixChanges.empty(either.sources)
     return (first or empty).first_difference(second or empty, end)
 
 

@@ -180,14 +180,12 @@ class MicroBatchSampler(Resumable):
         skip: Skip | Sequence[Skip] | None = None,
     ) -> None:
         sizes = _micro_batches(micro_batch_size)
+        ranks = {
+            "data_parallel_rank": data_parallel_rank,
+            "data_parallel_size": data_parallel_size,
+        }
         self._ranks_from = [
-            None
-            if size is None
-            else RankLayout(
-                micro_batch_size=size,
-                data_parallel_rank=data_parallel_rank,
-                data_parallel_size=data_parallel_size,
-            )
+            None if size is None else RankLayout(micro_batch_size=size, **ranks)
             for _, size in sizes
         ]
         self._changes = [first for first, _ in sizes]
@@ -232,7 +230,7 @@ class MicroBatchSampler(Resumable):
         """Check that steps are whole rounds, and that micro batches change between steps."""
         for k, ranks in enumerate(self._ranks_from):
             begin, end = self._changes[k], [*self._changes[1:], None][k]
-            if self._schedule.samples_after(self._schedule.iterations_within(begin)) != begin:
+            if self._whole_steps(0, begin) != begin:
                 raise InvalidArgument(
                     f"micro_batch_size: it changes at sample {begin}, inside a step of the global "
                     "batch; let it change at the start of a step"
@@ -338,9 +336,7 @@ class MicroBatchSampler(Resumable):
                 return 0
             first = step.end
         for begin, end in self._segments(first):
-            whole = self._schedule.samples_after(
-                self._schedule.iterations_within(end, begin), begin
-            )
+            whole = self._whole_steps(begin, end)
             rows = whole - begin
             if whole < end and self._tail != "drop":
                 rows += self._size_at(whole)
@@ -364,16 +360,19 @@ class MicroBatchSampler(Resumable):
         """Raise InvalidArgument if steps from ``position`` on reach into skipped samples."""
         if self._skips is None:
             return
-        first = position.consumed_samples
-        if position.rows_left:
-            step = self._step(position)
-            first = first if step is None else step.end
-        for begin, end in self._skips.segments(first):
-            whole = self._schedule.samples_after(
-                self._schedule.iterations_within(end, begin), begin
-            )
+        for begin, end in self._skips.segments(self._end_of_step(position)):
+            whole = self._whole_steps(begin, end)
             if whole < end < self._end:
                 self._skips.check_step(whole, whole + self._size_at(whole))
+
+    def _end_of_step(self, position: LoaderPosition) -> int:
+        """Return the end of the step of which rows are left; between steps the position."""
+        step = self._step(position) if position.rows_left else None
+        return position.consumed_samples if step is None else step.end
+
+    def _whole_steps(self, begin: int, end: int) -> int:
+        """Return the end of the whole steps from ``begin`` to ``end``."""
+        return self._schedule.samples_after(self._schedule.iterations_within(end, begin), begin)
 
     def _micro_batches(self) -> Iterator[list[int | None]]:
         position, count = self._start, self._num_positions
@@ -446,7 +445,7 @@ class MicroBatchSampler(Resumable):
             return position
         first, target = self._rows_after(position.consumed_samples, rounds)
         # counts rows as samples, which differs only in a padded last step
-        begin = self._schedule.samples_after(self._schedule.iterations_within(target, first), first)
+        begin = self._whole_steps(first, target)
         if begin < target:
             step = self._step(LoaderPosition(begin))
             assert step is not None, "inside the iteration, as state_after checked"
@@ -488,7 +487,7 @@ class MicroBatchSampler(Resumable):
         # and the samples that a last step wraps
         state = {**super()._state(position), "largest_step": self._largest_step}
         if self._balance is not None:
-            state |= {"balance": self._balance.to_dict()}
+            state["balance"] = self._balance.to_dict()
         if self._skips is not None:
             state |= {"version": WITH_SKIPS, "skip": self._skips.to_dict()}
         return state
@@ -518,10 +517,9 @@ class MicroBatchSampler(Resumable):
 
     def check_skips(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidArgument if a run of these skips cannot continue from a sampler's state."""
-        skips, consumed = StoredSkips.read(state), state["consumed_samples"]
-        if difference := skip_difference(
-            skips, self._stored_skips, consumed, decided_samples(state)
-        ):
+        skips, end = StoredSkips.read(state), decided_samples(state)
+        difference = skip_difference(skips, self._stored_skips, state["consumed_samples"], end)
+        if difference:
             raise InvalidArgument(difference)
 
     def _largest_of(self, stored: Mapping[str, Any]) -> int:
@@ -554,14 +552,9 @@ class MicroBatchSampler(Resumable):
         """Raise InvalidArgument unless steps from ``position`` end where micro batches change."""
         if len(self._changes) == 1:
             return
-        first = position.consumed_samples
-        if position.rows_left and (step := self._step(position)) is not None:
-            first = step.end
-        change = next((change for change in self._changes if change > first), None)
-        if change is None or change >= self._end:
-            return
-        steps = self._schedule.iterations_within(change, first)
-        if self._schedule.samples_after(steps, first) != change:
+        first = self._end_of_step(position)
+        change = next((change for change in self._changes if change > first), self._end)
+        if change < self._end and self._whole_steps(first, change) != change:
             raise InvalidArgument(
                 f"the steps from sample {first} on do not end at sample {change}, where the shape "
                 "of the batches changes; continue from the end of a step of this batch schedule"
@@ -586,10 +579,8 @@ class MicroBatchSampler(Resumable):
         theirs, ours = stored["train_samples"], self._end
         if position.step is None and self._tail == "drop":
             end = consumed + position.rows_left
-        if (
-            self._tail == "wrap" and theirs == self._train_samples
-        ):  # a run may have ended past its last sample
-            ours += self._largest_of(stored) - 1
+        if self._tail == "wrap" and theirs == self._train_samples:
+            ours += self._largest_of(stored) - 1  # a run may have ended past its last sample
         if end > ours:
             yield (
                 "train_samples",
@@ -654,7 +645,7 @@ class RandomAccessSampler(Sequence[list[int | None]]):
             OutOfRange: the number is negative or beyond the last batch.
         """
         if isinstance(number, slice):
-            return [self[k] for k in range(*number.indices(len(self)))]
+            return [self[k] for k in range(len(self))[number]]
         number = check_integer("the number of a batch", number)
         if not 0 <= number < len(self):
             raise OutOfRange(

@@ -145,7 +145,7 @@ def test_damaged_contents_are_refused(folder: Path) -> None:
 def test_one_state_of_all_ranks_serves_any_ranks(folder: Path, kind: str, stop: int) -> None:
     loaders = [runs.LOADERS[kind](folder, rank) for rank in range(RANKS)]
     states = [after(loader, stop) for loader in loaders]
-    index = (loaders[0]._loader if kind == "recipe" else loaders[0])._index
+    index = loaders[0]._index
     assert check_receipts(states, index).equal
     joined = json.loads(json.dumps(join_states(states)))
     assert check_receipts([joined], index).equal
@@ -374,7 +374,7 @@ def test_an_equivalent_recipe_is_accepted(folder: Path, batching: Any) -> None:
         loader = RecipeLoader(open_recipe(other), micro_batch_size=2)
         loader.load_state_dict(state)
         assert list(runs.take(loader)) == whole
-        check = check_receipts([loader.state_dict()], loader._loader._index)
+        check = check_receipts([loader.state_dict()], loader._index)
         assert check.equal
     changed = open_recipe(recipe(web=4, chat=3))
     with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):

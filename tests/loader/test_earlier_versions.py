@@ -46,7 +46,7 @@ def test_a_run_goes_on_from_its_states(
         assert runs.digest(list(runs.take(loader))) == GOLDEN["rest"][kind][rank]
         after.append(loader.state_dict())
     if kind in ("text", "recipe"):
-        index = (loader._loader if kind == "recipe" else loader)._index
+        index = loader._index
         check = check_receipts(after, index)
         assert check.equal
         assert check.in_place < check.served.total.count  # those before were not watched
@@ -57,7 +57,7 @@ def test_a_run_goes_on_from_its_states(
 def test_its_receipts_are_those_of_the_plan(folder: Path, kind: str) -> None:
     states = GOLDEN["states"][kind]
     loader = runs.LOADERS[kind](folder, 0)
-    index = (loader._loader if kind == "recipe" else loader)._index
+    index = loader._index
     assert check_receipts(states, index).equal
     joined = join_states(states)
     loader.load_state_dict(joined)

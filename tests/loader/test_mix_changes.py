@@ -254,7 +254,7 @@ def test_the_mix_of_a_step_begun_and_of_prefetched_batches(folder: Path) -> None
     cluster = Cluster(recipe, 1, 2, read_ahead=2, num_threads=1)
     cluster.run({}, 1)
     prepared: list[Any] = []
-    reader = cluster.first._loader._source
+    reader = cluster.first._source
     prepare = reader.prepare
     lock = threading.Lock()
 
