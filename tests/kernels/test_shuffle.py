@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
 
-# around chunk sizes, powers of two, and from the size on at which a second thread helps
+# around chunk sizes and powers of two
 SIZES = (0, 1, 2, 3, 4, 5, 255, 256, 257, 4095, 4097, 8191, 8193, 65537, 140_000)
+SHARED = (1 << 21) + 12_345  # elements; from 2**21 on threads share the swaps
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
@@ -31,6 +32,21 @@ def test_two_shuffles_of_one_stream_are_numpys(backend: Any, dtype: type, thread
         key, position = stream.get_state(legacy=True)[1:3]
         np.testing.assert_array_equal(state[:-1], key)
         assert state[-1] == position
+
+
+@pytest.mark.parametrize(
+    ("dtype", "threads"), [(np.int32, 2), (np.uint32, 5), (np.int64, 2), (np.int32, 40)]
+)
+def test_threads_share_the_swaps_of_a_large_array(dtype: type, threads: int) -> None:
+    native, stream = load("native"), np.random.RandomState(threads)
+    state = native.seed_state(threads)
+    actual = np.empty(SHARED, dtype)
+    native.shuffled_range(state, 7, actual, threads)
+    expected = np.arange(7, SHARED + 7, dtype=dtype)
+    stream.shuffle(expected)
+    np.testing.assert_array_equal(actual, expected)
+    key, position = stream.get_state(legacy=True)[1:3]
+    assert state.tolist() == [*key.tolist(), position]
 
 
 @given(seed=st.integers(0, 2**32 - 1), words=st.integers(0, 1300), size=st.integers(0, 700))
@@ -87,6 +103,17 @@ def test_documents_of_several_epochs_are_shuffled_together(backend: Any, as_arra
     out = np.empty(3 * documents.size, np.int32)
     state = backend.seed_state(9)
     backend.shuffled_documents(state, documents if as_array else None, 20, 3, out)
+    expected = np.tile(documents, 3)
+    np.random.RandomState(9).shuffle(expected)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_threads_fill_in_the_documents_of_several_epochs(as_array: bool) -> None:
+    native = load("native")
+    documents = np.arange(20, 20 + SHARED // 3, dtype=np.int32)
+    out = np.empty(3 * documents.size, np.int32)
+    native.shuffled_documents(native.seed_state(9), documents if as_array else None, 20, 3, out, 5)
     expected = np.tile(documents, 3)
     np.random.RandomState(9).shuffle(expected)
     np.testing.assert_array_equal(out, expected)

@@ -60,7 +60,7 @@ int64_t below(int64_t n) { return static_cast<int64_t>(random_words() % static_c
 
 template <class T>
 void drive_shuffle() {
-  for (const int64_t size : {0, 1, 2, 3, 1000, 8191, 8193, 131'073, 140'000}) {
+  for (const int64_t size : {0, 1, 2, 3, 1000, 8191, 8193, 140'000, 2'100'000}) {
     std::vector<T> once(static_cast<size_t>(size)), again(once), plain(once);
     Mt19937 first(7), second(7), third(7);
     shuffled_range(first, 0, size, once.data(), 1);
@@ -79,6 +79,13 @@ void drive_shuffle() {
     first.save(state[0]);
     third.save(state[1]);
     check(std::equal(state[0], state[0] + Mt19937::kStateWords, state[1]), "state after shuffle");
+    bool stopped = false;
+    try {
+      shuffle(first, once.data(), size, 3, [] { throw 0; });
+    } catch (int) {
+      stopped = true;
+    }
+    check(stopped == (size >= kWorthThreads), "a shuffle is stopped by its poll");
   }
   std::vector<uint64_t> positions(300);
   Mt19937 rng(1), plain(1);
