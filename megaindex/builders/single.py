@@ -317,7 +317,10 @@ def build_index(
         window = _window_index(dataset, chosen, source_name, **common)
         return _for_length(window, num_samples, whole)
     dataset.validate()
-    tokens = count_tokens(dataset.sequence_lengths, chosen)
+    if isinstance(chosen, range) and len(chosen) == len(dataset):
+        tokens = dataset.num_tokens
+    else:
+        tokens = count_tokens(dataset.sequence_lengths, chosen)
     if isinstance(order, EpochOrder):
         check_one_sample(name, tokens, sequence_length, extra)
         key = corpus_fingerprint(dataset) if source_name is None else source_name

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from megaindex._types import IntArray
+from megaindex.arithmetic import ceil_div
 from megaindex.cache.fingerprint import array_bytes, checksum_of
 from megaindex.errors import FormatError, MissingFile
 from megaindex.io.mapping import MOST_AT_ONCE, map_readonly
@@ -26,6 +27,7 @@ ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
 """Dtypes of arrays in a cache."""
 WORTH_MAPPING = 32 << 20  # bytes; below, page faults cost more than writing
 _WORTH_A_THREAD = 1 << 20  # bytes; above, written while the next kernel runs
+_HUGE_PAGE = 2 << 20  # bytes, on x86-64 and with 4 KB pages on aarch64
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise
 _T = TypeVar("_T")
@@ -63,8 +65,8 @@ class MappedArrays:
         raise NotImplementedError
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
-        array: IntArray = np.empty(shape, dtype)  # takes no memory before it is touched
         path = self.path_of(name)
+        array = _in_memory(shape, dtype)  # takes none before it is touched
         if array.nbytes >= WORTH_MAPPING and _can_reserve(path):
             array = map_new(path, shape, dtype)
             self._mapped.add(name)
@@ -113,6 +115,25 @@ class MappedArrays:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "megaindex-arrays")
         return self._pool.submit(task, *args)
+
+
+def _in_memory(shape: tuple[int, ...], dtype: str) -> IntArray:
+    """Return an uninitialised array; one of a megabyte or more on huge pages, which fault rarely.
+
+    NumPy asks for them from 4 MiB on, but only whole huge pages are aligned to them by Linux.
+    """
+    count = math.prod(shape)
+    size = count * np.dtype(dtype).itemsize
+    if not _WORTH_A_THREAD <= size < WORTH_MAPPING or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.empty(shape, dtype)
+    try:
+        pages = ceil_div(size, _HUGE_PAGE)
+        mapping = mmap.mmap(-1, pages * _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # no memory, which NumPy reports, or no huge pages in this kernel
+        return np.empty(shape, dtype)
+    array: IntArray = np.frombuffer(mapping, dtype, count).reshape(shape)
+    return array
 
 
 def _can_reserve(path: str) -> bool:
