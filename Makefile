@@ -145,6 +145,7 @@ faults: $(VENV)/.test-installed
 
 # Small changes of the code, each of which a test should notice: SAMPLE of them, drawn by SEED
 mutants: $(VENV)/.test-installed $(VENV)/.kernels-compiled
+	$(PIP) -r requirements/coverage.txt
 	$(BIN)/python tests/robustness/mutants --sample $(or $(SAMPLE),300) $(if $(SEED),--seed $(SEED))
 
 $(VENV)/bin/python:

@@ -1,8 +1,9 @@
 """Mutation score of the package and of the native core: ``make mutants``.
 
 Draws a sample of small changes to the code, applies each alone in a copy of the tree, and runs the
-tests nearest to it, then those of its whole folder, until one fails. A change that no test notices
+tests that reach it, the nearest and fastest first, until one fails. A change that no test notices
 has survived. Results are appended to a file, so that a run that was ended goes on where it was.
+A first run of all tests, kept for later ones, finds out which lines each of them reaches.
 
 ``equivalent.json`` lists survivors that change no result, each with the reason; they do not count.
 """
@@ -10,17 +11,20 @@ has survived. Results are appended to a file, so that a run that was ended goes 
 from __future__ import annotations
 
 import argparse
+import bisect
 import contextlib
+import itertools
 import json
 import os
 import queue
 import random
-import resource
+import re
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -34,25 +38,28 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from robustness.mutants.operators import Edit, edits_of
+from robustness.mutants.reached import Reached, collect
 
 ROOT = Path(__file__).parents[3]
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
-TESTS = Path("tests")
+REACHED = ROOT / "build/mutants-reached.data"
+COMPILED = ("tests/kernels/", "tests/index/")
 LEAST_SCORE = 95  # percent
+BACKENDS = {"reference", "numba", "native"}
 _FEWEST = 2  # mutants of each package
-_NO_TESTS = 5  # exit status of pytest
-_SECONDS = 60  # added to three times what the tests take without a mutation
-_MOST_BYTES = 1 << 33  # of memory
-_SHOWN = 4000  # last characters of the output of tests that fail without a mutation
-
-# Tests of a package in other folders than its own
-WIDER = {
-    "io": ("format", "cache"), "builders": ("index", "cache"), "verify": ("corpus",),
-    "engine": ("builders",), "": ("index", "plan", "loader"), "csrc": ("index",),
-    "kernels": ("index",), "loader": ("recipe",), "index": ("builders",), "cli": ("plan",),
-    "configs": ("plan",), "recipe": ("plan",), "format": ("verify", "corpus"),
-    "cache": ("verify", "robustness/faults/test_leftovers.py"),
-}  # fmt: skip
+_FIRST_SECONDS = 5  # of tests, without a mutation
+_MOST_SECONDS = 90
+_SECONDS = 30  # of CPU time, added to twice what the tests take without a mutation
+_JIT_SECONDS = 150  # where kernels are compiled again
+_WAIT = 6  # times as long by the clock, on a machine that does other work
+_OPTIONS = [
+    "-q", "-x", "-p", "no:cacheprovider", "--basetemp=tmp", "--tb=no",
+    "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of what the worker has imported
+]  # fmt: skip
+_FLAGS = [
+    "-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
+    "-pthread", "-Icsrc", "-I", sysconfig.get_path("include"),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,10 @@ class Mutant:
         return self.source[begin:end].decode(), after[begin:kept].decode()
 
     @property
+    def line(self) -> int:
+        return self.source[: self.edit.begin].count(b"\n") + 1
+
+    @property
     def identity(self) -> str:
         """A name that does not change where other lines of the file do."""
         at = self.source[: self.edit.begin].count(self.lines[0].encode())
@@ -89,10 +100,9 @@ class Mutant:
         return f"{self.file} {at} {column} {self.lines[0].strip()} -> {self.lines[1].strip()}"
 
     def __str__(self) -> str:
-        line = self.source[: self.edit.begin].count(b"\n") + 1
         old, new = ("\n".join(mark + part for part in text.split("\n")) for mark, text in (
             ("-", self.lines[0]), ("+", self.lines[1])))  # fmt: skip
-        return f"{self.file}:{line}\n{old}\n{new}"
+        return f"{self.file}:{self.line}\n{old}\n{new}"
 
 
 def all_mutants(patterns: list[str]) -> list[Mutant]:
@@ -114,31 +124,45 @@ def draw_sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
         packages[mutant.package].append(mutant)
     chosen = []
     for _, members in sorted(packages.items()):
-        share = max(_FEWEST, round(count * len(members) / len(mutants)))
+        share = max(_FEWEST, -(-count * len(members) // len(mutants)))
         chosen += chance.sample(members, min(share, len(members)))
     chance.shuffle(chosen)
     return chosen
 
 
-def tests_of(mutant: Mutant) -> tuple[list[str], list[str]]:
-    """Return the test files nearest to a mutant, and the folders of all that may notice it."""
+def tests_of(mutant: Mutant, reached: Reached) -> list[str]:
+    """Return the tests that may notice a mutant: the nearest first, then the fastest.
+
+    Coverage does not see compiled code: for it, the tests of its backend in `COMPILED`.
+    """
     path = Path(mutant.file)
-    folder = {"csrc": "kernels"}.get(mutant.package, mutant.package)
-    first = path.stem.split("_")[0].rstrip("s")
-    near = [TESTS / folder / f"test_{name}*.py" for name in (path.stem, first) if first]
-    wide = [TESTS / name for name in (folder, *WIDER.get(mutant.package, ()))]
-    if folder == "adapters" and len(path.parts) > 3:  # one of several frameworks
-        framework = TESTS / folder / f"test_{path.parts[2]}*"
-        near = [framework.with_name(f"{framework.name}{path.stem}*.py")]
-        wide = [framework, TESTS / folder / "test_[!mn]*.py"]
-    elif not folder:
-        wide = [TESTS / name for name in ("test_[ohp]*.py", *WIDER[""])]
-    return _existing(near), _existing(wide)
+    stem = path.stem.split("_")[0].rstrip("s") or mutant.package
+    compiled = "native" if mutant.package == "csrc" else "numba" if "/jit/" in mutant.file else ""
+    names = reached.tests(mutant.file, mutant.source, mutant.line) if not compiled else [
+        name
+        for name in reached.times
+        if name.startswith(COMPILED)
+        and (stem in name.partition("::")[0] or compiled in _words(name))
+        and not _words(name) & BACKENDS - {compiled}
+    ]  # fmt: skip
+
+    def place(name: str) -> tuple[bool, bool, float]:
+        file = name.partition("::")[0]
+        far = not file.startswith(f"tests/{mutant.package}/")
+        return stem not in Path(file).stem, far, reached.times[name]
+
+    return sorted(names, key=place)
 
 
-def _existing(patterns: list[Path]) -> list[str]:
-    found = [str(path) for pattern in patterns for path in sorted(Path().glob(str(pattern)))]
-    return list(dict.fromkeys(found))
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z]+", name))
+
+
+def in_batches(tests: list[str], times: dict[str, float]) -> Iterator[list[str]]:
+    """Yield tests in two parts: those of the first seconds, and the others up to the limit."""
+    ends = list(itertools.accumulate(times[name] for name in tests))
+    first, last = (bisect.bisect(ends, seconds) + 1 for seconds in (_FIRST_SECONDS, _MOST_SECONDS))
+    yield from filter(None, (tests[:first], tests[first:last]))
 
 
 class Tree:
@@ -146,21 +170,20 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "tree"
+        self.output = folder / "output"
         self._jit = Path("megaindex/kernels/jit/__pycache__")
         self._kept = folder / "kept"
         self._built = folder
-        self.output = ""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._worker: subprocess.Popen[str] | None = None
+        self._child = 0
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout.decode()
-        cores = (str(path.relative_to(ROOT)) for path in ROOT.glob("megaindex/kernels/_native*.so"))
-        self._cores = list(cores)
-        for name in (*names.split("\0")[:-1], *self._cores):
+        core = next(ROOT.glob("megaindex/kernels/_native*.so"))
+        self._core = str(core.relative_to(ROOT))
+        for name in (*names.split("\0")[:-1], self._core):
             if (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
-        for name in self._cores:
-            shutil.copy2(ROOT / name, folder)
         if (ROOT / self._jit).is_dir():
             shutil.copytree(ROOT / self._jit, self.root / self._jit)
 
@@ -170,67 +193,103 @@ class Tree:
         path = self.root / mutant.file
         jit = self.root / self._jit
         status = path.stat()
+        units = self._units if mutant.package == "csrc" else {}
         path.write_bytes(mutant.edit.applied_to(mutant.source))
         try:
             if "/jit/" in mutant.file and jit.is_dir():
                 jit.rename(self._kept)  # code that was compiled without the mutation
-            yield mutant.package != "csrc" or self._compile()
+            yield not units or self._link(units, mutant.file)
         finally:
             path.write_bytes(mutant.source)
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # Numba compares it
             if self._kept.is_dir():
                 shutil.rmtree(jit, ignore_errors=True)
                 self._kept.rename(jit)
-            if mutant.package == "csrc":
-                for name in self._cores:
-                    shutil.copy2(self._built / Path(name).name, self.root / name)
+            if units:
+                shutil.copy2(ROOT / self._core, self.root / self._core)
 
-    def _compile(self) -> bool:
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
-        return self.run(command, 900, MEGAINDEX_BUILD_JOBS="1", MEGAINDEX_CXXFLAGS="-O1") == 0
+    @cached_property
+    def _units(self) -> dict[str, str]:
+        """The native core's units, compiled without a mutation, and the headers of each."""
+        units = {}
+        for path in sorted((self.root / "csrc").glob("*.cpp")):
+            if not self._compile(path.stem, f"{path.stem}.o"):
+                raise RuntimeError(f"{path} does not compile without a mutation")
+            units[path.stem] = (self._built / f"{path.stem}.d").read_text()
+        return units
 
-    def test(self, tests: list[str], seconds: float) -> int | None:
-        """Return pytest's exit status, or None where the time did not suffice."""
-        options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--basetemp=tmp"]
-        return self.run([sys.executable, "-m", "pytest", *options, *tests], seconds)
+    def _compile(self, unit: str, target: str) -> bool:
+        import pybind11
 
-    def run(self, command: list[str], seconds: float, **variables: str) -> int | None:
-        environment = {**os.environ, "PYTHONPATH": str(self.root), **variables}
-        with tempfile.TemporaryFile() as output:
-            process = self._process = subprocess.Popen(
-                command, cwd=self.root, env=environment, stdout=output, stderr=output,
-                start_new_session=True, preexec_fn=_limit,  # noqa: PLW1509
+        flags = [*_FLAGS, "-I", pybind11.get_include(), "-MMD", "-w"]
+        return self._run("g++", *flags, "-c", f"csrc/{unit}.cpp", "-o", str(self._built / target))
+
+    def _link(self, units: dict[str, str], changed: str) -> bool:
+        """Compile the units that include a header again, and link them with the others."""
+        objects = []
+        for unit, headers in units.items():
+            mutated = Path(changed).name in headers
+            objects.append(str(self._built / f"{'changed-' * mutated}{unit}.o"))
+            if mutated and not self._compile(unit, Path(objects[-1]).name):
+                return False
+        core = str(self._built / "core.so")
+        linked = self._run("g++", "-shared", "-pthread", *objects, "-o", core)
+        os.replace(core, self.root / self._core)
+        return linked
+
+    def _run(self, *command: str) -> bool:
+        done = subprocess.run(command, cwd=self.root, capture_output=True, check=False)
+        return done.returncode == 0
+
+    def test(self, tests: list[str], seconds: float) -> int:
+        """Return pytest's exit status, or that of a killed process after so many seconds."""
+        if self._worker is None:
+            environment = {**os.environ, "PYTHONPATH": str(self.root)}
+            self._worker = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("worker.py"))], cwd=self.root,
+                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
-            try:
-                return process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return None
-            finally:
-                self.kill()
-                process.wait()
-                output.seek(0)
-                self.output = output.read().decode(errors="replace")[-_SHOWN:]
+        self.output.unlink(missing_ok=True)
+        to, answers = self._worker.stdin, self._worker.stdout
+        assert to is not None
+        assert answers is not None
+        arguments = [*_OPTIONS, *tests]
+        print(json.dumps([arguments, str(self.output), round(seconds)]), file=to, flush=True)
+        self._child = int(answers.readline())
+        timer = threading.Timer(_WAIT * seconds, self._kill_child)  # where it waits for itself
+        timer.start()
+        try:
+            return int(answers.readline())
+        finally:
+            timer.cancel()
+            self._kill_child()  # what it has started
 
-    def kill(self) -> None:
-        """End the command that runs, and what it started."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+    def failed(self) -> str:
+        """Return the test that failed, as pytest's summary names it."""
+        found = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", self.output.read_text(), re.M)
+        return found[1] if found else ""
 
+    def _kill_child(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child, signal.SIGKILL)
 
-def _limit() -> None:
-    """Keep a mutant from filling memory or disk."""
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
+    def end(self) -> None:
+        """End the worker and its child."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._kill_child()
 
 
 class Run:
     """The mutants of a sample, and their results in a file."""
 
-    def __init__(self, mutants: list[Mutant], results: Path, seconds: float) -> None:
+    def __init__(
+        self, mutants: list[Mutant], results: Path, seconds: float, reached: Reached
+    ) -> None:
         self._results = results
         self._end = time.monotonic() + seconds
+        self._reached = reached
         self._lock = threading.Lock()
-        self._unchanged: dict[str, float] = {}
         self.found: dict[str, str] = {}
         self.error: BaseException | None = None
         self._trees: list[Tree] = []
@@ -258,56 +317,53 @@ class Run:
         """End all threads; the mutants under way have no result."""
         self._stopped = True
         for tree in self._trees:
-            tree.kill()
+            tree.end()
 
     def _work(self) -> None:
         with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
             tree = Tree(Path(folder))
             self._trees.append(tree)
-            while time.monotonic() < self._end and not self._stopped:
-                try:
+            try:
+                while time.monotonic() < self._end and not self._stopped:
                     mutant = self._left.get_nowait()
-                except queue.Empty:
-                    return
-                began = time.monotonic()
-                result = self._try(tree, mutant)
-                if self._stopped:
-                    return
-                self._record(mutant, result, time.monotonic() - began)
+                    began = time.monotonic()
+                    result, test = self._try(tree, mutant)
+                    if self._stopped:
+                        return
+                    self._record(mutant, result, test, time.monotonic() - began)
+            except queue.Empty:
+                return
+            finally:
+                tree.end()
 
-    def _try(self, tree: Tree, mutant: Mutant) -> str:
-        near, wide = tests_of(mutant)
-        limit = 3 * self._seconds_of(tree, wide) + _SECONDS
+    def _try(self, tree: Tree, mutant: Mutant) -> tuple[str, str]:
+        """Return the result, and the test that failed."""
+        with self._lock:
+            tests = tests_of(mutant, self._reached)
+        times = self._reached.times
+        spare = _JIT_SECONDS if "/jit/" in mutant.file else _SECONDS
         with tree.changed(mutant) as compiled:
             if not compiled:
-                return "does not compile"
-            for tests in filter(None, (near, [*wide, *(f"--ignore={name}" for name in near)])):
-                status = tree.test(tests, limit)
-                if status is None:
-                    return "too slow"
-                if status not in (0, _NO_TESTS):
-                    return "killed"
-        return "survived"
+                return "does not compile", ""
+            for batch in in_batches(tests, times):
+                limit = 2 * sum(times[name] for name in batch) + spare
+                status = tree.test(batch, limit)
+                if status < 0 and not tree.failed():
+                    return "crashed or too slow", ""
+                if status:
+                    return "killed", tree.failed()
+        return "survived", ""
 
-    def _seconds_of(self, tree: Tree, tests: list[str]) -> float:
-        """Return how long tests take without a mutation; end the run if they fail."""
-        key = " ".join(tests)
-        with self._lock:
-            if key not in self._unchanged:
-                began = time.monotonic()
-                if tree.test(tests, 1800) != 0:
-                    raise RuntimeError(f"{tree.output}\nfails without a mutation: {key}")
-                self._unchanged[key] = time.monotonic() - began
-            return self._unchanged[key]
-
-    def _record(self, mutant: Mutant, result: str, seconds: float) -> None:
-        row = {"mutant": mutant.identity, "result": result, "seconds": round(seconds)}
+    def _record(self, mutant: Mutant, result: str, test: str, seconds: float) -> None:
+        row = {
+            "mutant": mutant.identity, "result": result, "test": test, "seconds": round(seconds, 1)
+        }  # fmt: skip
         with self._lock:
             self.found[mutant.identity] = result
             with self._results.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             shown = " ".join(mutant.identity.split())
-            print(f"{len(self.found):4} {result:16} {shown}", flush=True)
+            print(f"{len(self.found):4} {result:19} {shown}", flush=True)
 
 
 def is_equivalent(mutant: Mutant, known: list[dict[str, str]]) -> bool:
@@ -354,7 +410,8 @@ def main() -> int:
     everything = all_mutants(options.files)
     mutants = draw_sample(everything, options.sample, seed)
     print(f"seed {seed}: {len(mutants)} of {len(everything)} mutants; results in {results}")
-    run = Run(mutants, results, options.seconds)
+    collect(REACHED, ROOT, options.jobs)
+    run = Run(mutants, results, options.seconds, Reached(REACHED))
     threads = [threading.Thread(target=run.work) for _ in range(options.jobs)]
     for thread in threads:
         thread.start()

@@ -1,11 +1,15 @@
-"""The mutations of a few lines, and the list of those that change no result."""
+"""The mutations of a few lines, the statements they are in, and those that change no result."""
 
 from __future__ import annotations
 
+import ast
 import json
+import sys
 from pathlib import Path
 
+import pytest
 from robustness.mutants.operators import cpp_edits, python_edits
+from robustness.mutants.reached import statement
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,6 +58,21 @@ def test_each_cpp_mutation_changes_code_alone() -> None:
     ]:  # fmt: skip
         changed.remove(CPP.replace(old, new, 1) if old != "k < n" else CPP.replace("k < n", new))
     assert changed == []
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        (1, (1, sys.maxsize)),  # of the module
+        (2, (3, 9)),  # a parameter
+        (4, (4, 4)),
+        (6, (5, 6)),  # inside a message
+        (7, (7, 7)),
+    ],
+)
+def test_a_line_is_reached_with_its_statement(line: int, lines: tuple[int, int]) -> None:
+    source = PYTHON.replace("raise ValueError(", "raise ValueError(\n")
+    assert statement(ast.parse(source), line) == lines
 
 
 def test_lines_of_equivalent_mutants_are_in_the_code() -> None:
