@@ -68,6 +68,15 @@ def test_every_picture_is_well_formed_and_explained(page: str) -> None:
         assert reference in identifiers
 
 
+def test_ticks_of_steps_are_round_and_evenly_placed(page: str) -> None:
+    plots = [text for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if ">step<" in text]
+    assert len(plots) > 2
+    for plot in plots:
+        ticks = re.findall(r'<text x="([\d.]+)%" y="\d+" text-anchor="middle">([\d,]+)<', plot)
+        assert [value for _, value in ticks] == ["0", "50", "100", "150"]  # of 200
+        np.testing.assert_allclose(np.diff([float(place) for place, _ in ticks], n=2), 0, atol=0.01)
+
+
 def test_the_numbers_are_on_it(page: str) -> None:
     assert "of which 50 are past" in page
     for words in ("earlier exposures", "web", "books", "so far", "after all steps", "@media print"):

@@ -386,6 +386,13 @@ def test_divisor_counts_anywhere_are_reached_by_filling(
     np.testing.assert_array_equal(counts, backend.divisor_counts(words, position + ahead))
 
 
+@pytest.mark.parametrize("size", [3000, 3001])
+def test_divisor_of_weights_whose_products_pass_64_bits(backend: Any, size: int) -> None:
+    words, counts = np.array([2**52, 2**51, 2**51], np.uint64), np.zeros(3, np.int64)
+    index, _ = blend(backend.divisor_fill, words, 0, size, counts)
+    assert index.tolist() == webster(words.tolist(), size)
+
+
 @pytest.mark.parametrize("n", [300, 9000])
 def test_divisor_of_many_datasets(backend: Any, n: int) -> None:
     if backend is REFERENCE:

@@ -334,7 +334,7 @@ def test_stages_and_policies_that_a_mix_does_not_fit(folder: Path, tmp_path: Pat
         path = tmp_path / f"{policy}.yaml"
         path.write_text(f"{text}\nexhaustion: {policy}\n".replace("epochs: 5", "epochs: 4"))
         cluster = Cluster(read_recipe(path), 1, 8)
-        cluster.run({1: {"math": 1, "web": 0.01}})
+        cluster.run({1: {"math": 1, "web": 0.01, "code": 0.02}})
         served = Counter(source for source, _ in cluster.rows)
         assert served[2] <= 4 * cluster.first.layout.sizes[2].samples
         assert len(cluster.rows) // G >= steps or policy == "stop"

@@ -207,6 +207,13 @@ def test_the_json_has_the_facts_in_order_packed_alone(corpus: str) -> None:
     assert "packing" not in make_plan(order="epoch", **common).to_json()["datasets"][0]
 
 
+def test_lines_of_a_histogram_may_have_any_order(tmp_path: Path) -> None:
+    (tmp_path / "h.txt").write_text("18 2\n# tokens documents\n3 7\n17 1\n")
+    histogram = read_length_histogram(str(tmp_path / "h.txt"))
+    assert histogram.lengths.tolist() == [3, 17, 18]
+    assert histogram.documents.tolist() == [7, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

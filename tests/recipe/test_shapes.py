@@ -94,6 +94,14 @@ def three_stages(folder: Path) -> Recipe:
     )  # fmt: skip
 
 
+def test_lengths_of_a_source_are_those_of_all_its_stages(folder: Path) -> None:
+    recipe = three_stages(folder)
+    last = replace(recipe.stages[2], streams=recipe.stages[2].streams[:1])  # of web alone
+    recipe = replace(recipe, stages=(*recipe.stages[:2], last))
+    assert recipe.lengths_of("web") == (4, 16, 32)
+    assert recipe.lengths_of("code") == (4, 16)
+
+
 @dataclass
 class ModelSource:
     """Reads a source block by block, in plain loops."""

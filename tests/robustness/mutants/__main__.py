@@ -29,11 +29,12 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -48,7 +49,7 @@ LEAST_SCORE = 95  # percent
 BACKENDS = {"reference", "numba", "native"}
 _FEWEST = 2  # mutants of each package
 _FIRST_SECONDS = 5  # of tests, without a mutation
-_MOST_SECONDS = 90
+_MOST_SECONDS = 30
 _SECONDS = 30  # of CPU time, added to twice what the tests take without a mutation
 _JIT_SECONDS = 150  # where kernels are compiled again
 _WAIT = 6  # times as long by the clock, on a machine that does other work
@@ -197,7 +198,8 @@ class Tree:
         path.write_bytes(mutant.edit.applied_to(mutant.source))
         try:
             if "/jit/" in mutant.file and jit.is_dir():
-                jit.rename(self._kept)  # code that was compiled without the mutation
+                jit.rename(self._kept)
+                shutil.copytree(self._kept, jit, ignore=self._users(path))
             yield not units or self._link(units, mutant.file)
         finally:
             path.write_bytes(mutant.source)
@@ -207,6 +209,15 @@ class Tree:
                 self._kept.rename(jit)
             if units:
                 shutil.copy2(ROOT / self._core, self.root / self._core)
+
+    @staticmethod
+    def _users(path: Path) -> Callable[[Any, list[str]], set[str]]:
+        """Return what leaves out the code that Numba compiled without a mutation of a module."""
+        texts = {other.stem: other.read_text() for other in path.parent.glob("*.py")}
+        stale = {path.stem}
+        for _ in texts:
+            stale |= {name for name in texts for other in stale if f"jit.{other} " in texts[name]}
+        return shutil.ignore_patterns(*(f"{name}.*.nb?" for name in stale))
 
     @cached_property
     def _units(self) -> dict[str, str]:
