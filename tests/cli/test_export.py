@@ -324,12 +324,14 @@ def test_a_description_of_another_split(megatron: Any) -> None:
     assert "its run has the split 90, 5, 5, this one 80,10,10" in refused(*words)
 
 
-def test_documents_of_several_sequences_under_maxtext(folder: Path) -> None:
+def test_documents_of_several_sequences_are_refused_for_maxtext_alone(folder: Path) -> None:
     with IndexedDatasetWriter("c", dtype="uint16") as writer:
         for _ in range(20):
             writer.add_document(np.arange(40), lengths=[10, 30])
     words = ("--to", "maxtext", *NEOX[2:], "--epochs", 1, "--cache-dir", "x")
     assert "20 of 40 sequences" in refused(*words)
+    (one,) = export(*NEOX, "--epochs", 1)
+    assert all(os.path.exists(file) for file in one["files"])
 
 
 def test_paddlenlp_looks_beside_the_data_first(folder: Path) -> None:
