@@ -34,6 +34,8 @@ def test_demo_checks_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "tokens served twice or more" in out
         assert "built by" in out
         assert "from the cache" in out
+        assert "is what the lock says" in out
+        assert "rank 0 reads" in out
 
 
 def test_counts_show_repeats_and_other_tokens(tmp_path: Path) -> None:

@@ -48,11 +48,10 @@ COMPILED = ("tests/kernels/", "tests/index/")
 LEAST_SCORE = 95  # percent
 BACKENDS = {"reference", "numba", "native"}
 _FEWEST = 2  # mutants of each package
-_FIRST_SECONDS = 5  # of tests, without a mutation
-_MOST_SECONDS = 15
+_BATCHES = (1, 5, 15)  # seconds of tests, without a mutation, after which a batch ends
 _SECONDS = 30  # of CPU time, added to twice what the tests take without a mutation
 _JIT_SECONDS = 150  # where kernels are compiled again
-_WAIT = 6  # times as long by the clock, on a machine that does other work
+_WAIT = 15  # times as long by the clock, on a machine that does other work
 _OPTIONS = [
     "-q", "-x", "-p", "no:cacheprovider", "--basetemp=tmp", "--tb=no",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of what the worker has imported
@@ -132,25 +131,30 @@ def draw_sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(mutant: Mutant, reached: Reached) -> list[str]:
-    """Return the tests that may notice a mutant: the nearest first, then the fastest.
+    """Return the tests that may notice a mutant: those that reach the body of a changed head first,
+    then the nearest, then the fastest.
 
     Coverage does not see compiled code: for it, the tests of its backend in `COMPILED`.
     """
     path = Path(mutant.file)
     stem = path.stem.split("_")[0].rstrip("s") or mutant.package
     compiled = "native" if mutant.package == "csrc" else "numba" if "/jit/" in mutant.file else ""
-    names = reached.tests(mutant.file, mutant.source, mutant.line) if not compiled else [
-        name
-        for name in reached.times
-        if name.startswith(COMPILED)
-        and (stem in name.partition("::")[0] or compiled in _words(name))
-        and not _words(name) & BACKENDS - {compiled}
-    ]  # fmt: skip
+    inside: set[str] = set()
+    if not compiled:
+        names, inside = reached.tests(mutant.file, mutant.source, mutant.line)
+    else:
+        names = {
+            name
+            for name in reached.times
+            if name.startswith(COMPILED)
+            and (stem in name.partition("::")[0] or compiled in _words(name))
+            and not _words(name) & BACKENDS - {compiled}
+        }
 
-    def place(name: str) -> tuple[bool, bool, float]:
+    def place(name: str) -> tuple[bool, bool, bool, float, str]:
         file = name.partition("::")[0]
         far = not file.startswith(f"tests/{mutant.package}/")
-        return stem not in Path(file).stem, far, reached.times[name]
+        return name not in inside, stem not in Path(file).stem, far, reached.times[name], name
 
     return sorted(names, key=place)
 
@@ -160,10 +164,10 @@ def _words(name: str) -> set[str]:
 
 
 def in_batches(tests: list[str], times: dict[str, float]) -> Iterator[list[str]]:
-    """Yield tests in two parts: those of the first seconds, and the others up to the limit."""
+    """Yield tests in batches, the last of which ends at the last time of `_BATCHES`."""
     ends = list(itertools.accumulate(times[name] for name in tests))
-    first, last = (bisect.bisect(ends, seconds) + 1 for seconds in (_FIRST_SECONDS, _MOST_SECONDS))
-    yield from filter(None, (tests[:first], tests[first:last]))
+    bounds = [0, *(bisect.bisect(ends, seconds) + 1 for seconds in _BATCHES)]
+    yield from filter(None, (tests[low:high] for low, high in itertools.pairwise(bounds)))
 
 
 class Tree:

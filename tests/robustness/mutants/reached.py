@@ -120,23 +120,25 @@ class Reached:
         self._lines: dict[str, dict[int, list[str]]] = {}
         self.times = _times_of(data)
 
-    def tests(self, file: str, source: bytes, line: int) -> list[str]:
-        """Return the tests that reach the statement of a line."""
+    def tests(self, file: str, source: bytes, line: int) -> tuple[set[str], set[str]]:
+        """Return the tests that reach the statement of a line, and those that reach its body."""
         if file not in self._lines:
             self._lines[file] = self._data.contexts_by_lineno(file)
-        first, last = statement(ast.parse(source), line)
-        names = {
-            _PHASE.sub("", name)
-            for number, names in self._lines[file].items()
-            if first <= number <= last
-            for name in names
-        }
-        return [name for name in names if name in self.times]
+        first, last, inside = statement(ast.parse(source), line)
+        return self._of(file, first, last), self._of(file, inside, inside)
+
+    def _of(self, file: str, first: int, last: int) -> set[str]:
+        lines = self._lines[file].items()
+        found = (name for number, names in lines if first <= number <= last for name in names)
+        return {_PHASE.sub("", name) for name in found} & self.times.keys()
 
 
-def statement(tree: ast.Module, line: int) -> tuple[int, int]:
+def statement(tree: ast.Module, line: int) -> tuple[int, int, int]:
     """Return the first and last line of a simple statement, of the head of a compound one, of the
-    body of the function whose signature the line is in, or of the module outside of functions."""
+    body of the function whose signature the line is in, or of the module outside of functions.
+
+    The third number is the first line of the body of a compound statement; otherwise 0.
+    """
     around = [
         node
         for node in ast.walk(tree)
@@ -146,9 +148,11 @@ def statement(tree: ast.Module, line: int) -> tuple[int, int]:
     around.sort(key=lambda node: (node.lineno, -(node.end_lineno or 0)))
     functions = [node for node in around if isinstance(node, ast.FunctionDef)]
     if not functions:
-        return 1, sys.maxsize
+        return 1, sys.maxsize, 0
     inner = around[-1]
     body = getattr(inner, "body", None)
     if inner is functions[-1]:
-        return functions[-1].body[0].lineno, inner.end_lineno or line
-    return inner.lineno, body[0].lineno - 1 if body else inner.end_lineno or line
+        return functions[-1].body[0].lineno, inner.end_lineno or line, 0
+    if body:
+        return inner.lineno, max(inner.lineno, body[0].lineno - 1), body[0].lineno
+    return inner.lineno, inner.end_lineno or line, 0

@@ -63,14 +63,14 @@ def test_each_cpp_mutation_changes_code_alone() -> None:
 @pytest.mark.parametrize(
     ("line", "lines"),
     [
-        (1, (1, sys.maxsize)),  # of the module
-        (2, (3, 9)),  # a parameter
-        (4, (4, 4)),
-        (6, (5, 6)),  # inside a message
-        (7, (7, 7)),
+        (1, (1, sys.maxsize, 0)),  # of the module
+        (2, (3, 9, 0)),  # a parameter
+        (4, (4, 4, 5)),
+        (6, (5, 6, 0)),  # inside a message
+        (7, (7, 7, 0)),
     ],
 )
-def test_a_line_is_reached_with_its_statement(line: int, lines: tuple[int, int]) -> None:
+def test_a_line_is_reached_with_its_statement(line: int, lines: tuple[int, int, int]) -> None:
     source = PYTHON.replace("raise ValueError(", "raise ValueError(\n")
     assert statement(ast.parse(source), line) == lines
 

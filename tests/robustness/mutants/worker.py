@@ -14,7 +14,10 @@ import os
 import resource
 import sys
 
-PRELOADED = ("pytest", "hypothesis", "numpy", "numba", "torch", "xml.etree.ElementTree", "asyncio")
+PRELOADED = (
+    "pytest", "hypothesis", "numpy", "numba", "torch", "asyncio", "_pytest.junitxml",
+    "_pytest.skipping", "_pytest.unittest", "anyio.pytest_plugin", "xdist.plugin",
+)  # fmt: skip
 _MOST_BYTES = 1 << 33  # of memory
 
 
