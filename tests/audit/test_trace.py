@@ -12,9 +12,10 @@ from support.command_line import cli
 from support.corpora import write_corpus
 from support.tokenizing import run as tokenize
 
-from megaindex import FormatError
+from megaindex import FormatError, IndexedDataset
 from megaindex.audit import runs_of, step_ranges, steps_of, stream_of_run
 from megaindex.corpus import merge
+from megaindex.format.provenance import open_provenance
 
 RNG = np.random.default_rng(3)
 
@@ -180,6 +181,25 @@ def test_bad_input(
     status, out, err = cli("trace", "--recipe", "r.yaml", *words)
     assert (status, out) == (2, "")
     assert message in err
+
+
+def test_rows_of_another_part_of_the_corpus(folder: Path) -> None:
+    run = runs(folder)["neox"]
+    settings = {"data_path": (str(folder / "a"),), "split": (9, 1, 0)}
+    stream = stream_of_run(
+        **settings, order="neox", sequence_length=64, global_batch_size=8, epochs="3"
+    )
+    pair = IndexedDataset(str(folder / "a"))
+    first = np.searchsorted(pair.document_indices, stream.sources[0].lengths.size)  # of the next
+    provenance = open_provenance(str(folder / "a"))
+    assert provenance is not None
+    rows = provenance.locate(np.array([first - 1, first]))
+    inside, outside = (f"{Path(provenance.files[f].path).name}:{row + 1}"
+                       for f, row in zip(rows.file, rows.row, strict=True))  # fmt: skip
+    assert trace(*run, "--rows", inside)["spans"]
+    status, _, err = cli("trace", *run, "--rows", outside)
+    assert status == 2
+    assert "in another part of the corpus, see --subset and --split" in err
 
 
 def test_a_damaged_provenance(folder: Path, tmp_path: Path) -> None:

@@ -132,6 +132,11 @@ def test_a_document_takes_seven_bytes(tmp_path: Path) -> None:
     assert Provenance(str(path), None).files == tuple(FILES)
 
 
+def test_documents_of_one_row_are_in_order(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", [rows_of([(0, 3, 0, 5), (0, 3, 5, 9), (0, 4, 9, 9)])])
+    assert Provenance(str(path), None).columns_fault() is None
+
+
 def small(folder: Path) -> Path:
     idx = folder / "c.idx"
     idx.write_bytes(b"the index")

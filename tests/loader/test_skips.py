@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, Skip, build_index
-from megaindex.index.skips import read_ids
+from megaindex.index.skips import read_ids, resolve_skips
 from megaindex.recipe import (
     BatchSchedule,
     Recipe,
@@ -546,6 +546,14 @@ def test_a_wrapped_step_reads_no_skipped_samples() -> None:
         tail="wrap", skip=Skip(steps="0"),
     )  # fmt: skip
     assert list(sampler) == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 4, 5]]
+
+
+def test_no_range_is_served_after_a_hole_at_the_end() -> None:
+    schedule = BatchSchedule.constant(4)
+    skips = resolve_skips([Skip(steps=((1, 2), (8, 9)))], schedule, num_samples=40)
+    assert skips is not None
+    assert list(skips.segments()) == [(0, 4), (12, 32)]
+    assert list(skips.segments(4, 12)) == []
 
 
 def test_damaged_skips_of_a_state_are_refused() -> None:

@@ -121,6 +121,11 @@ def test_batches_of_an_evaluation_need_the_number_of_devices(folder: Path) -> No
     assert (evaluation.iterations, evaluation.batch_size) == (2, 8)
 
 
+def test_settings_without_effect_may_be_nested(folder: Path) -> None:
+    deep = "{a: " * 80 + "1" + "}" * 80
+    assert read("num_workers: 8", f"num_workers: {deep}") == read()
+
+
 def test_the_command_plans_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--llm-foundry-config", "run.yaml"]) == 0
     assert "train_iters 10" in capsys.readouterr().out
