@@ -56,23 +56,23 @@ def _parser() -> argparse.ArgumentParser:
     look_up.add_argument("--source", type=int, metavar="K", help="with --document: source, from 0")
     output = parser.add_argument_group("output")
     add_flags(output, "--json")
-    output.add_argument("--html", metavar="FILE", help="write a page with plots to one file")
-    output.add_argument(
-        "--points", type=int, default=400, metavar="N", help="most points of a curve; default: 400"
-    )
+    add = output.add_argument
+    add("--html", metavar="FILE", help="write a page with plots to one file")
+    add("--points", type=int, default=400, metavar="N", help="most points of a curve; default: 400")
     return parser
 
 
 def _check(options: argparse.Namespace) -> None:
+    looks_up = options.step is not None or options.document is not None
     if options.step is not None and options.document is not None:
         raise InvalidArgument("--step and --document exclude each other; give one of them")
     if options.rank is not None and options.step is None:
         raise InvalidArgument("--rank needs --step; give the step as well")
     if options.source is not None and options.document is None:
         raise InvalidArgument("--source needs --document; give the document as well")
-    if options.html and (options.step is not None or options.document is not None):
+    if options.html and looks_up:
         raise InvalidArgument("--html shows the audit, not a look-up; leave one of them out")
-    if cost_model_of(options) and (options.step is not None or options.document is not None):
+    if cost_model_of(options) and looks_up:
         raise InvalidArgument(
             "--balance shows the audit, not a look-up, whose ranks are those of rows in order; "
             "leave one of them out"

@@ -132,13 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex demo", description=__doc__)
     add = parser.add_argument
     add("--dir", default="demo-data", help="folder of corpus and cache; default: demo-data")
-    add(
-        "--max-tokens",
-        type=int,
-        default=64_000_000,
-        metavar="T",
-        help="size of the corpus at most; default: 64000000",
-    )
+    size = "size of the corpus at most; default: 64000000"
+    add("--max-tokens", type=int, default=64_000_000, metavar="T", help=size)
     add_flags(parser, "--seq-length", default=2048, help="tokens per sample; default: 2048")
     add("--root", action="append", help="text below this folder instead")
     return parser

@@ -59,14 +59,12 @@ def _parser() -> argparse.ArgumentParser:
         add_flags(one, "--dialect", "--overwrite", "--json")
     for name in ("nanotron", "numpy", "tntidx"):
         of[name].add_argument("--copy", action="store_true", help="copy the tokens, do not link")
+    column = "column of tokens; default: tokens, input_ids or the only one"
+    dtype = "token type of raw bytes, such as uint16"
     for name in ("mds", "parquet"):
-        of[name].add_argument(
-            "--column", help="column of tokens; default: tokens, input_ids or the only one"
-        )
+        of[name].add_argument("--column", help=column)
     for name in ("numpy", "mds"):
-        of[name].add_argument(
-            "--stored-dtype", metavar="T", help="token type of raw bytes, such as uint16"
-        )
+        of[name].add_argument("--stored-dtype", metavar="T", help=dtype)
     documents = of["numpy"].add_mutually_exclusive_group(required=True)
     documents.add_argument("--separator", type=int, metavar="ID", help="id that ends a document")
     documents.add_argument("--boundaries", metavar="FILE", help=".npy of document ends in tokens")

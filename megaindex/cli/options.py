@@ -206,21 +206,12 @@ def print_pairs(pairs: Sequence[WriteResult], seconds: float, *, as_json: bool) 
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("execution (results do not depend on it)")
-    group.add_argument(
-        "--engine",
-        default="local",
-        choices=("local", "ray"),
-        help="processes on this machine, or Ray; default: local",
-    )
-    group.add_argument(
-        "--workers", type=int, metavar="N", help="tasks at the same time; default: one per CPU"
-    )
-    group.add_argument(
-        "--address",
-        metavar="A",
-        help="running Ray cluster, such as auto or 10.0.0.1:6379; default: start one here",
-    )
+    add = parser.add_argument_group("execution (results do not depend on it)").add_argument
+    engine = "processes on this machine, or Ray; default: local"
+    cluster = "running Ray cluster, such as auto or 10.0.0.1:6379; default: start one here"
+    add("--engine", default="local", choices=("local", "ray"), help=engine)
+    add("--workers", type=int, metavar="N", help="tasks at the same time; default: one per CPU")
+    add("--address", metavar="A", help=cluster)
 
 
 def chosen_engine(options: argparse.Namespace) -> AbstractContextManager[Engine]:

@@ -43,12 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--at", metavar="D,D,…", help="first document of each part but the first")
     where.add_argument("--parts", type=int, metavar="N", help="N parts of about equal size")
     where.add_argument("--documents", metavar="A:B,…", help="documents A to B - 1 of each part")
-    add(
-        "--by",
-        default="tokens",
-        choices=("tokens", "documents"),
-        help="measure of size for --parts; default: tokens",
-    )
+    measure = "measure of size for --parts; default: tokens"
+    add("--by", default="tokens", choices=("tokens", "documents"), help=measure)
     add_flags(parser, "--dialect", "--overwrite", "--json")
     return parser
 

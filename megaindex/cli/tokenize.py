@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_engine_arguments, add_flags, chosen_engine, print_json
 from megaindex.errors import InvalidArgument
@@ -55,92 +55,55 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+_HELP = {
+    "output": "prefix of the pair; with several --json-keys, OUT_<key>_document are the prefixes",
+    "inputs": "files, URLs (s3://, gs://, az://) or folders, in order",
+    "--tokenizer": "a tokenizer.json, a SentencePiece .model, a folder with one of them (names on "
+    "the Hugging Face hub are not downloaded), or bytes for one token a byte",
+    "--format": "text files: each line (lines) or each file (files) is a document; default: by "
+    "name, with lines for .txt",
+    "--json-keys": "keys of JSON objects, or Parquet columns, to tokenize; default: text",
+    "--on-bad-line": "skip leaves bad lines and rows out and lists them in OUT.bad.jsonl; default: "
+    "stop",
+    "--part-size": "bytes of input for each task (the result does not depend on it); default: 64M",
+    "--append-eod": "end documents with the end token that the tokenizer defines",
+    "--eod": "end documents with this token",
+    "--add-special-tokens": "add the special tokens of a tokenizer.json's template; default: yes, "
+    "as in Megatron",
+    "--encoder": "library that encodes the texts of a tokenizer.json, with the ids of tokenizers",
+    "--dtype": "token type; default: by vocabulary size, as in Megatron",
+    "--megatron-names": "use OUT_<key>_document for one key too",
+    "--discard-parts": "remove finished parts of an interrupted run with other settings from "
+    "OUT.parts",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex tokenize", description=__doc__)
-    add = parser.add_argument
-    add(
-        "output",
-        metavar="OUT",
-        help="prefix of the pair; with several --json-keys, OUT_<key>_document are the prefixes",
-    )
-    add(
-        "inputs",
-        metavar="IN",
-        nargs="+",
-        help="files, URLs (s3://, gs://, az://) or folders, in order",
-    )
-    add(
-        "--tokenizer",
-        required=True,
-        metavar="T",
-        help="a tokenizer.json, a SentencePiece .model, a folder with one of them (names on the "
-        "Hugging Face hub are not downloaded), or bytes for one token a byte",
-    )
-    _add_input_arguments(parser)
-    _add_token_arguments(parser)
+    inputs = parser.add_argument_group("inputs")
+    tokens = parser.add_argument_group("tokens")
+
+    def add(name: str, group: argparse._ActionsContainer = parser, **arguments: Any) -> None:
+        group.add_argument(name, help=_HELP[name], **arguments)
+
+    add("output", metavar="OUT")
+    add("inputs", metavar="IN", nargs="+")
+    add("--tokenizer", required=True, metavar="T")
+    add("--format", inputs, choices=("jsonl", "lines", "files", "parquet"))
+    add("--json-keys", inputs, nargs="+", default=["text"], metavar="KEY")
+    add("--on-bad-line", inputs, default="stop", choices=("stop", "skip"))
+    add("--part-size", inputs, default="64M", metavar="N")
+    add("--append-eod", tokens, action="store_true")
+    add("--eod", tokens, metavar="TOKEN|ID")
+    add("--add-special-tokens", tokens, action=argparse.BooleanOptionalAction, default=True)
+    add("--encoder", tokens, choices=("gigatoken",))
+    add("--dtype", tokens, metavar="T")
     add_engine_arguments(parser)
-    add("--megatron-names", action="store_true", help="use OUT_<key>_document for one key too")
+    add("--megatron-names", action="store_true")
     add_flags(parser, "--overwrite", help="replace existing pairs and OUT.bad.jsonl")
-    add(
-        "--discard-parts",
-        action="store_true",
-        help="remove finished parts of an interrupted run with other settings from OUT.parts",
-    )
+    add("--discard-parts", action="store_true")
     add_flags(parser, "--json")
     return parser
-
-
-def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("inputs")
-    add = group.add_argument
-    add(
-        "--format",
-        choices=("jsonl", "lines", "files", "parquet"),
-        help="text files: each line (lines) or each file (files) is a document; default: by name, "
-        "with lines for .txt",
-    )
-    add(
-        "--json-keys",
-        nargs="+",
-        default=["text"],
-        metavar="KEY",
-        help="keys of JSON objects, or Parquet columns, to tokenize; default: text",
-    )
-    add(
-        "--on-bad-line",
-        default="stop",
-        choices=("stop", "skip"),
-        help="skip leaves bad lines and rows out and lists them in OUT.bad.jsonl; default: stop",
-    )
-    add(
-        "--part-size",
-        default="64M",
-        metavar="N",
-        help="bytes of input for each task (the result does not depend on it); default: 64M",
-    )
-
-
-def _add_token_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("tokens")
-    add = group.add_argument
-    add(
-        "--append-eod",
-        action="store_true",
-        help="end documents with the end token that the tokenizer defines",
-    )
-    add("--eod", metavar="TOKEN|ID", help="end documents with this token")
-    add(
-        "--add-special-tokens",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="add the special tokens of a tokenizer.json's template; default: yes, as in Megatron",
-    )
-    add(
-        "--encoder",
-        choices=("gigatoken",),
-        help="library that encodes the texts of a tokenizer.json, with the ids of tokenizers",
-    )
-    add("--dtype", metavar="T", help="token type; default: by vocabulary size, as in Megatron")
 
 
 def _print(made: Tokenized, seconds: float) -> None:

@@ -50,22 +50,17 @@ def _parser() -> argparse.ArgumentParser:
     add_run_arguments(parser)
     add_index_arguments(parser)
     what = parser.add_argument_group("what is traced (exactly one of step, rows and documents)")
-    what.add_argument("--step", type=int, metavar="K", help="spans of step K, from 0")
-    what.add_argument("--rank", type=int, metavar="R", help="with --step: data-parallel rank")
-    what.add_argument(
-        "--rows",
-        metavar="FILE[:A[-B]]",
-        help="rows of an input file: lines from 1, rows of Parquet and imported files from 0",
-    )
-    what.add_argument(
-        "--documents", metavar="FILE", help="document ids: an .npy of int64, or numbers as text"
-    )
-    what.add_argument("--source", type=int, metavar="K", help="with --documents: source, from 0")
+    add = what.add_argument
+    add("--step", type=int, metavar="K", help="spans of step K, from 0")
+    add("--rank", type=int, metavar="R", help="with --step: data-parallel rank")
+    rows = "rows of an input file: lines from 1, rows of Parquet and imported files from 0"
+    add("--rows", metavar="FILE[:A[-B]]", help=rows)
+    add("--documents", metavar="FILE", help="document ids: an .npy of int64, or numbers as text")
+    add("--source", type=int, metavar="K", help="with --documents: source, from 0")
     output = parser.add_argument_group("output")
-    output.add_argument("--text", action="store_true", help="decode the tokens")
-    output.add_argument(
-        "--tokenizer", metavar="T", help="with --text: as for tokenize; default: the recorded one"
-    )
+    add = output.add_argument
+    add("--text", action="store_true", help="decode the tokens")
+    add("--tokenizer", metavar="T", help="with --text: as for tokenize; default: the recorded one")
     add_flags(output, "--json")
     return parser
 

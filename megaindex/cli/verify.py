@@ -49,21 +49,16 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex verify", description=__doc__)
     add = parser.add_argument
-    add(
-        "paths",
-        metavar="PATH",
-        nargs="+",
-        help="prefix of a pair, an .idx or .bin, a cache or its entry, recipe, lock, snapshot, "
-        "sidecar, or a folder of these; also URLs (s3://, gs://, az://) of pairs or their folders",
+    paths = (
+        "prefix of a pair, an .idx or .bin, a cache or its entry, recipe, lock, snapshot, sidecar, "
+        "or a folder of these; also URLs (s3://, gs://, az://) of pairs or their folders"
     )
+    inputs = "compare the rows that PREFIX.provenance names with the input files that still exist"
+    add("paths", metavar="PATH", nargs="+", help=paths)
     add("--full", action="store_true", help="read every byte, not only the .idx")
     add("--vocab-size", type=int, metavar="N", help="with --full: token ids must be below N")
     add("--eod", type=int, metavar="ID", help="with --full: documents must end with this token")
-    add(
-        "--inputs",
-        action="store_true",
-        help="compare the rows that PREFIX.provenance names with the input files that still exist",
-    )
+    add("--inputs", action="store_true", help=inputs)
     add_flags(parser, "--dialect", "--json")
     add_engine_arguments(parser)
     lock = parser.add_argument_group("checks of a lock (PATH is one lock)")
@@ -73,14 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     lock.add_argument("--tokens", action="store_true", help="every byte of the .bin files")
     lock.add_argument("--search", metavar="DIR", help="find pairs that were moved, below DIR")
     add_flags(lock, "--cache-dir")
-    repair = parser.add_argument_group("repair (in place of the check)")
-    repair.add_argument(
-        "--repair",
-        metavar="OUT",
-        help="write OUT.idx from the intact part of the pair, and OUT.bin as a link to its .bin; "
-        "the original is not changed",
+    add = parser.add_argument_group("repair (in place of the check)").add_argument
+    meaning = (
+        "write OUT.idx from the intact part of the pair, and OUT.bin as a link to its .bin; the "
+        "original is not changed"
     )
-    repair.add_argument("--dtype", metavar="T", help="token type, needed if the .idx is lost")
+    add("--repair", metavar="OUT", help=meaning)
+    add("--dtype", metavar="T", help="token type, needed if the .idx is lost")
     return parser
 
 
