@@ -84,11 +84,7 @@ Block = list[tuple[str, Node]]
 
 
 def parse(text: str) -> Block:
-    """Return the commands of a script.
-
-    Raises:
-        InvalidArgument: compound commands are nested too deeply.
-    """
+    """Return the commands of a script."""
     return _Parser(list(_tokens(text.replace("\\\n", " ")))).block(())
 
 
@@ -104,21 +100,29 @@ class _Parser:
         self._tokens = tokens
         self._at = 0
         self._depth = 0
+        self._skipped = ""
 
     def _next(self) -> Word | str | None:
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
-    def _take(self) -> Word | str:
-        self._at += 1
-        return self._tokens[self._at - 1]
-
     def _skip(self, *texts: str) -> bool:
         """Take the next token if it is one of these operators or reserved words."""
         token = self._next()
-        if token is None or (token if isinstance(token, str) else _whole(token)) not in texts:
+        text = token if token is None or isinstance(token, str) else _whole(token)
+        if text is not None and text not in texts:
             return False
-        self._at += 1
-        return True
+        self._skipped = text or ""  # empty at the end
+        self._at += text is not None
+        return text is not None
+
+    def _words(self, stop: str) -> list[Word]:
+        """Return the words before a word or operator ``stop``, and take that token."""
+        words: list[Word] = []
+        while not self._skip(stop) and (token := self._next()) is not None:
+            if not isinstance(token, str):
+                words.append(token)
+            self._at += 1
+        return words
 
     def block(self, stops: tuple[str, ...]) -> Block:
         """Return the commands before a word or operator of ``stops``, and take that token."""
@@ -129,7 +133,7 @@ class _Parser:
             )
         commands: Block = []
         operator = ";"
-        while (token := self._next()) is not None and not self._skip(*stops):
+        while not self._skip(*stops) and (token := self._next()) is not None:
             if isinstance(token, str) and token != "(":
                 operator = token if token in ("&&", "||", "|") else ";"
                 self._at += 1
@@ -156,11 +160,10 @@ class _Parser:
         return self._simple()
 
     def _group(self) -> CommandGroup:
-        brace = self._tokens[self._at - 1] != "("
-        return CommandGroup(self.block(("}",) if brace else (")",)))
+        return CommandGroup(self.block((")",) if self._skipped == "(" else ("}",)))
 
     def _while(self) -> Loop:
-        until = self._tokens[self._at - 1] == [("until", "")]
+        until = self._skipped == "until"
         condition = self.block(("do",))
         return Loop(condition, until, "", [], self.block(("done",)))
 
@@ -170,40 +173,28 @@ class _Parser:
         while True:
             body = self.block(("elif", "else", "fi"))
             branches.append((condition, body))
-            last = self._tokens[self._at - 1]
-            if last == [("elif", "")]:
+            if self._skipped == "elif":
                 condition = self.block(("then",))
-            elif last == [("else", "")] and condition is not None:
+            elif self._skipped == "else" and condition is not None:
                 condition = None
             else:
                 return If(branches)
 
     def _case(self) -> Case:
-        token = self._take() if self._next() is not None else ""
-        subject = [("", "")] if isinstance(token, str) else token
+        subject = next(iter(self._words("in")), [("", "")])
         while self._skip("in", "\n"):
             pass
         branches = []
         while self._next() is not None and not self._skip("esac"):
-            patterns: list[Word] = []
-            while self._next() is not None and not self._skip(")"):
-                token = self._take()
-                if not isinstance(token, str):
-                    patterns.append(token)
-            stops = (";;", "esac")
-            branches.append((patterns, self.block(stops)))
-            if self._tokens[self._at - 1] == [("esac", "")]:
+            branches.append((self._words(")"), self.block((";;", "esac"))))
+            if self._skipped == "esac":
                 break
             while self._skip("\n"):
                 pass
         return Case(subject, branches)
 
     def _for(self) -> Loop:
-        words: list[Word] = []
-        while self._next() is not None and not self._skip("do"):
-            token = self._take()
-            if not isinstance(token, str):
-                words.append(token)
+        words = self._words("do")
         variable = bare(words[0]) if words else ""
         return Loop(None, False, variable, words[2:], self.block(("done",)))
 
@@ -212,33 +203,27 @@ class _Parser:
         documents: list[str] = []
         closing = ""
         while (token := self._next()) is not None:
-            if isinstance(token, str):
-                if token.startswith("<<"):
-                    documents.append(token[2:])
-                elif not closing and token == "(" and len(words) == 1:
-                    return self._function(words[0])
-                elif not closing or (closing == ")" and token == ")"):
-                    if not closing:
-                        break
-                    words.append([(")", "")])
+            if not isinstance(token, str):
+                words.append(token)
+                if _whole(token) == "[[" and len(words) == 1:
+                    closing = "]]"
+                elif closing == "]]" and _whole(token) == "]]":
                     closing = ""
-                elif closing == "]]" and token != "\n":
-                    words.append([(token, "")])
-                self._at += 1
-                continue
-            words.append(self._word())
-            if _whole(token) == "[[" and len(words) == 1:
-                closing = "]]"
-            elif closing == "]]" and _whole(token) == "]]":
+                elif not closing and _is_array(token):
+                    closing = ")"
+            elif token.startswith("<<"):
+                documents.append(token[2:])
+            elif not closing:
+                if token == "(" and len(words) == 1:
+                    return self._function(words[0])
+                break
+            elif closing == token == ")":
+                words.append([(")", "")])
                 closing = ""
-            elif not closing and _is_array(token):
-                closing = ")"
+            elif closing == "]]" and token != "\n":
+                words.append([(token, "")])
+            self._at += 1
         return Simple(words, documents)
-
-    def _word(self) -> Word:
-        token = self._take()
-        assert not isinstance(token, str)
-        return token
 
     def _function(self, name: Word) -> Node:
         while self._skip("(", ")", "\n"):
