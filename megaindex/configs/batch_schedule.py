@@ -305,10 +305,9 @@ class _Bounds:
 
 def parse_count(text: str, setting: str) -> int:
     """Return a whole number in digits or with K, M, B or T (powers of 1000): ``"1.5M"``."""
-    clean = text.strip().upper().replace("_", "")
-    factor = _SUFFIX.get(clean[-1:], 1)
+    digits, factor = _without_suffix(text.replace("_", ""))
     try:
-        value = parse_fraction(clean[:-1] if factor > 1 else clean) * factor
+        value = parse_fraction(digits) * factor
     except ValueError:
         value = Fraction(-1)
     if value.denominator != 1 or value < 0:
@@ -318,12 +317,18 @@ def parse_count(text: str, setting: str) -> int:
     return int(value)
 
 
-def _truncated(text: str, setting: str) -> int:
-    """Return a number of a step schedule, computed in doubles and truncated as in Megatron-LM."""
+def _without_suffix(text: str) -> tuple[str, int]:
+    """Return a number without its suffix, and the factor that the suffix stands for."""
     clean = text.strip().upper()
     factor = _SUFFIX.get(clean[-1:], 1)
+    return clean[:-1] if factor > 1 else clean, factor
+
+
+def _truncated(text: str, setting: str) -> int:
+    """Return a number of a step schedule, computed in doubles and truncated as in Megatron-LM."""
+    digits, factor = _without_suffix(text)
     try:
-        return int(float(clean[:-1] if factor > 1 else clean) * factor)
+        return int(float(digits) * factor)
     except (ValueError, OverflowError):
         raise InvalidArgument(
             f"{setting}: {text!r} is not a number; write one such as 1000 or 250B"

@@ -215,7 +215,6 @@ class Settings:
     test_data_path: tuple[str, ...] | None = None
     tokens_per_epoch: tuple[str, ...] | None = None
     length_histogram: tuple[str, ...] | None = None
-    """Files of document lengths, one for each source, for planning without the corpora."""
     companions: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
     documents_alpha: float | None = None
     packing: NeoxDocumentsOrder | None = None
@@ -298,16 +297,13 @@ def _as_flag(name: str, kind: str, value: Any) -> Any:
     if kind == "str | None":
         return ",".join(map(str, value)) if several else str(value)
     if kind == "tuple[str, ...] | None":
-        return tuple(map(_word, value if several else [value]))
+        words = value if several else [value]
+        return tuple(os.fspath(w) if isinstance(w, os.PathLike) else str(w) for w in words)
     if kind == "tuple[int, ...] | None":
         return tuple(check_integer(flag_of(name), v) for v in (value if several else [value]))
     if name == "skip":
         return given_skips(value)
     return check_flag(flag_of(name), value) if kind == "bool | None" else value
-
-
-def _word(value: Any) -> str:
-    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 
 def merged(base: Settings, over: Settings) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -147,14 +148,8 @@ def _first(draws: Iterator[_Draws], layout: RecipeLayout, source: int) -> int | 
             read = epoch if reached else 0  # its first sample was served before
         left, most_drawn = max(0, epoch - read), part.most(part.samples)
         if most_drawn > left:
-            low, high = 0, part.samples
-            while high - low > 1:
-                middle = (low + high) // 2
-                if part.most(middle) > left:
-                    high = middle
-                else:
-                    low = middle
-            return part.first + high - 1
+            # draws rise with samples: the last position of the fewest that need more than is left
+            return part.first + bisect_right(range(part.samples), left, key=part.most) - 1
         read += most_drawn
         reached = reached or most_drawn > 0
     return None

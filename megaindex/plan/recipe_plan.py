@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import groupby
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from rich.console import RenderableType
@@ -772,9 +772,9 @@ def _short_stages(layout: RecipeLayout) -> Iterator[str]:
         )
 
 
-def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
+def print_recipe_plan(plan: RecipePlan) -> None:
     """Print the plan, with colours on a terminal."""
-    print_view(_view(plan), file)
+    print_view(_view(plan))
 
 
 def _view(plan: RecipePlan) -> RenderableType:

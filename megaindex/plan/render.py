@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TextIO
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -30,9 +29,9 @@ _ORDINALS = {2: "a second", 3: "a third"}
 _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expected"}
 
 
-def print_plan(plan: Plan, file: TextIO | None = None) -> None:
+def print_plan(plan: Plan) -> None:
     """Print the plan, with colours on a terminal."""
-    print_view(plan_view(plan), file)
+    print_view(plan_view(plan))
 
 
 def plan_view(plan: Plan) -> RenderableType:

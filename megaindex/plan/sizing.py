@@ -69,10 +69,9 @@ def measure(source: Source, row: FrameworkRules, split: str | None) -> list[Spli
     dataset = IndexedDataset(source.path, dialect=row.file_dialect)
     bounds = [(0, len(dataset))] if split is None else row.split_bounds(split, len(dataset))
     lengths, path = dataset.sequence_lengths, f"{source.path}.idx"
-    sums = [_sum(lengths, begin, end, path) for begin, end in bounds]
     return [
-        SplitPart(source=source, begin=begin, end=end, tokens=tokens)
-        for (begin, end), tokens in zip(bounds, sums, strict=True)
+        SplitPart(source=source, begin=a, end=b, tokens=_sum(lengths, a, b, path))
+        for a, b in bounds
     ]
 
 
@@ -192,12 +191,8 @@ class Sizing:
     @property
     def one_epoch_only(self) -> bool:
         """True for several paths without weights, of which Megatron always builds one epoch."""
-        return (
-            self.row.request == "megatron"
-            and not self.single
-            and self.weights is None
-            and self.buffer != "exact"
-        )
+        unweighted = not self.single and self.weights is None
+        return unweighted and self.row.request == "megatron" and self.buffer != "exact"
 
     @property
     def exact(self) -> bool:
@@ -215,12 +210,9 @@ class Sizing:
             )
         if not self.row.is_framework:
             return DivisorDraws(divisor_weights(self._weights))
-        weights = blend_weights(self._weights, self.row, explicit=self._explicit)
+        explicit = self.weights is not None or self.row.request != "megatron"
+        weights = blend_weights(self._weights, self.row, explicit=explicit)
         return GreedyDraws(weights, self.walk, self.progress)
-
-    @property
-    def _explicit(self) -> bool:
-        return self.weights is not None or self.row.request != "megatron"
 
     @property
     def _weights(self) -> Sequence[float | int]:

@@ -22,7 +22,7 @@ from megaindex.index.staged_index import MixedStage
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
 from megaindex.recipe.past import PastRead
-from megaindex.recipe.recipe import Recipe, RecipeStage, Rounds, shown
+from megaindex.recipe.recipe import LENGTH_KEYS, Recipe, RecipeStage, Rounds, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +232,6 @@ def _first_unread(read: PastRead, size: SourceSize) -> int:
 
 
 _MOST_SAMPLES = 2**60
-_KEYS = {"iterations": "steps", "samples": "samples", "tokens": "tokens", "epochs": "epochs"}
-"""Keys of a stage's length in recipe files, by kind of target."""
 
 
 def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
@@ -565,7 +563,9 @@ class _LayoutBuilder:
                 f"stage {stage.name} ends with sample {end}; a run has at most 2**60 samples"
             )
         self.step = first_step + made + steps
-        text = "epochs: 1" if length is None else f"{_KEYS[length.kind]}: {shown(length.value)}"
+        text = (
+            "epochs: 1" if length is None else f"{LENGTH_KEYS[length.kind]}: {shown(length.value)}"
+        )
         self.ends.append(
             StageEnd(
                 stage=stage.name, length=text, samples_wanted=wanted - begin, samples=end - begin

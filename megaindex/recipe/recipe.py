@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import TAILS, Tail, Target
+from megaindex.configs.run import TAILS, Tail, Target, TargetKind
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.index.skips import Skip, given_skips
@@ -256,6 +256,13 @@ def rounds_of(
     )
 
 
+LENGTH_KEYS: dict[TargetKind, str] = {
+    "iterations": "steps",
+    "samples": "samples",
+    "tokens": "tokens",
+    "epochs": "epochs",
+}
+"""Keys of a stage's length in recipe files, by kind of target."""
 BATCH_FACTORS = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
 Batching = Literal["stratified", "random", "per_stream"]
 Rounding = Literal["largest_remainder", "streaming"]

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import TAILS, Target, TargetKind
+from megaindex.configs.run import TAILS, Target
 from megaindex.configs.run_builder import BatchSizes, batch_schedule, batch_sizes
 from megaindex.configs.settings import Settings
 from megaindex.configs.yaml_sections import Section, load_mapping
@@ -59,6 +59,7 @@ from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import (
     BATCH_FACTORS,
     EXHAUSTIONS,
+    LENGTH_KEYS,
     Recipe,
     RecipeEvaluation,
     RecipeSource,
@@ -69,12 +70,7 @@ from megaindex.recipe.recipe import (
 )
 from megaindex.validation import DEFAULT_SEED, check_choice, check_fraction
 
-_LENGTHS: dict[str, TargetKind] = {
-    "steps": "iterations",
-    "samples": "samples",
-    "tokens": "tokens",
-    "epochs": "epochs",
-}
+_LENGTHS = {key: kind for kind, key in LENGTH_KEYS.items()}
 _BATCH = (
     "micro_batch_size",
     "data_parallel_size",
@@ -392,9 +388,8 @@ def _plain_stage(stage: RecipeStage, sequence_length: int) -> dict[str, Any]:
     if batch := _plain_batch(stage, sequence_length):
         plain["batch"] = batch
     if stage.length is not None:
-        (key,) = (key for key, kind in _LENGTHS.items() if kind == stage.length.kind)
         value = stage.length.value
-        plain[key] = int(value) if value.denominator == 1 else str(value)
+        plain[LENGTH_KEYS[stage.length.kind]] = int(value) if value.denominator == 1 else str(value)
     if stage.weighting is not None:
         plain["weights"] = vars(stage.weighting)
     plain["mix"] = {stream.source: _plain(stream, "source") for stream in stage.streams}
