@@ -88,13 +88,15 @@ def verify_lock(
         MissingFile, StorageError: the lock or a file cannot be read.
         InvalidArgument: the lock has no hashes of tokens, or no such step.
     """
-    check = _Check(cache_dir=cache_dir, progress=progress, bar=bar)
     name = os.fspath(path)
     try:
         lock, edited = parse_lock(path)
     except FormatError as error:
-        check.add(name, "lock", "the file", str(error).removeprefix(f"{name}: "), "a lock")
-        return check.found.report(name, "lock", full=False, counted={})
+        found = Collector()
+        reason = str(error).removeprefix(f"{name}: ")
+        found.add(name, _fault("lock", "the file", reason, "a lock"))
+        return found.report(name, "lock", full=False, counted={})
+    check = _Check(lock=lock, cache_dir=cache_dir, progress=progress, bar=bar)
     if edited is not None:
         check.found.add(name, edited)
     if tokens and lock.content["tokens"] is None:
@@ -107,16 +109,16 @@ def verify_lock(
         )
     counted = {"pairs": 0}
     try:
-        paths = check.places(lock, search)
-        if None not in paths and check.files_of(lock, search):
+        paths = check.places(search)
+        if None not in paths and check.files_of(search):
             counted["pairs"] = len(paths)
             there = [place for place in paths if place is not None]
             if step is None:
-                counted["samples"] = check.everything(lock, there, whole=whole)
+                counted["samples"] = check.everything(there, whole=whole)
             else:
-                counted["samples"] = check.step(lock, there, subset, step)
+                counted["samples"] = check.step(there, subset, step)
             if tokens:
-                counted["bytes"] = check.tokens(lock, there)
+                counted["bytes"] = check.tokens(there)
     except _ERRORS as error:  # of values that were edited
         is_of_step = isinstance(error, OutOfRange) and step is not None and edited is None
         if isinstance(error, StorageError) or is_of_step:
@@ -124,10 +126,10 @@ def verify_lock(
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if cache_dir is not None and isinstance(error, InvalidArgument):
             remedy = "remove the entry of the cache, or verify without --cache-dir"
-            check.add(os.fspath(cache_dir), "cache", "the arrays", reason, "arrays of the run",
-                      remedy=remedy)  # fmt: skip
+            check.add("cache", "the arrays", reason, "arrays of the run",
+                      file=os.fspath(cache_dir), remedy=remedy)  # fmt: skip
         else:
-            check.add(name, "content", "the content", reason, "values of a lock")
+            check.add("content", "the content", reason, "values of a lock")
     return check.found.report(name, "lock", full=whole and tokens, counted=counted)
 
 
@@ -135,6 +137,7 @@ def verify_lock(
 class _Check:
     """A check in progress."""
 
+    lock: Lock
     cache_dir: Folder | None
     progress: Progress | None
     bar: Bar
@@ -146,30 +149,32 @@ class _Check:
 
     def add(
         self,
-        file: str,
         rule: str,
         where: str,
         value: str,
         expected: str,
         *,
+        file: str = "",
         remedy: str = _RESTORE,
         count: int = 1,
     ) -> None:
-        self.found.add(file, _fault(rule, where, value, expected, remedy), count=count)
+        """Add a fault of a file, by default of the lock."""
+        fault = _fault(rule, where, value, expected, remedy)
+        self.found.add(file or self.lock.path, fault, count=count)
 
-    def places(self, lock: Lock, search: Folder | None) -> list[str | None]:
+    def places(self, search: Folder | None) -> list[str | None]:
         """Return `located`; a missing pair is a finding."""
-        paths = located(lock, search)
-        for source, place in zip(lock.sources, paths, strict=True):
+        paths = located(self.lock, search)
+        for source, place in zip(self.lock.sources, paths, strict=True):
             if place is None:
-                self.add(source.path, "missing", "the pair", "no .idx or no .bin", "both files",
-                         remedy=_SEARCH)  # fmt: skip
+                self.add("missing", "the pair", "no .idx or no .bin", "both files",
+                         file=source.path, remedy=_SEARCH)  # fmt: skip
         return paths
 
-    def files_of(self, lock: Lock, search: Folder | None) -> bool:
+    def files_of(self, search: Folder | None) -> bool:
         """Find the files of skipped documents; return True if all are what they were."""
-        self.files = located_files(lock, search)
-        return self._are_sound(map(file_fault, lock.files, self.files))
+        self.files = located_files(self.lock, search)
+        return self._are_sound(map(file_fault, self.lock.files, self.files))
 
     def _are_sound(self, faults: Iterable[tuple[str, Fault] | None]) -> bool:
         """Add the faults of files; return True if there are none."""
@@ -178,22 +183,22 @@ class _Check:
             self.found.add(*fault)
         return not broken
 
-    def everything(self, lock: Lock, paths: Sequence[str], *, whole: bool) -> int:
+    def everything(self, paths: Sequence[str], *, whole: bool) -> int:
         """Check sources, settings and receipts; return the samples that were computed."""
-        if not self._are_sound(map(source_fault, lock.sources, paths)):
+        if not self._are_sound(map(source_fault, self.lock.sources, paths)):
             return 0
-        self._settings(lock, paths)
-        dialect = lock.content["dialect"]
+        self._settings(paths)
+        dialect = self.lock.content["dialect"]
         datasets = [IndexedDataset(path, dialect=dialect) for path in paths]
         for number, dataset in enumerate(datasets):
-            self._facts(lock, number, dataset)
+            self._facts(number, dataset)
         return sum(
-            self._receipts(lock, name, datasets, whole=whole) for name in lock.content["subsets"]
+            self._receipts(name, datasets, whole=whole) for name in self.lock.content["subsets"]
         )
 
-    def _facts(self, lock: Lock, number: int, dataset: IndexedDataset) -> None:
+    def _facts(self, number: int, dataset: IndexedDataset) -> None:
         """Compare the facts about a pair whose files are those of the lock."""
-        source = lock.sources[number]
+        source = self.lock.sources[number]
         facts = {
             "fingerprint": corpus_fingerprint(dataset),
             "sequences": len(dataset),
@@ -203,70 +208,73 @@ class _Check:
         for name, value in facts.items():
             locked = getattr(source, name)
             if locked != value:
-                self.add(lock.path, f"source {name}", f"sources: {name} of row {number}",
+                self.add(f"source {name}", f"sources: {name} of row {number}",
                          shown(locked), f"{value}, as in {source.path}.idx")  # fmt: skip
 
-    def step(self, lock: Lock, paths: Sequence[str], name: str, step: int) -> int:
+    def step(self, paths: Sequence[str], name: str, step: int) -> int:
         """Check the lengths of the sources and the block of a step; return its samples."""
         folder = None if self.cache_dir is None else os.fspath(self.cache_dir)
         cache = ValidationCache(paths, folder, "known_fingerprints")
         datasets = []
-        for source, path in zip(lock.sources, paths, strict=True):
-            dataset = IndexedDataset(path, dialect=lock.content["dialect"])
+        for source, path in zip(self.lock.sources, paths, strict=True):
+            dataset = IndexedDataset(path, dialect=self.lock.content["dialect"])
             dataset.mark_validated(source.tokens)  # when the run was locked, with these lengths
             datasets.append(dataset)
             fingerprint = cache.fingerprint(dataset)
             mark_fingerprint(dataset, fingerprint)
             if fingerprint != source.fingerprint:
-                self.add(f"{path}.idx", "fingerprint", "lengths and document bounds",
-                         fingerprint, source.fingerprint)  # fmt: skip
+                self.add("fingerprint", "lengths and document bounds", fingerprint,
+                         source.fingerprint, file=f"{path}.idx")  # fmt: skip
                 return 0
         cache.keep(datasets)
-        subset = lock.subset(name)
+        subset = self.lock.subset(name)
         bounds = step_bounds_of(subset)
         first, last = first_step(bounds), bounds.size - 2
         if not first <= step <= last:
             raise OutOfRange(
-                f"{lock.path}: step must be from {first} to {last} of subset {name}, got {step}"
+                f"{self.lock.path}: step must be from {first} to {last} of subset {name}, got "
+                f"{step}"
             )
-        index, keys = self._index(lock, name, datasets)
+        index, keys = self._index(name, datasets)
         block = (step - first) // subset["receipts"]["block_steps"]
-        return self._blocks(lock, name, index, keys, range(block, block + 1))
+        return self._blocks(name, index, keys, range(block, block + 1))
 
-    def tokens(self, lock: Lock, paths: Sequence[str]) -> int:
+    def tokens(self, paths: Sequence[str]) -> int:
         """Compare the chunks of the .bin files; return the bytes read."""
-        chunk = lock.content["tokens"]["chunk_bytes"]
+        chunk = self.lock.content["tokens"]["chunk_bytes"]
         if chunk < LEAST_CHUNK or chunk & (chunk - 1):
             raise FormatError(
-                f"{lock.path}: chunk_bytes must be a power of two, at least {LEAST_CHUNK}, got "
-                f"{chunk}"
+                f"{self.lock.path}: chunk_bytes must be a power of two, at least {LEAST_CHUNK}, "
+                f"got {chunk}"
             )
         infos = [info for info in (stat_path(f"{path}.bin") for path in paths) if info is not None]
         hashes = token_hashes(infos, chunk, self.bar)
-        for info, ours, theirs in zip(infos, hashes, lock.content["tokens"]["hashes"], strict=True):
+        for info, ours, theirs in zip(
+            infos, hashes, self.lock.content["tokens"]["hashes"], strict=True
+        ):
             chunks = zip_longest(_words(ours), _words(theirs), fillvalue="nothing")
             differing = [(number, *pair) for number, pair in enumerate(chunks) if len({*pair}) > 1]
             for number, found, expected in differing[:1]:
                 end = min((number + 1) * chunk, info.nbytes)
-                self.add(info.path, "tokens", f"bytes {number * chunk} to {end}", found, expected,
-                         count=len(differing))  # fmt: skip
+                self.add("tokens", f"bytes {number * chunk} to {end}", found, expected,
+                         file=info.path, count=len(differing))  # fmt: skip
         return sum(info.nbytes for info in infos)
 
-    def _settings(self, lock: Lock, paths: Sequence[str]) -> None:
+    def _settings(self, paths: Sequence[str]) -> None:
         """Resolve the settings again and compare the result with the subsets."""
         try:
-            index = lock.content["subsets"]["train"]["index"]
-            run = read_run(lock.content["settings"], index, paths, lock.path, self.files)
+            index = self.lock.content["subsets"]["train"]["index"]
+            run = read_run(self.lock.content["settings"], index, paths, self.lock.path, self.files)
             streams, ours = resolved_subsets(run, paths, self.cache_dir, self.files)
         except StorageError:
             raise
         except _ERRORS as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-            self.add(lock.path, "settings", "settings", reason, "settings of a run")
+            self.add("settings", "settings", reason, "settings of a run")
             return
         theirs = {
             name: {key: value for key, value in subset.items() if key != "receipts"}
-            for name, subset in lock.content["subsets"].items()
+            for name, subset in self.lock.content["subsets"].items()
         }
         for name, subset in theirs.items():
             described = ("index", "sources")
@@ -274,47 +282,43 @@ class _Check:
                 self.resolved[name] = streams[name].index
         differing = islice(differences(theirs, ours, "subsets"), _MOST_DIFFERENCES)
         for where, locked, resolved in differing:
-            self.add(lock.path, f"resolved {where}", where, shown(locked),
+            self.add(f"resolved {where}", where, shown(locked),
                      f"{shown(resolved)}, as the settings give")  # fmt: skip
 
-    def _index(
-        self, lock: Lock, name: str, datasets: Sequence[IndexedDataset]
-    ) -> tuple[Index, U64]:
+    def _index(self, name: str, datasets: Sequence[IndexedDataset]) -> tuple[Index, U64]:
         """Return the index of a subset, built from its description, and the keys of its sources."""
-        subset = lock.subset(name)
+        subset = self.lock.subset(name)
         index = self.resolved.pop(name, None)
         if index is None:
             chosen = [datasets[row] for row in subset["sources"]]
             index = build_described(
                 subset["index"], chosen, cache_dir=self.cache_dir, files=self.files
             )
-        return index, fingerprint_keys(lock.fingerprints(name))
+        return index, fingerprint_keys(self.lock.fingerprints(name))
 
-    def _receipts(
-        self, lock: Lock, name: str, datasets: Sequence[IndexedDataset], *, whole: bool
-    ) -> int:
+    def _receipts(self, name: str, datasets: Sequence[IndexedDataset], *, whole: bool) -> int:
         """Compare receipts of blocks of steps; return the samples that were computed."""
-        receipts = lock.content["subsets"][name]["receipts"]
+        receipts = self.lock.content["subsets"][name]["receipts"]
         count = len(receipts["blocks"])
-        index, keys = self._index(lock, name, datasets)
+        index, keys = self._index(name, datasets)
         chosen = [range(count)]
         if not whole:
             chosen = [range(k, k + 1) for k in sorted({0, count // 2, count - 1})]
-        samples = sum(self._blocks(lock, name, index, keys, blocks) for blocks in chosen)
+        samples = sum(self._blocks(name, index, keys, blocks) for blocks in chosen)
         total = sum(map(_receipt, receipts["blocks"]), Receipt())
         if str(total) != receipts["total"]:
-            self.add(lock.path, f"total of {name}", f"subsets.{name}.receipts.total",
+            self.add(f"total of {name}", f"subsets.{name}.receipts.total",
                      receipts["total"], f"{total}, the sum of its blocks")  # fmt: skip
         return samples
 
-    def _blocks(self, lock: Lock, name: str, index: Index, keys: U64, blocks: range) -> int:
+    def _blocks(self, name: str, index: Index, keys: U64, blocks: range) -> int:
         """Compare the receipts of consecutive blocks; return their samples."""
-        subset = lock.content["subsets"][name]
+        subset = self.lock.content["subsets"][name]
         locked, block_steps = subset["receipts"]["blocks"], subset["receipts"]["block_steps"]
         steps = step_bounds_of(subset)
         past, bounds = first_step(steps), block_bounds(steps, block_steps)
         if len(bounds) - 1 != len(locked) or block_steps >= steps.size - past:
-            self.add(lock.path, f"blocks of {name}", f"subsets.{name}.receipts.blocks",
+            self.add(f"blocks of {name}", f"subsets.{name}.receipts.blocks",
                      f"{len(locked)} of {block_steps} steps", f"{len(bounds) - 1}")  # fmt: skip
             return 0
         inside = bounds[blocks.start : blocks.stop + 1]
@@ -324,7 +328,7 @@ class _Check:
                 first = past + block * block_steps
                 end = min(first + block_steps, steps.size - 1)
                 samples = f"samples {bounds[block]} to {bounds[block + 1] - 1}"
-                self.add(lock.path, f"receipt of {name}", f"steps {first} to {end - 1} ({samples})",
+                self.add(f"receipt of {name}", f"steps {first} to {end - 1} ({samples})",
                          str(receipt), locked[block])  # fmt: skip
         return sum(receipt.count for receipt in receipts)
 

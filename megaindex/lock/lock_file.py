@@ -152,22 +152,18 @@ class Lock:
         """
         target = os.fspath(path)
         check_local(target, "write the lock to a disk and upload it")
-        placed = _placed(self.content, os.path.dirname(os.path.abspath(target)))
-        write_file(target, lambda file: file.write(lock_text(placed)), overwrite=overwrite)
+        root = self.content["root"]
+        folder = os.path.dirname(os.path.abspath(target))
+        below = os.path.relpath(root, folder) if root else ".."
+        if not below.startswith(".."):  # relative to the lock, if it lies below it
+            root = below.replace(os.sep, "/")
+        text = lock_text({**self.content, "root": root})
+        write_file(target, lambda file: file.write(text), overwrite=overwrite)
         return read_lock(target)
 
 
 def _count(subset: Mapping[str, Any]) -> int:
     return sum(number for _, _, number in subset["steps"])
-
-
-def _placed(content: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return the fields with ``root`` relative to the folder of the lock, if it lies below it."""
-    root = content["root"]
-    below = os.path.relpath(root, folder) if root else "."
-    if root and not below.startswith(".."):
-        root = below.replace(os.sep, "/")
-    return {**content, "root": root}
 
 
 def compact(node: Any) -> Any:

@@ -108,9 +108,7 @@ def open_stream(
     """Return the training samples of a locked run, after checking its sources, for an audit.
 
     Args:
-        lock: the lock, or its path.
-        search: folder in which pairs are sought that are not at their paths.
-        cache_dir: cache of built indices; None: build in memory.
+        lock, search, cache_dir: as for `open_run`.
 
     Raises:
         MissingFile, StorageError, FormatError: as `open_run`.

@@ -102,34 +102,29 @@ class RunReport:
             ("receipt of all samples", f"`{self.receipt}`"),
             ("digest of the lock", f"`{self.lock}`"),
         ]
-        exposure = [
-            [
-                each.source, f"{each.documents:,}", f"{each.tokens:,}", f"{each.served:,}",
-                f"{100 * each.share:.2f} %", f"{each.epochs:.3f}",
-            ]
-            for each in self.sources
-        ]  # fmt: skip
-        rest = [
-            [
-                each.source, f"{each.unseen:,}", f"{each.cut:,}", f"{each.served_again:,}",
-                f"{each.masked:,}", f"`{each.fingerprint}`",
-            ]
-            for each in self.sources
-        ]  # fmt: skip
-        return "\n\n".join(
-            [
-                "# Training data",
-                _table(("setting", "value"), [[str(value) for value in fact] for fact in facts]),
-                "## Exposure by source",
-                _table(("source", "documents", "tokens", "served", "share", "epochs"), exposure),
-                "Tokens never served, cut from long documents, served after their first time, and "
-                "served without loss:",
-                _table(
-                    ("source", "unseen", "cut", "served again", "masked", "fingerprint"), rest
-                ),
-                *self._duplicates(),
-            ]
-        ) + "\n"  # fmt: skip
+        exposure: list[tuple[str, ...]] = [
+            ("source", "documents", "tokens", "served", "share", "epochs")
+        ]
+        rest: list[tuple[str, ...]] = [
+            ("source", "unseen", "cut", "served again", "masked", "fingerprint")
+        ]
+        for each in self.sources:
+            share, epochs = f"{100 * each.share:.2f} %", f"{each.epochs:.3f}"
+            counts = (f"{count:,}" for count in (each.documents, each.tokens, each.served))
+            exposure.append((each.source, *counts, share, epochs))
+            counts = (f"{n:,}" for n in (each.unseen, each.cut, each.served_again, each.masked))
+            rest.append((each.source, *counts, f"`{each.fingerprint}`"))
+        parts = [
+            "# Training data",
+            _table([("setting", "value"), *((name, str(value)) for name, value in facts)]),
+            "## Exposure by source",
+            _table(exposure),
+            "Tokens never served, cut from long documents, served after their first time, and "
+            "served without loss:",
+            _table(rest),
+            *self._duplicates(),
+        ]
+        return "\n\n".join(parts) + "\n"
 
     def _duplicates(self) -> list[str]:
         """Return a sentence for each group of sources of the same lengths."""
@@ -145,9 +140,10 @@ class RunReport:
         ]
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (columns, *rows)]
-    widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; the first row holds the names of the columns."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
         for row in cells
@@ -166,9 +162,7 @@ def report_run(
     """Return the exposure of a locked run by source, counted token by token.
 
     Args:
-        lock: the lock, or its path.
-        search: folder in which pairs are sought that are not at their paths.
-        cache_dir: cache of built indices; None: build in memory.
+        lock, search, cache_dir: as for `megaindex.lock.open_run`.
         progress: called with (done, total) while samples are located.
 
     Raises:
@@ -190,8 +184,8 @@ def report_run(
             source=names[number],
             fingerprint=fingerprint,
             same_as=tuple(
-                name
-                for other, (name, theirs) in enumerate(zip(names, fingerprints, strict=True))
+                names[other]
+                for other, theirs in enumerate(fingerprints)
                 if theirs == fingerprint and other != number
             ),
             documents=int((source.lengths > 0).sum()),

@@ -43,7 +43,6 @@ from megaindex.tokenize.parts import Piece, row_groups, rows_before
 from megaindex.tokenize.reading import Lines
 from megaindex.verify.report import Collector, Report
 
-_I64 = npt.NDArray[np.int64]
 _RANGES = 1 << 16
 _AT_ONCE = 1 << 22  # sequences sorted together, except in a range that holds more
 _CHUNK_BYTES = 4 << 20
@@ -180,7 +179,7 @@ def _check_sequences(pair: _Pair, found: Collector) -> tuple[int, bool]:
     return tokens, contiguous
 
 
-def _add_broken(pair: _Pair, found: Collector, start: int, sizes: _I64, begins: _I64) -> None:
+def _add_broken(pair: _Pair, found: Collector, start: int, sizes: I64, begins: I64) -> None:
     """Report bad sequences, each under the first rule that it breaks."""
     counted = np.zeros(len(sizes), dtype=bool)
     for mask in sequence_masks(sizes, begins, pair.dtype.itemsize, pair.bin_nbytes):
@@ -225,7 +224,8 @@ def _check_layout(pair: _Pair, found: Collector) -> None:
     for numbers, begins, ends in _in_file_order(pair):
         reaches = np.maximum(np.maximum.accumulate(ends), reach)
         before = np.concatenate(([reach], reaches[:-1]))
-        same = np.concatenate(([(begins[0], ends[0]) == last], _equal_to_previous(begins, ends)))
+        as_before = (begins[1:] == begins[:-1]) & (ends[1:] == ends[:-1])
+        same = np.concatenate(([(begins[0], ends[0]) == last], as_before))
         for mask, describe in (
             (same, _duplicate),
             ((begins < before) & ~same, _overlap),
@@ -240,12 +240,7 @@ def _check_layout(pair: _Pair, found: Collector) -> None:
         found.add(pair.bin_path, _gap(-1, pair.bin_nbytes, reach), severity="warning")
 
 
-def _equal_to_previous(begins: _I64, ends: _I64) -> npt.NDArray[np.bool_]:
-    equal: npt.NDArray[np.bool_] = (begins[1:] == begins[:-1]) & (ends[1:] == ends[:-1])
-    return equal
-
-
-def _in_file_order(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
+def _in_file_order(pair: _Pair) -> Iterator[tuple[I64, I64, I64]]:
     """Yield (number, begin, end) of valid sequences that hold tokens, sorted by begin."""
     width = pair.bin_nbytes // _RANGES + 1
     counts = np.zeros(_RANGES, dtype=np.int64)
@@ -262,7 +257,7 @@ def _in_file_order(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
         yield numbers[order], begins[order], ends[order]
 
 
-def _groups(counts: _I64) -> Iterator[tuple[int, int]]:
+def _groups(counts: I64) -> Iterator[tuple[int, int]]:
     """Yield groups [first, stop) of ranges of the .bin with at most `_AT_ONCE` sequences each.
 
     For a limit of 10, counts 4, 0, 5, 9, 30 make groups 0:3, 3:4 and 4:5.
@@ -276,7 +271,7 @@ def _groups(counts: _I64) -> Iterator[tuple[int, int]]:
         first = stop
 
 
-def _valid(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
+def _valid(pair: _Pair) -> Iterator[tuple[I64, I64, I64]]:
     """Yield (number, begin, end) of sequences that hold tokens and break no rule."""
     itemsize = pair.dtype.itemsize
     for start, sizes, begins in sequence_chunks(pair.arrays.lengths, pair.arrays.pointers):
@@ -301,7 +296,7 @@ def _gap(_number: int, begin: int, before: int) -> Fault:
 
 
 def _check_tokens(
-    pair: _Pair, vocab_size: int | None, pointers: _I64 | None, found: Collector, bar: Bar
+    pair: _Pair, vocab_size: int | None, pointers: I64 | None, found: Collector, bar: Bar
 ) -> None:
     """Read every byte; report token ids outside the vocabulary and floats that are not finite.
 
@@ -347,7 +342,7 @@ def _misfits(tokens: npt.NDArray[Any], vocab_size: int | None) -> npt.NDArray[np
     return bad
 
 
-def _misfit(byte: int, token: Any, vocab_size: int | None, pointers: _I64 | None) -> Fault:
+def _misfit(byte: int, token: Any, vocab_size: int | None, pointers: I64 | None) -> Fault:
     where = f"byte {byte}"
     if pointers is not None and len(pointers) and pointers[0] <= byte:
         # correct if pointers rise, as in the files of all known writers
