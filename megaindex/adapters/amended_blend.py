@@ -105,18 +105,12 @@ def amended_data(
     cache_dir: str | None,
     key: Any,
 ) -> AmendedData:
-    """Return the draws of a run, and the arrays of the sources that need longer ones.
+    """Return the draws of a run of ``end`` samples, and the arrays of the sources that need longer
+    ones.
 
-    Args:
-        amended: the blend as the run began, and its changes.
-        old: training data as the run began, a blend or one source.
-        sources: its sources.
-        open_source: function that returns a source of which one epoch is built.
-        row: rules of the framework.
-        seed: seed of the run.
-        end: samples of the run.
-        cache_dir: directory of the framework's arrays; None: in memory.
-        key: JSON values by which the framework's arrays are known, besides their corpora.
+    ``old`` are the training data as the run began, of ``sources``; ``open_source`` returns a source
+    of which one epoch is built. ``cache_dir`` is that of the framework's arrays, which are known by
+    the JSON values of ``key``, besides their corpora.
 
     Raises:
         InvalidArgument: the changes do not fit the run.
@@ -139,16 +133,12 @@ def amended_data(
         "changes": _plain(amended),
         "end": end,
     }
-    types: Shapes = {
-        "dataset_index": ((end,), "int16"),
-        "dataset_sample_index": ((end,), "int64"),
-    }
+    types: Shapes = {"dataset_index": ((end,), "int16"), "dataset_sample_index": ((end,), "int64")}
     drawn, _ = fetch(folder, lambda: known, partial(_draw, old, first, stages, types), types)
     longer = {}
     for number, (begin, stop) in enumerate(reads_of(stages, served, len(names))):
-        source = sources[number]
         if stop > begin:
-            arrays = _longer(source, begin, stop - begin, seed, row, folder, known)
+            arrays = _longer(sources[number], begin, stop - begin, seed, row, folder, known)
             if arrays is not None:
                 longer[number] = arrays
     return AmendedData(**drawn, sources=sources, longer=longer)
@@ -238,9 +228,7 @@ def _join(index: ExtendedIndex, shapes: Shapes, sink: Sink) -> None:
             rows[row : row + length, 0] += entry
             entry, row = entry + size, row + length
         ids = stage.samples
-        chosen = part.shuffle_index[ids.start : ids.stop] if isinstance(ids, range) else (
-            part.shuffle_index[ids]
-        )  # fmt: skip
+        chosen = part.shuffle_index[slice(ids.start, ids.stop) if isinstance(ids, range) else ids]
         shuffle[at : at + chosen.size] = chosen
         shuffle[at : at + chosen.size] += begins[id(part)]
         at += chosen.size

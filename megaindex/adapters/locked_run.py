@@ -27,11 +27,7 @@ _REMEDY = "give the framework the settings of the lock, or lock the run again"
 
 
 class LockedRun:
-    """A lock that a framework's datasets must agree with.
-
-    Args:
-        lock: the lock, or its path.
-        order: name of the framework's order.
+    """A lock that a framework's datasets must agree with, of a run in the framework's ``order``.
 
     Raises:
         InvalidArgument: the lock is not of a run under this framework, or of one in phases.
@@ -39,7 +35,7 @@ class LockedRun:
     """
 
     def __init__(self, lock: str | os.PathLike[str] | Lock, order: str) -> None:
-        self._lock = lock if isinstance(lock, Lock) else read_lock(lock)
+        self._lock = read_lock(lock)
         settings = self._lock.content["settings"]
         theirs = settings["run"]["order"]["name"] if settings["kind"] == "run" else "a recipe"
         if theirs != order:
@@ -62,13 +58,8 @@ class LockedRun:
         return f"lock {self._lock.path}"
 
     def check(self, subset: str, index: Index, prefixes: Sequence[str], reports: Reports) -> None:
-        """Compare a dataset with a subset of the lock, on rank 0.
-
-        Args:
-            subset: train, valid or test.
-            index: the samples that the framework will serve.
-            prefixes: prefix of the pair of each source.
-            reports: log of the framework's adapter.
+        """Compare the samples that a framework will serve of pairs with a subset of the lock, on
+        rank 0.
 
         Raises:
             FormatError: they differ; the message names the file or the setting.

@@ -209,9 +209,9 @@ class Policy:
 
 def make_policy(
     order: str,
-    variance_buffer: object | None,
-    separate_final_epoch: Any,
-    final_epoch_threshold: Any,
+    variance_buffer: object | None = None,
+    separate_final_epoch: Any = None,
+    final_epoch_threshold: Any = None,
     balance: object = None,
     skip: Any = None,
     lock: str | os.PathLike[str] | Lock | None = None,
@@ -245,7 +245,15 @@ def make_policy(
             f"final_epoch_threshold {final_epoch_threshold} has no effect with "
             f"separate_final_epoch {row.separate_final_epoch}; use auto, or leave it out"
         )
-    locked = None if lock is None else _locked_run(lock, order)
+    locked = None
+    if lock is not None:
+        from megaindex.adapters.locked_run import LockedRun  # which loads the orders and builders
+
+        locked = LockedRun(lock, order)
+    if amend is not None:
+        from megaindex.builders.extend import AmendedBlend
+
+        amend = amend if isinstance(amend, AmendedBlend) else AmendedBlend.read(amend)
     return Policy(
         variance_buffer=(
             None if variance_buffer is None else check_buffer("variance_buffer", variance_buffer)
@@ -254,17 +262,5 @@ def make_policy(
         balance=check_balance(balance),
         skip=given_skips(skip) if locked is None else locked.skip,
         lock=locked,
-        amend=None if amend is None else _amended_blend(amend),
+        amend=amend,
     )
-
-
-def _amended_blend(amend: str | os.PathLike[str] | AmendedBlend) -> AmendedBlend:
-    from megaindex.builders.extend import AmendedBlend
-
-    return amend if isinstance(amend, AmendedBlend) else AmendedBlend.read(amend)
-
-
-def _locked_run(lock: str | os.PathLike[str] | Lock, order: str) -> LockedRun:
-    from megaindex.adapters.locked_run import LockedRun  # which loads the orders and builders
-
-    return LockedRun(lock, order)

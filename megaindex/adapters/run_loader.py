@@ -28,8 +28,6 @@ except ImportError as error:
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import join_states
-from megaindex.loader.recipe_loader import RecipeLoader
-from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.lock.lock_file import Lock, read_lock, section_digest
 from megaindex.lock.opening import open_run
 from megaindex.validation import check_between, check_choice
@@ -93,48 +91,46 @@ class RunLoader:
             )
         rank, size = _ranks(data_parallel_rank, data_parallel_size)
 
-        def opened() -> tuple[str, Loader | RecipeLoader]:
-            read = lock if isinstance(lock, Lock) else read_lock(lock)
+        def open_lock() -> str:
+            read = read_lock(lock)
             self._name = read.path
-            loader = open_run(
+            self._loader: Loader = open_run(
                 read,
                 data_parallel_rank=rank,
                 data_parallel_size=size,
                 micro_batch_size=micro_batch_size,
                 **opening,
             )
-            self._check_shape(loader, micro_batches_per_step, sequence_length)
-            return read.content.get("digest") or section_digest(read.content["subsets"]), loader
+            self._check_length(sequence_length)
+            if micro_batches_per_step is not None:
+                self.check_steps(check_between("micro_batches_per_step", micro_batches_per_step, 1))
+            return read.content.get("digest") or section_digest(read.content["subsets"])
 
-        self._loader = on_every_rank(opened, lambda o: o[0])[1] if joined else opened()[1]
+        if joined:
+            on_every_rank(open_lock)
+        else:
+            open_lock()
         self._length = len(self._loader)
 
-    def _check_shape(
-        self, loader: Loader | RecipeLoader, micro_batches: int | None, length: int | None
-    ) -> None:
-        """Raise InvalidArgument if the trainer's steps or samples have another size."""
-        lengths = loader.sequence_lengths
+    def _check_length(self, length: int | None) -> None:
+        """Raise InvalidArgument if the trainer's samples have another length."""
+        lengths = self._loader.sequence_lengths
         if length is not None and lengths != {length}:
             raise InvalidArgument(
                 f"{self._name}: has samples of {_listed(lengths)} tokens, "
                 f"and the trainer {length}; its sequence length must be that of all samples"
             )
-        if micro_batches is not None:
-            self._check_steps(loader, check_between("micro_batches_per_step", micro_batches, 1))
-
-    def _check_steps(self, loader: Loader | RecipeLoader, micro_batches: int) -> None:
-        sizes, rows = self._step_sizes(loader), micro_batches * _rows(loader)
-        if sizes != {rows}:
-            raise InvalidArgument(
-                f"{self._name}: has steps of {_listed(sizes)} samples, and "
-                f"the trainer {rows}, {micro_batches} of {_rows(loader)}; set its global batch "
-                "size or gradient accumulation so that they are equal, or lock the run with its "
-                "batch size"
-            )
 
     def check_steps(self, micro_batches: int) -> None:
         """Raise InvalidArgument unless ``micro_batches`` of this rank make a step of the lock."""
-        self._check_steps(self._loader, micro_batches)
+        sizes, rows = self._step_sizes, micro_batches * self._rows
+        if sizes != {rows}:
+            raise InvalidArgument(
+                f"{self._name}: has steps of {_listed(sizes)} samples, and "
+                f"the trainer {rows}, {micro_batches} of {self._rows}; set its global batch "
+                "size or gradient accumulation so that they are equal, or lock the run with its "
+                "batch size"
+            )
 
     def check_length(self, max_steps: int | None, setting: str, epochs: float | None) -> None:
         """Raise InvalidArgument if a trainer would read beyond the end of the run.
@@ -154,12 +150,18 @@ class RunLoader:
                 f"max_steps up to {steps}"
             )
 
-    @staticmethod
-    def _step_sizes(loader: Loader | RecipeLoader) -> set[int]:
-        return {*loader.sampler.schedule.sizes()}
+    @property
+    def _step_sizes(self) -> set[int]:
+        return {*self._loader.sampler.schedule.sizes()}
 
     @property
-    def loader(self) -> Loader | RecipeLoader:
+    def _rows(self) -> int:
+        """Rows of one micro batch on every rank."""
+        rows: int = self._loader.sampler.ranks.rows_per_round
+        return rows
+
+    @property
+    def loader(self) -> Loader:
         """The loader of this rank."""
         return self._loader
 
@@ -175,13 +177,13 @@ class RunLoader:
         Raises:
             InvalidArgument: steps differ in size.
         """
-        sizes = self._step_sizes(self._loader)
+        sizes = self._step_sizes
         if len(sizes) > 1:
             raise InvalidArgument(
                 f"{self._name}: has steps of {_listed(sizes)} samples, and "
                 "the trainer steps of one size; lock the run with one batch size"
             )
-        return sizes.pop() // _rows(self._loader)
+        return sizes.pop() // self._rows
 
     @property
     def returned(self) -> int:
@@ -259,11 +261,6 @@ def _as_torchtitan(batch: Batch) -> tuple[Batch, torch.Tensor]:
     return {"input": batch["tokens"], "positions": batch["position_ids"]}, _labels(batch)
 
 
-def _rows(loader: Loader | RecipeLoader) -> int:
-    sampler: MicroBatchSampler = loader.sampler
-    return sampler.ranks.rows_per_round
-
-
 def processes() -> int:
     """Return the number of processes of torch.distributed, 1 before it is initialised."""
     connected = distributed.is_available() and distributed.is_initialized()
@@ -287,19 +284,17 @@ def _ranks(rank: int | None, size: int | None) -> tuple[int, int]:
     return 0, 1
 
 
-def on_every_rank(act: Callable[[], Result], same: Callable[[Result], object]) -> Result:
+def on_every_rank(act: Callable[[], str]) -> None:
     """Call ``act`` on every process of torch.distributed, and raise on all if it fails on one.
-
-    Args:
-        same: a value of the result that must be equal on all.
 
     Raises:
         MegaIndexError: as ``act`` on this process.
         StorageError: ``act`` failed on another process, which is named.
-        InvalidArgument: the values differ.
+        InvalidArgument: the results differ.
     """
     if processes() == 1:
-        return act()
+        act()
+        return
     result, error = None, None
     try:
         result = act()
@@ -308,7 +303,7 @@ def on_every_rank(act: Callable[[], Result], same: Callable[[Result], object]) -
     mine = (
         socket.gethostname(),
         None if error is None else f"{type(error).__name__}: {error}",
-        None if result is None else same(result),
+        result,
     )
     every: list[Any] = [None] * processes()
     distributed.all_gather_object(every, mine)
@@ -326,8 +321,6 @@ def on_every_rank(act: Callable[[], Result], same: Callable[[Result], object]) -
                 f"process {rank} on {host} has {value}, and process 0 {every[0][2]}; give all "
                 "processes the same files"
             )
-    assert result is not None, "no error was raised"
-    return result
 
 
 def from_first_rank(act: Callable[[], Result]) -> Result:

@@ -42,12 +42,7 @@ MaskLabels = Callable[[Any, npt.NDArray[np.bool_]], Any]
 
 
 def skips_of_run(skip: Sequence[Skip], *, train_iters: int, global_batch_size: int) -> Skips:
-    """Return the skips of a framework's run in positions.
-
-    Args:
-        skip: the skips.
-        train_iters: steps of the run without skips.
-        global_batch_size: samples of each step.
+    """Return the skips of a framework's run of ``train_iters`` steps without them, in positions.
 
     Raises:
         InvalidArgument: a skip does not fit the run.
@@ -76,13 +71,8 @@ def lower_iterations(args: Any, skips: Skips, global_batch_size: int) -> None:
 def check_resumed(
     record: Mapping[str, Any] | None, dataset: object, served: int, where: str
 ) -> None:
-    """Check that a run goes on after the samples that its checkpoint has served.
-
-    Args:
-        record: the skips in the checkpoint, of `SkippedDataset.record`; None without any.
-        dataset: training data of the run that continues.
-        served: number of samples that were served.
-        where: name of the checkpoint, for messages.
+    """Check that a run goes on after the ``served`` samples of a checkpoint, which holds the skips
+    of `SkippedDataset.record`, or None, and is called ``where`` in messages.
 
     Raises:
         InvalidArgument: the run skips, or does not skip, samples that were served.
@@ -176,9 +166,6 @@ class SkippedDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_index": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
 
     def __getitem__(self, number: int | None) -> Any:
         return self.__getitems__([number])[0]

@@ -23,10 +23,12 @@ from support.megatron_training import (
 import megaindex.adapters.megatron as adapter
 from megaindex import InvalidArgument, Skip
 from megaindex.adapters import status
-from megaindex.adapters.megatron.batches import CHECK_ARGS, CHECKPOINTING, LOADERS, TRAINING
+from megaindex.adapters.megatron.patches import WRAPPERS
 from megaindex.index.balance import CostModel
 
 __all__ = ["training"]  # a fixture
+
+(TRAINING, LOADERS, _), (CHECKPOINTING, CHECK_ARGS, _) = WRAPPERS
 
 
 def loader_of(training: Any, dataset: Any, consumed: int = 0) -> Any:

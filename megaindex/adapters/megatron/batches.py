@@ -93,7 +93,7 @@ def read_gpt_samples(self: Any, ids: Sequence[Any]) -> list[Any]:
     reader = _reader_of(self, [self])
     if reader is None or not _are_positions(ids, len(self)):
         return [self[i] for i in ids]
-    return reader.read(ids)
+    return reader.__getitems__(ids)
 
 
 def read_blend_samples(self: Any, ids: Sequence[Any]) -> list[Any]:
@@ -109,9 +109,7 @@ def read_blend_samples(self: Any, ids: Sequence[Any]) -> list[Any]:
     if _num_read[self] <= _READ_SINGLY * len(self.datasets):
         return [self[i] for i in ids]
     reader = _reader_of(self, self.datasets)
-    if reader is None:
-        return [self[i] for i in ids]
-    return reader.read(ids)
+    return [self[i] for i in ids] if reader is None else reader.__getitems__(ids)
 
 
 _READ_SINGLY = 2  # samples per source, after which 86 % of equally weighted sources were read
@@ -119,16 +117,16 @@ _num_read: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _are_positions(ids: Sequence[Any], length: int) -> bool:
-    """Return True if all ids are from 0 to length - 1; ``__getitem__`` also takes None."""
-    return all(i is not None and 0 <= i < length for i in ids)
+    """Return True if there are ids, all from 0 to length - 1; ``__getitem__`` also takes None."""
+    return len(ids) > 0 and all(i is not None and 0 <= i < length for i in ids)
 
 
-_readers: weakref.WeakKeyDictionary[Any, _Reader | None] = weakref.WeakKeyDictionary()
+_readers: weakref.WeakKeyDictionary[Any, GPTDataset | None] = weakref.WeakKeyDictionary()
 
 
-def _reader_of(self: Any, datasets: Sequence[Any]) -> _Reader | None:
+def _reader_of(self: Any, datasets: Sequence[Any]) -> GPTDataset | None:
     if self not in _readers:
-        _readers[self] = _Reader(self, datasets) if _share_settings(datasets) else None
+        _readers[self] = _make_reader(self, datasets) if _share_settings(datasets) else None
     return _readers[self]
 
 
@@ -166,27 +164,22 @@ def _share_settings(datasets: Sequence[Any]) -> bool:
     )
 
 
-class _Reader:
-    """A reader of samples of GPTDatasets of equal settings, with all of Megatron's fields."""
-
-    def __init__(self, top: Any, datasets: Sequence[Any]) -> None:
-        config = datasets[0].config
-        with_mask = bool(config.create_attention_mask)
-        options = SampleOptions(
-            eod_id=config.tokenizer.eod,
-            pad_id=datasets[0]._pad_token_id,
-            eod_mask_loss=bool(config.eod_mask_loss),
-            reset_position_ids=bool(config.reset_position_ids),
-            reset_attention_mask=bool(config.reset_attention_mask) and with_mask,
-            create_attention_mask=with_mask,
-            dataset_id=top is not datasets[0],
-        )
-        index = _joint_index(top, datasets)
-        readers = [mapped(dataset.dataset) for dataset in datasets]
-        self._dataset = GPTDataset(index, [r for r in readers if r is not None], options=options)
-
-    def read(self, ids: Sequence[Any]) -> list[Any]:
-        return self._dataset.__getitems__(ids) if len(ids) else []
+def _make_reader(top: Any, datasets: Sequence[Any]) -> GPTDataset:
+    """Return the samples of GPTDatasets of equal settings, with all of Megatron's fields."""
+    config = datasets[0].config
+    with_mask = bool(config.create_attention_mask)
+    options = SampleOptions(
+        eod_id=config.tokenizer.eod,
+        pad_id=datasets[0]._pad_token_id,
+        eod_mask_loss=bool(config.eod_mask_loss),
+        reset_position_ids=bool(config.reset_position_ids),
+        reset_attention_mask=bool(config.reset_attention_mask) and with_mask,
+        create_attention_mask=with_mask,
+        dataset_id=top is not datasets[0],
+    )
+    readers = [mapped(dataset.dataset) for dataset in datasets]
+    index = _joint_index(top, datasets)
+    return GPTDataset(index, [r for r in readers if r is not None], options=options)
 
 
 def samples_index(dataset: Any) -> Index:
@@ -245,17 +238,12 @@ def index_of(dataset: Any) -> ArrayIndex:
     )
 
 
-TRAINING = "megatron.training.training"
-CHECKPOINTING = "megatron.training.checkpointing"
-CHECK_ARGS = "check_checkpoint_args"
-"""Megatron's function that compares the arguments of a checkpoint with which a run goes on."""
-LOADERS = "build_train_valid_test_data_loaders"
-"""Megatron's function that makes all loaders, which every rank calls."""
 _FAR = 2**50  # samples after which no schedule changes
 
 
 def build_data_loaders(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``build_train_valid_test_data_loaders``, which lowers ``args.train_iters``."""
+    """Return ``build_train_valid_test_data_loaders``, which every rank calls; it lowers
+    ``args.train_iters``."""
 
     @functools.wraps(original)
     def build(*args: Any, **kwargs: Any) -> Any:
@@ -294,7 +282,8 @@ def _record(settings: Any, loaders: Any) -> None:
 
 
 def check_checkpoint_args(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``check_checkpoint_args``, which keeps the skips in the arguments of a checkpoint."""
+    """Return ``check_checkpoint_args``, which compares the arguments of a checkpoint with those of
+    the run; it keeps the skips in them."""
 
     @functools.wraps(original)
     def check(checkpoint_args: Any, *args: Any, **kwargs: Any) -> Any:
@@ -308,15 +297,10 @@ def check_checkpoint_args(original: Callable[..., Any]) -> Callable[..., Any]:
 def skipped(dataset: Any, loader_function: Callable[..., Any]) -> SkippedDataset:
     """Return the training data of a run without skipped steps, and with masked documents.
 
-    Args:
-        dataset: Megatron's training dataset.
-        loader_function: Megatron's function that makes a loader of it.
-
     Raises:
         InvalidArgument: a skip does not fit the run or its data.
     """
-    get_args = getattr(loader_function, "__globals__", {}).get("get_args")
-    skips = _skips(None if get_args is None else get_args(), len(dataset))
+    skips = _skips(_arguments(loader_function), len(dataset))
     lock = core().policy.lock
     if lock is not None:
         lock.check_skips(skips)
@@ -438,19 +422,12 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
             dataset = skipped(dataset, original)
         loader = original(dataset, consumed_samples, *args, **kwargs)
         sampler: Any = getattr(loader, "batch_sampler", None)
-        if isinstance(dataset, SkippedDataset) and type(sampler).__name__ != _SINGLE:
-            raise InvalidArgument(
-                "skip needs --dataloader-type single, whose samples are served in order, got a "
-                f"loader with {type(sampler).__name__}; use it, or install without skip"
-            )
+        if isinstance(dataset, SkippedDataset):
+            _check_single(sampler, "skip")
         balance = core().policy.balance
         if balance is None or loader is None or not is_training(dataset):
             return loader
-        if type(sampler).__name__ != _SINGLE:
-            raise InvalidArgument(
-                "balance needs --dataloader-type single, whose samples are served in order, got a "
-                f"loader with {type(sampler).__name__}; use it, or install without balance"
-            )
+        _check_single(sampler, "balance")
         if not balance.attention:
             MEGATRON.leave_in_order()
             return loader
@@ -465,11 +442,24 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
+def _check_single(sampler: object, setting: str) -> None:
+    if type(sampler).__name__ != _SINGLE:
+        raise InvalidArgument(
+            f"{setting} needs --dataloader-type single, whose samples are served in order, got a "
+            f"loader with {type(sampler).__name__}; use it, or install without {setting}"
+        )
+
+
 def _earlier_phases(original: Callable[..., Any], consumed_samples: int) -> int:
     """Return the samples consumed before the current ``--phase-transition-iterations`` phase."""
-    get_args = getattr(original, "__globals__", {}).get("get_args")
-    args = None if get_args is None else get_args()
-    return int(getattr(args, "consumed_train_samples", consumed_samples)) - consumed_samples
+    consumed = getattr(_arguments(original), "consumed_train_samples", consumed_samples)
+    return int(consumed) - consumed_samples
+
+
+def _arguments(function: Callable[..., Any]) -> Any:
+    """Return Megatron's arguments, as one of its functions sees them; None if it does not."""
+    get_args = getattr(function, "__globals__", {}).get("get_args")
+    return None if get_args is None else get_args()
 
 
 def is_training(dataset: Any) -> bool:

@@ -337,11 +337,7 @@ def kept_splits(builder: Any, split: Sequence[Any]) -> list[Any]:
 
 
 def build(self: Any, original: Any, amended: AmendedBlend) -> list[Any]:
-    """``BlendedMegatronDatasetBuilder.build`` of an amended run.
-
-    Args:
-        original: Megatron's method.
-        amended: the setting of `install`.
+    """``BlendedMegatronDatasetBuilder.build`` of an amended run, by Megatron's ``original``.
 
     Raises:
         InvalidArgument: the data path is not that of the last change, or the run has no amended

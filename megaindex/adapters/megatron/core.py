@@ -40,18 +40,13 @@ class ReleaseNames:
 
     is_object_storage_path: str
     object_storage_config: str
-    surplus: str
-    """The keyword of `_get_size_per_split_per_dataset` that requests a surplus."""
 
 
 RELEASE_NAMES = {
-    (0, 12): ReleaseNames(
-        is_object_storage_path="is_s3_path", object_storage_config="s3_config", surplus="margin"
-    ),
+    (0, 12): ReleaseNames(is_object_storage_path="is_s3_path", object_storage_config="s3_config"),
     (0, 13): ReleaseNames(
         is_object_storage_path="is_object_storage_path",
         object_storage_config="object_storage_config",
-        surplus="surplus",
     ),
 }
 """The names by the first release that has them."""
@@ -75,7 +70,7 @@ class MegatronCore:
     originals: dict[tuple[str, str], Callable[..., Any]]
     version: str
     names: ReleaseNames
-    policy: Policy = field(default_factory=functools.partial(make_policy, "megatron", *[None] * 3))
+    policy: Policy = field(default_factory=functools.partial(make_policy, "megatron"))
     """The settings of the last `install`."""
     loaded: dict[str, Any] | None = None
     """megaindex's part of the checkpoint that was loaded; None if none was."""

@@ -44,11 +44,11 @@ from megaindex.adapters.megatron.core import (
     is_built_here,
     load_class,
 )
-from megaindex.adapters.policy import Patches, Policy, after_import, make_policy
+from megaindex.adapters.policy import Patches, after_import, make_policy
 from megaindex.adapters.reports import MEGATRON, ServedDataset
 from megaindex.builders.extend import AmendedBlend
 from megaindex.cache.array_files import Sidecar
-from megaindex.cache.array_group import fetch_together, uncollected
+from megaindex.cache.array_group import Fetched, fetch_together, uncollected
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
 from megaindex.index.frameworks import SPLITS
@@ -89,9 +89,12 @@ def _build(
     with uncollected():
         made = _make(self, factories, prefixes, sizes_per_dataset)
         pairs = [pair for row in made for pair in row if pair is not None]
-    made_of = _fetch_arrays(pairs, self.config.path_to_cache, background)
+    fetched = _fetch_arrays(pairs, self.config.path_to_cache, background)
     what = "a blend" if len(prefixes) > 1 else prefixes[0]
-    _report(made_of, what, time.perf_counter() - started)
+    built, seconds = sum(one.was_built for one in fetched), time.perf_counter() - started
+    summary = f"{len(fetched)} datasets of {what}, {built} of them built, in {seconds:.2f} s"
+    MEGATRON.serve_together(partial(_records, [each for _, each in pairs], fetched), summary)
+    log_as_megatron(_size_of(one.sidecar) for one in fetched)
     if pairs:
         kind, low_level = type(pairs[0][0]), type(pairs[0][0].dataset)
         reason = unbatched_reason(kind, low_level, self.config)
@@ -104,30 +107,15 @@ def _build(
     return columns
 
 
-def _report(
-    made_of: tuple[list[DatasetRequest], list[Sidecar], list[bool]], what: str, seconds: float
-) -> None:
-    """Record the datasets of a blend or of one corpus, with one log record for all."""
-    _, sidecars, built = made_of
-    summary = f"{len(built)} datasets of {what}, {sum(built)} of them built, in {seconds:.2f} s"
-    MEGATRON.serve_together(partial(_records, *made_of), summary)
-    log_as_megatron(_size_of(sidecar) for sidecar in sidecars)
-
-
-def _records(
-    requests: Sequence[DatasetRequest], sidecars: Sequence[Sidecar], built: Sequence[bool]
-) -> list[ServedDataset]:
+def _records(requests: Sequence[DatasetRequest], fetched: Sequence[Fetched]) -> list[ServedDataset]:
     rows = []
-    for request, sidecar, is_new in zip(requests, sidecars, built, strict=True):
-        samples, epochs = _size_of(sidecar)
+    for request, one in zip(requests, fetched, strict=True):
+        samples, epochs = _size_of(one.sidecar)
         files = str(request.files)
         _, kind, split = files.rsplit("-", 2)
-        rows.append(
-            ServedDataset(
-                MEGATRON.framework, kind, f"{request.name} ({split})", "megaindex",
-                "built" if is_new else "opened", samples, epochs, None, files,
-            )
-        )  # fmt: skip
+        name, how = f"{request.name} ({split})", "built" if one.was_built else "opened"
+        served = (MEGATRON.framework, kind, name, "megaindex", how, samples, epochs, None, files)
+        rows.append(ServedDataset(*served))
     return rows
 
 
@@ -178,18 +166,12 @@ def _make(
     sizes: Sequence[Any],
 ) -> list[list[tuple[Any, DatasetRequest] | None]]:
     """Return, for each corpus and split, a dataset and the request for its arrays."""
-    low_level = _patched("IndexedDataset", core().indexed_dataset.IndexedDataset)
+    low_level, mmap = _patched("IndexedDataset"), builder.config.mmap_bin_files
     made = []
     for prefix, asked in zip(prefixes, sizes, strict=True):
-        corpus = LowLevelCorpus(
-            indexed_dataset.open_lazily(low_level, prefix, builder.config.mmap_bin_files)
-        )
-        made.append(
-            [
-                None if factory is None else factory.make(corpus, prefix, size)
-                for factory, size in zip(factories, asked, strict=True)
-            ]
-        )
+        corpus = LowLevelCorpus(indexed_dataset.open_lazily(low_level, prefix, mmap))
+        row = zip(factories, asked, strict=True)
+        made.append([None if f is None else f.make(corpus, prefix, size) for f, size in row])
     return made
 
 
@@ -198,7 +180,7 @@ def _factories(
 ) -> list[DatasetFactory | None] | None:
     """Return a factory of the datasets of each split; None where Megatron's own code makes them."""
     config = self.config
-    plain = self.cls is _patched("GPTDataset", core().gpt_dataset.GPTDataset)
+    plain = self.cls is _patched("GPTDataset")
     if not plain or not coordinates(self.cls, config):
         return None  # each dataset reports the reason
     if any(indexed_dataset.unsupported_reason({"path_prefix": prefix}) for prefix in prefixes):
@@ -212,9 +194,8 @@ def _factories(
 
 def _fetch_arrays(
     pairs: Sequence[tuple[Any, DatasetRequest]], directory: str | None, background: BackgroundDraws
-) -> tuple[list[DatasetRequest], list[Sidecar], list[bool]]:
-    """Find or build the arrays of all datasets; return the requests, the sidecars of their arrays,
-    and which were built."""
+) -> list[Fetched]:
+    """Find or build the arrays of all datasets."""
     requests = [request for _, request in pairs]
     if directory is None:  # every corpus has its own
         fetched = [request.fetch() for request in requests]
@@ -222,11 +203,10 @@ def _fetch_arrays(
         names = "".join(str(request.files) for request in requests)
         key = f"{hashlib.md5(names.encode(), usedforsecurity=False).hexdigest()}-megaindex-blend"
         fetched = fetch_together(requests, directory, key, lambda _: background.start())
-    sidecars, built = [one.sidecar for one in fetched], [one.was_built for one in fetched]
     with uncollected():
-        for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
-            defer_arrays(dataset, request, sidecar)
-    return requests, sidecars, built
+        for (dataset, request), one in zip(pairs, fetched, strict=True):
+            defer_arrays(dataset, request, one.sidecar)
+    return fetched
 
 
 def build_megatron_dataset_splits(
@@ -240,17 +220,12 @@ def build_megatron_dataset_splits(
     factories = None if dataset_path is None else _factories(self, [dataset_path], split)
     if factories is not None and dataset_path is not None and is_built_here(self.is_built_on_rank):
         datasets = [column[0] for column in _build(self, factories, [dataset_path], split, [sizes])]
-        return _open_all(datasets)
+        for dataset in datasets:
+            if dataset is not None:  # opening one corpus takes less than deferring it
+                _ = dataset.shuffle_index, dataset.dataset.index
+        return datasets
     wait = synchronize_ranks and not coordinates(self.cls, self.config)
     return cast("list[Any]", original(self, dataset_path, split, sizes, wait))
-
-
-def _open_all(datasets: list[Any]) -> list[Any]:
-    """Open the files of the datasets of one corpus, which takes less than deferring it."""
-    for dataset in datasets:
-        if dataset is not None:
-            _ = dataset.shuffle_index, dataset.dataset.index
-    return datasets
 
 
 def build_generic_dataset(
@@ -260,7 +235,7 @@ def build_generic_dataset(
     if args and isinstance(args[0], list) and args[0][:1] == [None]:
         return None  # of a split that an amended run builds apart
     if cls is core().blended_dataset.BlendedDataset:
-        cls = _patched("BlendedDataset", cls)
+        cls = _patched("BlendedDataset")
     if coordinates(cls, args[-1] if args else None):
         return cls(*args) if is_built_here(is_built_on_rank) else None
     _report_unserved(cls, args)
@@ -268,8 +243,9 @@ def build_generic_dataset(
     return original(cls, is_built_on_rank, synchronize_ranks, *args)
 
 
-def _patched(name: str, theirs: Any) -> Any:
+def _patched(name: str) -> Any:
     """Return Megatron's class where it has megaindex's methods, else the subclass with them."""
+    theirs = class_of(name)
     is_patched = all(vars(theirs).get(method) is ours for method, ours in METHODS[name].items())
     return theirs if is_patched else load_class(name)
 
@@ -418,6 +394,13 @@ SAMPLERS = {
     "MegatronPretrainingRandomSampler": iterate_cyclic,
 }
 
+WRAPPERS = (
+    ("megatron.training.training", "build_train_valid_test_data_loaders",
+     batches.build_data_loaders),
+    ("megatron.training.checkpointing", "check_checkpoint_args", batches.check_checkpoint_args),
+)  # fmt: skip
+"""Modules and functions of Megatron that are wrapped, and the wrappers."""
+
 _patches = Patches()
 _policy_patches = Patches()
 _pending_imports: list[Callable[[], None]] = []
@@ -481,16 +464,13 @@ def install(
         _policy_patches.replace(core().builder, SIZES, blend.sizes_per_dataset)
     if policy.final_epoch:
         gpt = core().gpt_dataset
-        values = (policy.row.separate_final_epoch, _threshold(policy))
+        threshold = policy.final_epoch.get("final_epoch_threshold")
+        values = (policy.row.separate_final_epoch, threshold)
         for key, value in zip(FINAL_EPOCH_ATTRIBUTES, values, strict=True):
             _policy_patches.replace(gpt.GPTDatasetConfig, key, value)
         named = partial(_key_attributes, gpt.GPTDataset._key_config_attributes)
         _policy_patches.replace(gpt.GPTDataset, "_key_config_attributes", staticmethod(named))
     MEGATRON.begin(f"megatron-core {core().version}", str(policy))
-
-
-def _threshold(policy: Policy) -> float | None:
-    return policy.final_epoch.get("final_epoch_threshold")
 
 
 def _key_attributes(original: Callable[[], list[str]]) -> list[str]:
@@ -515,8 +495,8 @@ def _install_classes() -> None:
     for owner, name, ours in list(_function_places(modules)):
         _patches.replace(owner, name, ours)
     _pending_imports.extend(after_import(module, _patch_samplers) for module in SAMPLER_MODULES)
-    _pending_imports.append(after_import(batches.TRAINING, _patch_training))
-    _pending_imports.append(after_import(batches.CHECKPOINTING, _patch_checkpointing))
+    for module, name, wrap in WRAPPERS:
+        _pending_imports.append(after_import(module, partial(_wrap, name, wrap)))
 
 
 def uninstall() -> None:
@@ -530,7 +510,7 @@ def uninstall() -> None:
         _policy_patches.undo()
         _patches.undo()
         if core.cache_info().currsize:
-            core().policy, core().loaded = make_policy("megatron", None, None, None), None
+            core().policy, core().loaded = make_policy("megatron"), None
         MEGATRON.end()
 
 
@@ -568,16 +548,10 @@ def _patch_samplers(module: ModuleType) -> None:
             _patches.replace(place, batches.LOADER, ours)
 
 
-def _patch_training(module: ModuleType) -> None:
-    original = getattr(module, batches.LOADERS, None)
+def _wrap(name: str, wrap: Callable[[Any], Any], module: ModuleType) -> None:
+    original = getattr(module, name, None)
     if original is not None:
-        _patches.replace(module, batches.LOADERS, batches.build_data_loaders(original))
-
-
-def _patch_checkpointing(module: ModuleType) -> None:
-    original = getattr(module, batches.CHECK_ARGS, None)
-    if original is not None:
-        _patches.replace(module, batches.CHECK_ARGS, batches.check_checkpoint_args(original))
+        _patches.replace(module, name, wrap(original))
 
 
 def _importers(function: object) -> list[ModuleType]:

@@ -22,6 +22,8 @@ from megaindex._types import F64, I64, DatasetIndex
 from megaindex.adapters.amended_blend import TrainSource, amended_data, check_present
 from megaindex.adapters.neox.arrays import grouped
 from megaindex.adapters.neox.datasets import (
+    ARRAYS,
+    LENGTHS,
     TEXT_ROWS,
     BatchRows,
     is_plain_text,
@@ -62,11 +64,13 @@ def init_unchanged(self: Any, datasets: Sequence[Any], weights: Sequence[float])
     self.datasets = list(datasets)
     self._exact = framework().exact
     sizes = np.array([len(dataset) for dataset in datasets], np.int64)
-    if self._exact and all(_is_asked_for_epochs(dataset) for dataset in datasets):
-        rule = _BlendRule("exhaustive", sizes)
+    samples = [getattr(dataset, "megaindex", None) for dataset in datasets]
+    if self._exact and all(one is not None and one.requested is None for one in samples):
+        rule = _BlendRule("exhaustive", sizes)  # epochs are requested
     else:
         rule = _BlendRule("greedy", normalized(weights))
-    drawn = rule.first(int(sizes.sum()), _directory_of(datasets[0]))
+    directory = None if samples[0] is None else samples[0].request().directory
+    drawn = rule.first(int(sizes.sum()), directory)
     end = _end(drawn, sizes) if self._exact else drawn.source.size
     vars(self)[_ARRAYS] = drawn
     self.dataset_index, self.dataset_sample_index = drawn.source[:end], drawn.sample[:end]
@@ -172,16 +176,15 @@ class _BlendRule:
 
     def _array_types(self, size: int) -> dict[str, tuple[tuple[int], str]]:
         source = "uint8" if self.values.size <= _MOST_IN_UINT8 else "int16"
-        counts = (self.values.size,)
         return {
             "source": ((size,), source),
             "sample": ((size,), "int64"),
-            "counts": (counts, "int64"),
+            "counts": ((self.values.size,), "int64"),
         }
 
     def _build(self, size: int, sink: Sink) -> None:
         types = self._array_types(size)
-        source, sample, counts = (sink.allocate(name, *types[name]) for name in types)
+        source, sample, counts = (sink.allocate(name, *each) for name, each in types.items())
         counts[...] = fill_blend(self.rule, self.values, source, sample)
         for name in types:
             sink.seal(name)
@@ -192,12 +195,6 @@ _ARRAYS = "_megaindex_drawn"
 FOLDER = "megaindex-blends"
 """Name of the cache of draws, in the directory of the first dataset's arrays."""
 _WORTH_KEEPING = 1 << 16  # draws that take longer to compute than to open a file
-
-
-def _directory_of(dataset: Any) -> str | None:
-    """Return the directory of its index arrays."""
-    samples = getattr(dataset, "megaindex", None)
-    return None if samples is None else samples.request().directory
 
 
 def normalized(weights: Sequence[float]) -> F64:
@@ -262,7 +259,8 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
         dataset = self.datasets[number]
         at = np.flatnonzero(source == number)
         asked = (sample[at] + epochs[at] * len(dataset)).tolist()
-        parts.append((at, _read_from(dataset, asked)))
+        read = getattr(dataset, "__getitems__", None)
+        parts.append((at, [dataset[i] for i in asked] if read is None else read(asked)))
     return join_batches(parts, wanted.size)
 
 
@@ -284,18 +282,6 @@ def _make_text_rows(self: Any) -> TextRows | None:
 def get_blend_state(self: Any) -> dict[str, Any]:
     """``__getstate__``: without the reader of all its datasets."""
     return {name: value for name, value in vars(self).items() if name not in (TEXT_ROWS, _ARRAYS)}
-
-
-def _is_asked_for_epochs(dataset: Any) -> bool:
-    samples = getattr(dataset, "megaindex", None)
-    return samples is not None and samples.requested is None
-
-
-def _read_from(dataset: Any, ids: list[int]) -> list[Any]:
-    if hasattr(dataset, "__getitems__"):
-        read: list[Any] = dataset.__getitems__(ids)
-        return read
-    return [dataset[idx] for idx in ids]
 
 
 def _end(drawn: _BlendArrays, sizes: I64) -> int:
@@ -451,11 +437,8 @@ def _with_arrays(dataset: Any, arrays: Any) -> Any:
     given |= {"_epochs": {}}
     longer = replace(old, **arrays)
     made = copy.copy(dataset)  # whose attributes are complete
-    for name, array in (("doc_idx", "document_index"), ("sample_idx", "sample_index"),
-                        ("shuffle_idx", "shuffle_index")):  # fmt: skip
-        setattr(made, name, arrays[array])
-    made.shuffle_idx_len = longer.num_samples - 1
-    made.sample_idx_len = longer.num_samples
+    vars(made).update({ours: arrays[array] for ours, array in ARRAYS.items()})
+    vars(made).update({which: longer.num_samples + more for which, more in LENGTHS.items()})
     made.megaindex = LongerTextSamples(**given, longer=longer)
     vars(made).pop(TEXT_ROWS, None)
     return made

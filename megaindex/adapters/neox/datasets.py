@@ -45,30 +45,14 @@ def init_gpt2(
     ref_dataset: Any = None,
 ) -> None:
     """``GPT2Dataset.__init__``."""
+    given = dict(locals())
     companions = {"label": label_dataset, "reward": reward_dataset, "ref": ref_dataset}
-    given = [dataset for dataset in companions.values() if dataset is not None]
     check_exists(data_prefix, indexed_dataset)
-    text = mapped(indexed_dataset)
-    left = indexed_dataset if text is None else next((d for d in given if mapped(d) is None), None)
-    if text is None or left is not None:
-        NEOX.leave("GPT2Dataset", f"{name} of {data_prefix}", _why_left(left))
-        _check_policy(name)
-        framework().original("gpt2_dataset", "GPT2Dataset", "__init__")(
-            self, name, data_prefix, documents, indexed_dataset, num_samples, num_epochs,
-            seq_length, seed, pack_impl, allow_chopped, build_index_mappings, use_shared_fs,
-            label_dataset, reward_dataset, ref_dataset,
-        )  # fmt: skip
+    if _is_left(given, "gpt2_dataset", "GPT2Dataset", [indexed_dataset, *companions.values()]):
         return
-    vars(self).update(
-        name=name,
-        pack_impl=pack_impl,
-        allow_chopped=allow_chopped,
-        indexed_dataset=indexed_dataset,
-        label_dataset=label_dataset,
-        reward_dataset=reward_dataset,
-        ref_dataset=ref_dataset,
-        seq_length=seq_length,
-    )
+    kept = ("name", "pack_impl", "allow_chopped", "indexed_dataset", "label_dataset",
+            "reward_dataset", "ref_dataset", "seq_length")  # fmt: skip
+    vars(self).update({attribute: given[attribute] for attribute in kept})
     if reward_dataset is not None and pack_impl != "unpacked":
         raise InvalidArgument(
             f"{name}: rewards need pack_impl unpacked, got {pack_impl}; leave one of them out"
@@ -76,19 +60,12 @@ def init_gpt2(
     _start(
         self,
         NeoxTextSamples(
-            name=name,
+            **_settings(given),
             data_prefix=data_prefix,
             documents=as_range(np.asarray(documents)),
-            requested=num_samples,
             num_epochs=num_epochs or None,
             reshuffles=framework().exact and bool(num_epochs) and name.startswith("train"),
-            seq_length=seq_length,
-            seed=seed,
-            pack_impl=pack_impl,
-            allow_chopped=allow_chopped,
-            exact=framework().exact,
-            policy=framework().policy,
-            text=text,
+            text=mapped(indexed_dataset),  # type: ignore[arg-type]  # not left
             companions={what: mapped(dataset) for what, dataset in companions.items()},
         ),
         build_index_mappings,
@@ -115,6 +92,7 @@ def init_pairwise(
     allow_chopped: bool = True,
 ) -> None:
     """``PairwiseDataset.__init__``."""
+    given = dict(locals())
     sides = {
         "pos": (pos_indexed_dataset, pos_label_dataset, pos_ref_dataset),
         "neg": (neg_indexed_dataset, neg_label_dataset, neg_ref_dataset),
@@ -122,26 +100,12 @@ def init_pairwise(
     check_exists(pos_data_prefix, pos_indexed_dataset)
     if neg_indexed_dataset is None:
         raise MissingFile(f"{name}: the neg side of {pos_data_prefix} is not there; check its path")
-    given = [dataset for side in sides.values() for dataset in side if dataset is not None]
-    left = next((dataset for dataset in given if mapped(dataset) is None), None)
-    if left is not None:
-        NEOX.leave("PairwiseDataset", f"{name} of {pos_data_prefix}", _why_left(left))
-        _check_policy(name)
-        framework().original("pairwise_dataset", "PairwiseDataset", "__init__")(
-            self, name, pos_data_prefix, documents, pos_indexed_dataset, neg_indexed_dataset,
-            num_samples, seq_length, seed, pack_impl, build_index_mappings, use_shared_fs,
-            pos_label_dataset, pos_ref_dataset, neg_label_dataset, neg_ref_dataset, allow_chopped,
-        )  # fmt: skip
+    corpora = [*sides["pos"], *sides["neg"]]
+    if _is_left(given, "pairwise_dataset", "PairwiseDataset", corpora):
         return
-    vars(self).update(name=name, pack_impl=pack_impl, seq_length=seq_length)
-    for side, (text, label, ref) in sides.items():
-        vars(self).update(
-            {
-                f"{side}_indexed_dataset": text,
-                f"{side}_label_dataset": label,
-                f"{side}_ref_dataset": ref,
-            }
-        )
+    kept = ["name", "pack_impl", "seq_length"]
+    kept += [f"{side}_{what}_dataset" for side in sides for what in ("indexed", "label", "ref")]
+    vars(self).update({attribute: given[attribute] for attribute in kept})
     for what in (1, 2):
         if (sides["pos"][what] is None) != (sides["neg"][what] is None):
             raise InvalidArgument(f"{name}: labels and references are given for both sides or none")
@@ -150,19 +114,49 @@ def init_pairwise(
     _start(
         self,
         NeoxPairSamples(
-            name=name,
+            **_settings(given),
             data_prefix=pos_data_prefix,
-            requested=num_samples,
-            seq_length=seq_length,
-            seed=seed,
-            pack_impl=pack_impl,
-            allow_chopped=allow_chopped,
-            exact=framework().exact,
-            policy=framework().policy,
             sides={side: [mapped(dataset) for dataset in sets] for side, sets in sides.items()},
         ),
         build_index_mappings,
     )
+
+
+def _is_left(given: dict[str, Any], module: str, cls: str, corpora: Sequence[Any]) -> bool:
+    """Return True after GPT-NeoX's own constructor made a dataset over a corpus of another class.
+
+    ``given`` are the arguments of the constructor, in order.
+
+    Raises:
+        InvalidArgument: `install` has another final epoch than GPT-NeoX.
+    """
+    left = next((each for each in corpora if each is not None and mapped(each) is None), None)
+    if left is None:
+        return False
+    name, prefix = given["name"], given.get("data_prefix", given.get("pos_data_prefix"))
+    is_own = framework().is_own(left)
+    other = "is not one of GPT-NeoX's indexed datasets"
+    reason = "has reading methods of its own" if is_own else other
+    NEOX.leave(cls, f"{name} of {prefix}", f"{type(left).__name__} {reason}")
+    policy = framework().policy
+    if policy.final_epoch:
+        raise InvalidArgument(
+            f"{name}: GPT-NeoX's own code builds its arrays, which has no separate_final_epoch "
+            f"{policy.row.separate_final_epoch}; leave that setting out of install()"
+        )
+    framework().original(module, cls, "__init__")(*given.values())
+    return True
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of samples that texts and pairs share."""
+    names = ("name", "seq_length", "seed", "pack_impl", "allow_chopped")
+    return {
+        **{name: given[name] for name in names},
+        "requested": given["num_samples"],
+        "exact": framework().exact,
+        "policy": framework().policy,
+    }
 
 
 def _start(self: Any, samples: NeoxSamples, build_index_mappings: bool) -> None:
@@ -205,12 +199,12 @@ def _report(made: Sequence[Any], seconds: float) -> None:
             NEOX.leave("reading", kind.__name__, reason)
 
 
-_ARRAYS = {
+ARRAYS = {
     "doc_idx": "document_index",
     "sample_idx": "sample_index",
     "shuffle_idx": "shuffle_index",
 }
-_LENGTHS = {"shuffle_idx_len": -1, "sample_idx_len": 0}
+LENGTHS = {"shuffle_idx_len": -1, "sample_idx_len": 0}
 """Lengths minus the number of samples."""
 _incomplete: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -219,14 +213,13 @@ def get_deferred(self: Any, name: str) -> Any:
     """``__getattr__``: sets arrays and lengths on first access."""
     if self in _incomplete:
         samples: NeoxSamples = self.megaindex
-        if name in _LENGTHS:
-            vars(self).update(
-                {which: samples.num_samples + more for which, more in _LENGTHS.items()}
-            )
+        if name in LENGTHS:
+            size = samples.num_samples
+            vars(self).update({which: size + more for which, more in LENGTHS.items()})
             return vars(self)[name]
-        if name in _ARRAYS:
+        if name in ARRAYS:
             index = samples.epoch(0).index
-            vars(self).update({ours: getattr(index, array) for ours, array in _ARRAYS.items()})
+            vars(self).update({ours: getattr(index, array) for ours, array in ARRAYS.items()})
             return vars(self)[name]
     raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -234,7 +227,7 @@ def get_deferred(self: Any, name: str) -> Any:
 def get_complete_state(self: Any) -> dict[str, Any]:
     """``__getstate__``: the complete state, for processes without megaindex."""
     if self in _incomplete:
-        for name in (*_ARRAYS, *_LENGTHS):
+        for name in (*ARRAYS, *LENGTHS):
             getattr(self, name)
     return {name: value for name, value in vars(self).items() if name != TEXT_ROWS}
 
@@ -262,27 +255,6 @@ def check_exists(prefix: str, dataset: Any) -> None:
         )
 
 
-def _why_left(dataset: Any) -> str:
-    kind = type(dataset).__name__
-    if framework().is_own(dataset):
-        return f"{kind} has reading methods of its own"
-    return f"{kind} is not one of GPT-NeoX's indexed datasets"
-
-
-def _check_policy(name: str) -> None:
-    """Check that GPT-NeoX's own code can build arrays under the installed settings.
-
-    Raises:
-        InvalidArgument: `install` has another final epoch than GPT-NeoX.
-    """
-    policy = framework().policy
-    if policy.final_epoch:
-        raise InvalidArgument(
-            f"{name}: GPT-NeoX's own code builds its arrays, which has no separate_final_epoch "
-            f"{policy.row.separate_final_epoch}; leave that setting out of install()"
-        )
-
-
 def count_samples(self: Any) -> int:
     """``__len__``: without the last sample, as in GPT-NeoX, unless ``exact``."""
     samples: NeoxSamples | None = getattr(self, "megaindex", None)
@@ -297,8 +269,11 @@ def read_sample(self: Any, idx: int) -> Any:
     if rows is not None:
         return {"text": rows[0]}
     if getattr(self, "megaindex", None) is None:
-        name = _name(self)
-        return framework().original(*name, "__getitem__")(self, idx)
+        is_pair = isinstance(self, framework().pairwise_dataset.PairwiseDataset)
+        names = (
+            ("pairwise_dataset", "PairwiseDataset") if is_pair else ("gpt2_dataset", "GPT2Dataset")
+        )
+        return framework().original(*names, "__getitem__")(self, idx)
     return _read(self, [idx])[0]
 
 
@@ -429,9 +404,3 @@ def _substitute(self: Any, ids: I64) -> I64:
             int(served[first]),
         )
     return served
-
-
-def _name(self: Any) -> tuple[str, str]:
-    if isinstance(self, framework().pairwise_dataset.PairwiseDataset):
-        return "pairwise_dataset", "PairwiseDataset"
-    return "gpt2_dataset", "GPT2Dataset"

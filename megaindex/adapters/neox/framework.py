@@ -45,7 +45,7 @@ class NeoxFramework:
     data_utils: ModuleType
     exact: bool = False
     """See `install`."""
-    policy: Policy = field(default_factory=functools.partial(make_policy, "neox", *[None] * 3))
+    policy: Policy = field(default_factory=functools.partial(make_policy, "neox"))
     """The samples requested of each source, and the shuffling of its epochs."""
     originals: dict[tuple[str, ...], Any] = field(default_factory=dict)
     """Replaced objects by (module, name) or (module, class, name)."""

@@ -27,7 +27,7 @@ from megaindex.adapters.neox.framework import (
     read_range,
     read_sequence,
 )
-from megaindex.adapters.policy import Patches, Policy, make_policy
+from megaindex.adapters.policy import Patches, make_policy
 from megaindex.adapters.reports import NEOX
 from megaindex.builders.extend import AmendedBlend
 from megaindex.errors import InvalidArgument
@@ -69,11 +69,7 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
     """``data_utils.make_data_loader``, with `collate`, and with the skips of `install`."""
     import torch
 
-    if (
-        dataset is not None
-        and not hasattr(dataset, "megaindex")
-        and not hasattr(dataset, "datasets")
-    ):
+    if dataset is not None and not (hasattr(dataset, "megaindex") or hasattr(dataset, "datasets")):
         reason = "its class is not GPT2Dataset, PairwiseDataset or BlendableDataset"
         NEOX.leave("dataset", type(dataset).__name__, reason)
     lock = framework().policy.lock
@@ -335,24 +331,17 @@ def _check_pair(path: str) -> None:
         check_exists(path, None)
 
 
+_OF_SAMPLES: dict[str, Callable[..., Any]] = {
+    "__getattr__": datasets.get_deferred,
+    "__getstate__": datasets.get_complete_state,
+    "__len__": datasets.count_samples,
+    "__getitem__": datasets.read_sample,
+    "__getitems__": datasets.read_samples,
+}
 # replaced on the classes, for classes that were imported by name before, and for subclasses
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
-    ("gpt2_dataset", "GPT2Dataset"): {
-        "__init__": datasets.init_gpt2,
-        "__getattr__": datasets.get_deferred,
-        "__getstate__": datasets.get_complete_state,
-        "__len__": datasets.count_samples,
-        "__getitem__": datasets.read_sample,
-        "__getitems__": datasets.read_samples,
-    },
-    ("pairwise_dataset", "PairwiseDataset"): {
-        "__init__": datasets.init_pairwise,
-        "__getattr__": datasets.get_deferred,
-        "__getstate__": datasets.get_complete_state,
-        "__len__": datasets.count_samples,
-        "__getitem__": datasets.read_sample,
-        "__getitems__": datasets.read_samples,
-    },
+    ("gpt2_dataset", "GPT2Dataset"): {"__init__": datasets.init_gpt2, **_OF_SAMPLES},
+    ("pairwise_dataset", "PairwiseDataset"): {"__init__": datasets.init_pairwise, **_OF_SAMPLES},
     ("blendable_dataset", "BlendableDataset"): {
         "__init__": blend.init_blend,
         "__getstate__": blend.get_blend_state,
@@ -449,13 +438,14 @@ def install(
         for name, function in methods.items():
             neox.originals[module, cls, name] = getattr(owner, name, None)
             _patches.replace(owner, name, function)
-    for (module, name), function in _functions(policy).items():
-        if not hasattr(getattr(neox, module), name):
-            continue
-        original = getattr(getattr(neox, module), name)
-        neox.originals[module, name] = original
-        for place, alias in _places_of(original, getattr(neox, module), name):
-            _patches.replace(place, alias, function)
+    # GPT-NeoX's own surplus stays where no buffer is given
+    functions = FUNCTIONS | ({} if policy.variance_buffer is None else BUFFER_FUNCTIONS)
+    for (module, name), function in functions.items():
+        home = getattr(neox, module)
+        if hasattr(home, name):
+            neox.originals[module, name] = original = getattr(home, name)
+            for place, alias in _places_of(original, home, name):
+                _patches.replace(place, alias, function)
     _patches.replace(neox.package, "helpers", megaindex.helpers)
     _patches.replace_module("megatron.data.helpers", megaindex.helpers)
     NEOX.begin("GPT-NeoX", f"{', exact' if exact else ''}{policy}")
@@ -471,11 +461,6 @@ def _restore() -> None:
     datasets.complete_all()
     _patches.undo()
     framework.cache_clear()
-
-
-def _functions(policy: Policy) -> dict[tuple[str, str], Callable[..., Any]]:
-    """Return the replaced functions; GPT-NeoX's own surplus stays where no buffer is given."""
-    return FUNCTIONS if policy.variance_buffer is None else {**FUNCTIONS, **BUFFER_FUNCTIONS}
 
 
 def _places_of(original: Any, home: ModuleType, name: str) -> list[tuple[ModuleType, str]]:

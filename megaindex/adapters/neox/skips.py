@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -93,10 +94,7 @@ def record_skips(neox_args: Any, loader: Any) -> None:
     """Compare the skips with those of the checkpoint, and put them where the next one holds them.
 
     GPT-NeoX writes ``config_files`` into the folder ``configs`` of a checkpoint, on rank 0.
-
-    Args:
-        neox_args: GPT-NeoX's arguments, after it has read a checkpoint.
-        loader: data loader of the training data; None without any.
+    ``neox_args`` are its arguments after it has read a checkpoint.
 
     Raises:
         InvalidArgument: the run skips, or does not skip, samples that were served.
@@ -132,15 +130,21 @@ def _read_record(path: str) -> Any:
         raise FormatError(f"{path}: {error}; restore it from the checkpoint") from None
 
 
-def _check_masks(dataset: Any) -> None:
+def _packed_samples(dataset: Any, what: str, remedy: str) -> Iterator[NeoxTextSamples]:
+    """Yield the samples of GPT2Datasets of cut documents, or raise InvalidArgument for another."""
     for each in getattr(dataset, "datasets", [dataset]):
         samples = getattr(each, "megaindex", None)
         if not isinstance(samples, NeoxTextSamples) or samples.pack_impl != "packed":
             raise InvalidArgument(
-                "skip: documents are masked in GPT2Dataset with pack_impl packed, got "
-                f"{type(each).__name__} with pack_impl {getattr(each, 'pack_impl', None)}; skip "
-                "steps instead"
+                f"{what}, got {type(each).__name__} with pack_impl "
+                f"{getattr(each, 'pack_impl', None)}; {remedy}"
             )
+        yield samples
+
+
+def _check_masks(dataset: Any) -> None:
+    what = "skip: documents are masked in GPT2Dataset with pack_impl packed"
+    for samples in _packed_samples(dataset, what, "skip steps instead"):
         if samples.companions["label"] is None:
             raise InvalidArgument(
                 "skip: GPT-NeoX reads the loss of a document from its labels, which the training "
@@ -166,16 +170,12 @@ def samples_index(dataset: Any) -> Index:
     """
     if isinstance(dataset, SkippedDataset):
         return dataset.served_index()
-    datasets = getattr(dataset, "datasets", [dataset])
-    for each in datasets:
-        samples = getattr(each, "megaindex", None)
-        if not isinstance(samples, NeoxTextSamples) or samples.pack_impl != "packed":
-            raise InvalidArgument(
-                "balance needs the lengths of the documents in each sample, which GPT2Dataset with "
-                f"pack_impl packed has, got {type(each).__name__} with pack_impl "
-                f"{getattr(each, 'pack_impl', None)}; install without balance"
-            )
-    indices: tuple[Index, ...] = tuple(each.megaindex.lazy_index() for each in datasets)
+    what = (
+        "balance needs the lengths of the documents in each sample, which GPT2Dataset with "
+        "pack_impl packed has"
+    )
+    found = _packed_samples(dataset, what, "install without balance")
+    indices: tuple[Index, ...] = tuple(samples.lazy_index() for samples in found)
     if not hasattr(dataset, "datasets"):
         return indices[0]
     return BlendedIndex(
