@@ -211,10 +211,6 @@ class Recorder:
 _WHAT = "the state of a recorder"
 
 
-def _is_list_of_text(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StoredReceipt:
     """State of a `Recorder`, of any corpora and parameters."""
@@ -230,7 +226,11 @@ class StoredReceipt:
 def stored_receipt(state: Mapping[str, Any]) -> StoredReceipt:
     """Return the parsed state, or raise FormatError as `Recorder.load_state_dict`."""
     stored = CheckpointReader(_WHAT, state)
-    fingerprints = stored.checked("fingerprints", "must be a list of text", _is_list_of_text)
+    fingerprints = stored.checked(
+        "fingerprints",
+        "must be a list of text",
+        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    )
     parameters = stored.part("parameters", "the parameters of a receipt").values
     receipt = Receipt.from_dict(state)
     ladder = BlockReceipts.from_dict(stored.field("ladder", "must be a mapping"))

@@ -10,6 +10,7 @@ checkpoint["data"] = loader.state_dict()
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,7 +126,7 @@ class StoredRecipe:
                 blocks.
         """
         opened = {source.corpus.name: source for source in sources}
-        try:
+        with _as_damage("its recipe does not fit the sizes of its sources"):
             sizes = [
                 opened[source.name].as_in(self.recipe).size
                 if self.recipe.order_of(source) == "blocks"
@@ -133,11 +134,6 @@ class StoredRecipe:
                 for source, size in zip(self.recipe.sources, self.sizes, strict=True)
             ]
             return resolve_recipe(self.recipe, sizes)
-        except _ERRORS as error:
-            raise FormatError(
-                f"not {_WHAT}: its recipe does not fit the sizes of its sources "
-                f"({_reason(error)}); take it from an intact checkpoint"
-            ) from None
 
 
 def _stage_at(layout: RecipeLayout, position: int) -> tuple[str, int]:
@@ -150,24 +146,14 @@ def _stage_at(layout: RecipeLayout, position: int) -> tuple[str, int]:
 def _recipe_of(text: str, folder: Path) -> Recipe:
     import yaml
 
-    try:
-        content = yaml.safe_load(text)
-        return recipe_of(content, "the checkpoint's recipe", folder)
-    except (*_ERRORS, yaml.YAMLError) as error:
-        raise FormatError(
-            f"not {_WHAT}: its recipe cannot be read ({_reason(error)}); take it from an intact "
-            "checkpoint, or use the release that wrote it"
-        ) from None
+    more = ", or use the release that wrote it"
+    with _as_damage("its recipe cannot be read", more, (*_ERRORS, yaml.YAMLError)):
+        return recipe_of(yaml.safe_load(text), "the checkpoint's recipe", folder)
 
 
 def _with_changes(recipe: Recipe, changes: MixChanges) -> Recipe:
-    try:
+    with _as_damage("its changes of the mix do not fit its recipe", errors=(InvalidArgument,)):
         return replace(recipe, mix_changes=changes)
-    except InvalidArgument as error:
-        raise FormatError(
-            f"not {_WHAT}: its changes of the mix do not fit its recipe ({_reason(error)}); take "
-            "it from an intact checkpoint"
-        ) from None
 
 
 def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
@@ -198,9 +184,18 @@ def check_sizes(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) ->
             )
 
 
-def _reason(error: BaseException) -> str:
-    """Return the text of an error on one line, cut to 400 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+@contextlib.contextmanager
+def _as_damage(
+    fault: str, more: str = "", errors: tuple[type[Exception], ...] = _ERRORS
+) -> Iterator[None]:
+    """Raise FormatError for these errors, with their text on one line, cut to 400 characters."""
+    try:
+        yield
+    except errors as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        raise FormatError(
+            f"not {_WHAT}: {fault} ({reason}); take it from an intact checkpoint{more}"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
