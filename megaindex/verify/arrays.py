@@ -23,12 +23,7 @@ from megaindex.cache.cache import array_fault, checksum_fault, key_fault, stray_
 from megaindex.cache.entry import MANIFEST, Manifest, read_manifest
 from megaindex.cache.fingerprint import array_checksum, load_records
 from megaindex.cache.npy import map_npy
-from megaindex.cache.sidecar import (
-    UNREADABLE,
-    OtherFormat,
-    SidecarFile,
-    load_sidecar,
-)
+from megaindex.cache.sidecar import UNREADABLE, OtherFormat, SidecarFile, load_sidecar
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.format.header import Fault

@@ -24,13 +24,7 @@ from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.indexed_dataset import mapped
 from megaindex.adapters.reports import MEGATRON, on_rank_0
 from megaindex.arithmetic import epochs_for
-from megaindex.cache.array_files import (
-    ArrayFiles,
-    Arrays,
-    Identity,
-    Sidecar,
-    megatron_files,
-)
+from megaindex.cache.array_files import ArrayFiles, Arrays, Identity, Sidecar, megatron_files
 from megaindex.cache.array_group import ArrayRequest
 from megaindex.cache.fingerprint import (
     array_checksum,

@@ -268,9 +268,7 @@ def _identity(draw: BlendDraw, facts: Mapping[str, Any]) -> Identity:
     """Return the identity of draws, which do not depend on a corpus."""
     weights = [float(weight) for weight in draw.weights]
     return Identity(
-        settings=lambda: {"weights": weights, "size": draw.size},
-        corpus=str,
-        facts=lambda: facts,
+        settings=lambda: {"weights": weights, "size": draw.size}, corpus=str, facts=lambda: facts
     )
 
 

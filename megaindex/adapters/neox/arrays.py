@@ -11,9 +11,7 @@ from __future__ import annotations
 import abc
 import contextvars
 import functools
-import itertools
 import logging
-import operator
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -66,14 +64,16 @@ class DatasetGroup:
     corpora: dict[str, Any] = field(default_factory=dict)
     """GPT-NeoX's indexed datasets, by path."""
     stamps: dict[str, list[int]] = field(default_factory=dict)
-    asked: list[tuple[Any, Report]] = field(default_factory=list)
-    """GPT-NeoX's datasets, with the functions that report them."""
+    asked: list[Any] = field(default_factory=list)
+    """GPT-NeoX's datasets."""
+    report: Report | None = None
+    """The function that reports them."""
 
     def fetch(self) -> None:
         """Find or build the requested arrays that were not fetched by themselves since."""
         started = time.perf_counter()
         directories: dict[str, list[GroupMember]] = defaultdict(list)
-        for dataset, _ in self.asked:
+        for dataset in self.asked:
             samples: GroupMember = dataset.megaindex
             if not samples.is_fetched:
                 directories[samples.request().directory].append(samples)
@@ -86,10 +86,9 @@ class DatasetGroup:
             )
             for samples, one in zip(members, fetched, strict=True):
                 samples.set_fetched(one)
-        seconds = (time.perf_counter() - started) / max(1, len(self.asked))
-        for report, asked in itertools.groupby(self.asked, operator.itemgetter(1)):
-            report([dataset for dataset, _ in asked], seconds)
-        self.asked.clear()
+        if self.asked and self.report is not None:
+            self.report(self.asked, (time.perf_counter() - started) / len(self.asked))
+        self.asked = []
 
 
 def _report_building(count: int, missing: int) -> None:
@@ -138,7 +137,8 @@ def fetch_in_group(dataset: Any, report: Report) -> None:
         samples.fetch()
         report([dataset], time.perf_counter() - started)
     else:
-        group.asked.append((dataset, report))
+        group.asked.append(dataset)
+        group.report = report
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:

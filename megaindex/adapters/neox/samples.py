@@ -89,18 +89,6 @@ class NeoxSamples:
             next_token=not self.exact,
         )
 
-    def check_final_epoch(self) -> None:
-        """Check that the final epoch of `install` applies to this packing.
-
-        Raises:
-            InvalidArgument: pack_impl is not packed, so documents are shuffled instead of epochs.
-        """
-        if self.pack_impl != "packed" and self.policy.final_epoch:
-            raise InvalidArgument(
-                f"{self.name}: separate_final_epoch {self.policy.row.separate_final_epoch} needs "
-                f"pack_impl packed, got {self.pack_impl}; leave it out of install()"
-            )
-
     def request(self, epoch: int = 0) -> NeoxRequest[Any]:
         """Return the request for the arrays of an epoch."""
         if epoch not in self._requests:
@@ -108,7 +96,12 @@ class NeoxSamples:
             self.seed = check_setting("seed", self.seed)
             if self.requested is not None:
                 self.requested = check_integer("num_samples", self.requested)
-            self.check_final_epoch()
+            final = self.policy.row.separate_final_epoch
+            if self.pack_impl != "packed" and self.policy.final_epoch:
+                raise InvalidArgument(
+                    f"{self.name}: separate_final_epoch {final} needs pack_impl packed, got "
+                    f"{self.pack_impl}; leave it out of install()"
+                )
             self._requests[epoch] = self.make_request(epoch)
         return self._requests[epoch]
 
@@ -217,8 +210,11 @@ class NeoxTextSamples(NeoxSamples):
 
     def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxDataset:
         """Return the samples of an epoch, with labels, rewards and references."""
-        index: Index = (
-            ArrayIndex(
+        index: Index
+        if self.pack_impl != "packed":
+            index = packing_index(self, arrays, facts, self.text)
+        else:
+            index = ArrayIndex(
                 order="neox",
                 sequence_lengths=self.text.sequence_lengths,
                 sequence_length=self.seq_length,
@@ -226,12 +222,8 @@ class NeoxTextSamples(NeoxSamples):
                 **arrays,
                 **facts,
             )
-            if self.pack_impl == "packed"
-            else packing_index(self, arrays, facts, self.text)
-        )
-        return NeoxDataset(
-            index, self.text, **{f"{name}_dataset": d for name, d in self.companions.items()}
-        )
+        companions = {f"{name}_dataset": each for name, each in self.companions.items()}
+        return NeoxDataset(index, self.text, **companions)
 
     def lazy_index(self) -> LazyIndex:
         """Return the index of the first epoch, its arrays mapped when a sample is located."""
@@ -323,12 +315,10 @@ def packing_index(
     return PackingIndex(
         order="neox",
         pack_impl=samples.whole_documents.pack_impl,
-        document_index=arrays["document_index"],
-        sample_index=arrays["sample_index"],
-        shuffle_index=arrays["shuffle_index"],
         sequence_lengths=text.sequence_lengths,
         sequence_length=samples.seq_length,
         next_token=samples.whole_documents.next_token,
+        **arrays,
         **facts,
     )
 
@@ -380,8 +370,6 @@ class NeoxPairSamples(NeoxSamples):
         return NeoxPairwiseDataset(pos, neg)
 
     def _sides(self) -> list[tuple[IndexedDataset, IndexedDataset | None, IndexedDataset | None]]:
-        sides = []
-        for text, labels, ref in self.sides.values():
-            assert text is not None
-            sides.append((text, labels, ref))
-        return sides
+        return [
+            (text, labels, ref) for text, labels, ref in self.sides.values() if text is not None
+        ]
