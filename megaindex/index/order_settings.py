@@ -79,100 +79,57 @@ class FrameworkOrder(Order):
 
     Documents of all epochs are shuffled and concatenated, samples are cut from them and shuffled.
     The result is kept in document_index, sample_index and shuffle_index.
+    """
+
+    separate_final_epoch: FinalEpochPolicy | None = None
+    final_epoch_threshold: float | None = None
+    exact_num_epochs: int | None = None
+    lacks: ClassVar[tuple[str, ...]] = ("source_name",)
+
+    def __init_subclass__(cls) -> None:
+        """Describe the settings in the docstring of each order."""
+        cls.__doc__ = f"{cls.__doc__}\n{_FRAMEWORK_SETTINGS}"
+
+
+_FRAMEWORK_SETTINGS = """
+    Attributes:
+        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
+            ``"never"`` with the others, ``"auto"`` separately if less than
+            ``final_epoch_threshold`` of its samples are requested (``GPTDataset`` of megatron-core
+            0.16.1). Default: the rule of the framework; never in GPT-NeoX, auto in the others.
+        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8, as in Megatron-LM.
+        exact_num_epochs: number of epochs to build, at least 1 (``--train-data-exact-num-epochs``
+            of Megatron-DeepSpeed). Default: as many as are needed for the requested samples.
 
     Raises:
         InvalidArgument: a value is out of range.
     """
-
-    separate_final_epoch: FinalEpochPolicy | None = None
-    """``"always"`` shuffles the last of several epochs separately, ``"never"`` with the others,
-    ``"auto"`` separately if less than ``final_epoch_threshold`` of its samples are requested
-    (``GPTDataset`` of megatron-core 0.16.1). Default: the rule of the framework; never in GPT-NeoX,
-    auto in the others."""
-    final_epoch_threshold: float | None = None
-    """Share of an epoch, 0 to 1. Default: 0.8, as in Megatron-LM."""
-    exact_num_epochs: int | None = None
-    """Number of epochs to build, at least 1 (``--train-data-exact-num-epochs`` of
-    Megatron-DeepSpeed). Default: as many as are needed for the requested samples."""
-    lacks: ClassVar[tuple[str, ...]] = ("source_name",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronOrder(FrameworkOrder):
-    """Order of Megatron-LM (megatron-core 0.16.1).
-
-    Attributes:
-        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
-            ``"never"`` with the others, ``"auto"`` separately if less than
-            ``final_epoch_threshold`` of its samples are requested. Default: the rule of the
-            framework, auto.
-        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8.
-        exact_num_epochs: number of epochs to build, at least 1. Default: as many as are needed
-            for the requested samples.
-
-    Raises:
-        InvalidArgument: a value is out of range.
-    """
+    """Order of Megatron-LM (megatron-core 0.16.1)."""
 
     name: ClassVar[str] = "megatron"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronLegacyOrder(FrameworkOrder):
-    """Order of Megatron-DeepSpeed (main, 2025-07) and of Megatron-LM before 2023.
-
-    Attributes:
-        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
-            ``"never"`` with the others, ``"auto"`` separately if less than
-            ``final_epoch_threshold`` of its samples are requested. Default: the rule of the
-            framework, auto.
-        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8.
-        exact_num_epochs: number of epochs to build, at least 1. Default: as many as are needed
-            for the requested samples.
-
-    Raises:
-        InvalidArgument: a value is out of range.
-    """
+    """Order of Megatron-DeepSpeed (main, 2025-07) and of Megatron-LM before 2023."""
 
     name: ClassVar[str] = "megatron-legacy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeoxOrder(FrameworkOrder):
-    """Order of GPT-NeoX (main, 2026-05) with its default ``pack_impl: packed``.
-
-    Attributes:
-        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
-            ``"never"`` with the others, ``"auto"`` separately if less than
-            ``final_epoch_threshold`` of its samples are requested. Default: the rule of the
-            framework, never.
-        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8.
-        exact_num_epochs: number of epochs to build, at least 1. Default: as many as are needed
-            for the requested samples.
-
-    Raises:
-        InvalidArgument: a value is out of range.
-    """
+    """Order of GPT-NeoX (main, 2026-05) with its default ``pack_impl: packed``."""
 
     name: ClassVar[str] = "neox"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaddleOrder(FrameworkOrder):
-    """Order of PaddleNLP (3.0.0b4).
-
-    Attributes:
-        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
-            ``"never"`` with the others, ``"auto"`` separately if less than
-            ``final_epoch_threshold`` of its samples are requested. Default: the rule of the
-            framework, auto.
-        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8.
-        exact_num_epochs: number of epochs to build, at least 1. Default: as many as are needed
-            for the requested samples.
-
-    Raises:
-        InvalidArgument: a value is out of range.
-    """
+    """Order of PaddleNLP (3.0.0b4)."""
 
     name: ClassVar[str] = "paddlenlp"
 
@@ -285,11 +242,6 @@ def _check_pack_impl(name: str, value: object) -> str:
     return str(check_choice(name, value, ("unpacked", "pack_until_overflow")))
 
 
-def _check_max_documents(name: str, value: object) -> int | None:
-    """Return the limit; InvalidArgument unless it is None or at least 1."""
-    return None if value is None else check_between(name, value, 1)
-
-
 _KINDS: tuple[type[Order], ...] = (
     MegatronOrder, NeoxOrder, MegatronLegacyOrder, PaddleOrder, EpochOrder, WindowOrder,
     PackedOrder,
@@ -304,7 +256,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "epochs_mixed": partial(check_between, least=1),
     "left_over": partial(check_choice, choices=("drop", "carry")),
     "long_documents": partial(check_choice, choices=LONG_DOCUMENTS),
-    "max_documents": _check_max_documents,
+    "max_documents": partial(check_between, least=1),
 }
 
 
