@@ -50,12 +50,8 @@ def check_arrays(
     Checks shapes, dtypes, that both shuffles are complete, that rows increase within bounds, and
     the token count of up to 256 samples. The seed is not checked: framework file names include it.
     """
-    samples = order.samples_built
-    for name, array, dtype, shape in (
-        ("document_index", document_index, "int32", (order.num_documents,)),
-        ("sample_index", sample_index, order.sample_dtype, (samples + 1, 2)),
-        ("shuffle_index", shuffle_index, shuffle_dtype(samples), (samples,)),
-    ):
+    samples, given = order.samples_built, (document_index, sample_index, shuffle_index)
+    for array, (name, (shape, dtype)) in zip(given, order.arrays.items(), strict=True):
         if array.dtype != dtype or array.shape != shape:
             raise FormatError(
                 f"{name} must be {dtype} of shape {shape}, got {array.dtype} of {array.shape}"
@@ -197,17 +193,11 @@ class ArrayIndex(ShownIndex):
         return int(self.shuffle_index.size)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        """Return the spans of samples, see `megaindex.Index`.
-
-        Raises:
-            OutOfRange: an id is not from 0 to ``num_samples - 1``.
-            InvalidArgument: an entry of the arrays is out of bounds.
-        """
+        """Return the spans of samples; InvalidArgument if an array has a wrong entry."""
         return self._spans(self.shuffle_index, check_sample_ids(sample_ids, self.num_samples))
 
-    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+    def served_tokens(self, documents: I64, _source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
-        del source
         places = places_of(self.document_index, documents, self.sequence_lengths.size)
         low, high = _rows_at(self.sample_index[:, 0], places)
         # rows up to the last one that begins at a place, from the one that reaches it
@@ -418,18 +408,12 @@ class ServedTokens(NamedTuple):
 class InvertibleIndex(Protocol):
     """Index that finds the samples of documents without a scan."""
 
-    def served_tokens(self, documents: I64, source: int) -> ServedTokens:
+    def served_tokens(self, documents: I64, source: int, /) -> ServedTokens:
         """Return the input tokens of documents, sorted sequence ids of one source."""
 
 
 def served_tokens(index: Index, documents: I64, source: int = 0) -> ServedTokens:
-    """Return where an index reads documents as input.
-
-    Args:
-        index: any index.
-        documents: sequence ids of the source, sorted and distinct.
-        source: number of the source in ``Spans.source``.
-    """
+    """Return where an index reads documents of a source, sorted and distinct ids, as input."""
     if isinstance(index, InvertibleIndex):
         return index.served_tokens(documents, source)
     return scan(index, documents, source)

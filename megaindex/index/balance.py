@@ -269,11 +269,7 @@ def check_balance(balance: object) -> CostModel | None:
 
 
 def squared_lengths(index: Index, sample_ids: npt.ArrayLike) -> I64:
-    """Return the sum of the squared input lengths of each sample's documents, int64[n].
-
-    Raises:
-        OutOfRange: the index has no such sample.
-    """
+    """Return the sum of the squared input lengths of each sample's documents, int64[n]."""
     return squares_and_documents(index, sample_ids)[0]
 
 
@@ -297,11 +293,7 @@ def squares_and_documents(index: Index, sample_ids: npt.ArrayLike) -> tuple[I64,
 
 
 def check_sum(rows: int, sequence_length: int) -> None:
-    """Check that the sum of a step's squared lengths fits 64 bits.
-
-    Raises:
-        InvalidArgument: it may not.
-    """
+    """Raise InvalidArgument if the sum of a step's squared lengths may not fit 64 bits."""
     if rows * sequence_length**2 > INT64_MAX:
         raise InvalidArgument(
             f"balance: the squared lengths of {rows} rows of {sequence_length} tokens must sum to "

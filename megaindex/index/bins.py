@@ -7,7 +7,7 @@ depend on the seed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from megaindex._types import I32, I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
-from megaindex.index.orders.keyed import Block, BlockOrder
+from megaindex.index.orders.keyed import Block, SeededOrder
 from megaindex.index.spans import Spans
 from megaindex.kernels import active
 from megaindex.validation import check_choice
@@ -145,7 +145,7 @@ def best_fit(lengths: I64, capacity: int) -> I64:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class BinIndex(BlockOrder):
+class BinIndex(SeededOrder):
     """Index of bins, shuffled by a keyed bijection in every epoch.
 
     Samples may be shorter than ``sequence_length``; the rest is padding without loss.
@@ -154,18 +154,9 @@ class BinIndex(BlockOrder):
     bins: Bins
     tokens_per_epoch: int
     """Tokens of the documents, including truncated and skipped ones."""
-    sequence_length: int
-    seed: int
-    source_name: str
-    """Part of the shuffle key, besides the seed."""
-    num_epochs: int = 1
-    add_extra_token: int = 1
     datasets: tuple[IndexedDataset, ...] = ()
     """The dataset of the index; empty if it was built from lengths alone."""
     order: Literal["epoch"] = field(default="epoch", init=False)
-
-    def __post_init__(self) -> None:
-        self._check_epochs()
 
     @property
     def samples_per_epoch(self) -> int:
@@ -175,10 +166,6 @@ class BinIndex(BlockOrder):
     def cut_tokens(self) -> int:
         """Tokens of the documents that are in no sample."""
         return self.tokens_per_epoch - self.bins.num_tokens
-
-    def extend(self, epochs: int) -> BinIndex:
-        """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
-        return replace(self, num_epochs=epochs)
 
     def _cut(self, _: Block, numbers: I64) -> Spans:
         bins = self.bins

@@ -28,6 +28,7 @@ from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
     CHUNK,
     Chunks,
+    CombinedIndex,
     Index,
     ShownIndex,
     Spans,
@@ -36,7 +37,6 @@ from megaindex.index.spans import (
     iterate_in_order,
     locate_each,
     part_bounds,
-    separates_documents,
     sources_html,
 )
 from megaindex.index.staged_index import WINDOW, WORTH_SORTING, Window, places_by_stream
@@ -90,9 +90,6 @@ class LazyIndex(ShownIndex):
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         return served_tokens(self.index, documents, source)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "index"}
 
 
 class Tables(Generic[Entry]):
@@ -160,7 +157,7 @@ MOST_SOURCES = 2**15 - 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class BlendedIndex(ShownIndex):
+class BlendedIndex(CombinedIndex):
     """Blend of indices: sample ``i`` is ``dataset_sample_index[i]`` of source ``dataset_index[i]``.
 
     The arrays are those of `BlendedDataset` of megatron-core 0.16.1 and ``BlendableDataset`` of
@@ -187,25 +184,8 @@ class BlendedIndex(ShownIndex):
         return int(self.dataset_index.size)
 
     @property
-    def num_epochs(self) -> int:
-        return max(index.num_epochs for index in self.indices)
-
-    @property
-    def tokens_per_epoch(self) -> int:
-        return sum(index.tokens_per_epoch for index in self.indices)
-
-    @property
-    def sequence_length(self) -> int:
-        return self.indices[0].sequence_length
-
-    @property
-    def add_extra_token(self) -> int:
-        return self.indices[0].add_extra_token
-
-    @cached_property
-    def separates_documents(self) -> tuple[bool, ...]:
-        """Whether no label lies in another document, for each source."""
-        return tuple(separates_documents(index)[0] for index in self.indices)
+    def _combined(self) -> tuple[Index, ...]:
+        return self.indices
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         """Return the spans of samples, see `megaindex.Index`.
@@ -302,12 +282,6 @@ class BlendedIndex(ShownIndex):
 
     def _repr_html_(self) -> str:
         return sources_html(repr(self), self.indices, self._paths)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        for name in ("_tables", "_windows"):
-            state.pop(name, None)
-        return state
 
 
 def has_arrays(index: Index) -> bool:

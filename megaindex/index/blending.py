@@ -19,20 +19,19 @@ import numpy as np
 
 from megaindex._types import F64, I64, U64, IntArray
 from megaindex.index.frameworks import FrameworkRules
+from megaindex.kernels import active
 
 _DIVISOR_WEIGHT_BITS = 52
 
 
 def request_weights(weights: Sequence[float], row: FrameworkRules) -> list[float]:
     """Return the weights that decide the samples requested of each source."""
-    if row.weight_sum == "python":
-        total = sum(weights)
-        return [weight / total for weight in weights]
-    if row.weight_sum == "loop":
-        total = functools.reduce(operator.add, weights, 0.0)
-        return [weight / total for weight in weights]
-    once: list[float] = _normalized(np.array(weights, np.float64)).tolist()
-    return once
+    if row.weight_sum not in ("python", "loop"):
+        once: list[float] = _normalized(np.array(weights, np.float64)).tolist()
+        return once
+    is_loop = row.weight_sum == "loop"
+    total = functools.reduce(operator.add, weights, 0.0) if is_loop else sum(weights)
+    return [weight / total for weight in weights]
 
 
 def blend_weights(weights: Sequence[float], row: FrameworkRules, *, explicit: bool = True) -> F64:
@@ -103,8 +102,6 @@ def fill_blend(
     Returns:
         int64[sources]: draws of each source up to the last position.
     """
-    from megaindex.kernels import active
-
     fills: dict[Rule, Callable[..., None]] = {
         "greedy": active().blend_greedy,
         "exhaustive": active().blend_exhaustive,
@@ -160,8 +157,6 @@ class DivisorDraws:
     rule: ClassVar[Rule] = "divisor"
 
     def counts(self, samples: int) -> list[int]:
-        from megaindex.kernels import active
-
         return [int(count) for count in active().divisor_counts(self.weights, samples)]
 
     def bounds(self, samples: int) -> list[tuple[int, int]]:
@@ -271,8 +266,6 @@ class GreedyDraws:
         return [*range(self._position + chunk, samples, chunk), samples]
 
     def _advance(self, end: int, goal: int) -> None:
-        from megaindex.kernels import active
-
         if end > self._position:
             active().blend_greedy(self.weights, self._position, end, self._counts, None, None)
             self._position = end

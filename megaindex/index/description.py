@@ -21,7 +21,7 @@ from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream, Random
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
-from megaindex.index.orders.keyed import BlockOrder
+from megaindex.index.orders.keyed import SeededOrder
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
@@ -80,13 +80,12 @@ def _bins(index: BinIndex) -> Node:
     return _computed("bins", index, bins.documents, own)
 
 
-def _computed(order: str, index: BlockOrder, documents: range | I32, own: Node) -> Node:
-    shape: Any = index
+def _computed(order: str, index: SeededOrder, documents: range | I32, own: Node) -> Node:
     return {
         "order": order,
         "documents": _bounds(documents),
-        "sequence_length": shape.sequence_length,
-        "extra": shape.add_extra_token,
+        "sequence_length": index.sequence_length,
+        "extra": index.add_extra_token,
         "seed": index.seed,
         "name": index.source_name,
         **own,

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from megaindex._types import I64
@@ -31,13 +30,11 @@ from megaindex.index.array_index import (
 from megaindex.index.spans import (
     CHUNK,
     Chunks,
+    ConsecutiveIndex,
     Index,
-    ShownIndex,
     Spans,
-    check_sample_ids,
     datasets_of,
     iterate_spans,
-    join_spans,
     locate_range,
     part_bounds,
     separates_documents,
@@ -53,6 +50,10 @@ class Stage:
     index: Index
     samples: range | I64
     """Sample ids of ``index``."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.samples)
 
     def locate(self, places: I64) -> Spans:
         """Return the spans of the samples at these positions of the stage."""
@@ -85,7 +86,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ExtendedIndex(ShownIndex):
+class ExtendedIndex(ConsecutiveIndex):
     """Index of consecutive stages: consumed samples, remaining samples, further epochs."""
 
     stages: tuple[Stage, ...]
@@ -103,61 +104,27 @@ class ExtendedIndex(ShownIndex):
         return datasets_of(self._widest)
 
     @property
-    def separates_documents(self) -> tuple[bool, ...]:
-        """Whether no label lies in another document, for each source of the extended index."""
-        return separates_documents(self._widest)
+    def _combined(self) -> tuple[Index, ...]:
+        return (self._widest,)
 
     @property
-    def num_samples(self) -> int:
-        return sum(len(stage.samples) for stage in self.stages)
+    def _parts(self) -> tuple[Stage, ...]:
+        return self.stages
 
     @property
     def num_epochs(self) -> int:
         return self._widest.num_epochs + len(self.further_seeds)
 
-    @property
-    def tokens_per_epoch(self) -> int:
-        return self._widest.tokens_per_epoch
-
-    @property
-    def sequence_length(self) -> int:
-        return self.stages[0].index.sequence_length
-
-    @property
-    def add_extra_token(self) -> int:
-        return self.stages[0].index.add_extra_token
-
-    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        ids = check_sample_ids(sample_ids, self.num_samples)
-        ends = np.cumsum([len(stage.samples) for stage in self.stages])
-        which = np.searchsorted(ends, ids, side="right")
-        pieces = []
-        for number in np.unique(which).tolist():
-            places = np.flatnonzero(which == number)
-            stage = self.stages[number]
-            pieces.append((places, stage.locate(ids[places] - (ends[number] - len(stage.samples)))))
-        return join_spans(pieces, ids.size)
-
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         known: dict[int, ServedTokens] = {}  # by index: the first two stages mostly share one
-        pieces, first = [], 0
-        for stage in self.stages:
+        pieces = []
+        for stage, first in zip(self.stages, self._bounds[:-1].tolist(), strict=True):
             if source < _num_sources(stage.index):
                 if id(stage.index) not in known:
                     known[id(stage.index)] = served_tokens(stage.index, documents, source)
                 pieces.append(stage.serve(known[id(stage.index)], first))
-            first += len(stage.samples)
         return join_served(pieces)
-
-    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
-        first = 0
-        for stage in self.stages:
-            low, high = max(begin - first, 0), min(end - first, len(stage.samples))
-            if low < high:
-                for places, spans in stage.iterate_spans(low, high, part, parts):
-                    yield places + first, spans
-            first += len(stage.samples)
 
 
 def _num_sources(index: Index) -> int:

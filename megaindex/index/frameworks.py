@@ -120,11 +120,8 @@ class FrameworkRules:
         )
 
     def epochs_for(self, num_samples: int, tokens_per_epoch: int, sequence_length: int) -> int:
-        """Return the epochs built for ``num_samples``.
-
-        Raises:
-            InvalidArgument: ``exact_num_epochs`` epochs have fewer samples.
-        """
+        """Return the epochs built for ``num_samples``; InvalidArgument if ``exact_num_epochs`` have
+        fewer samples."""
         block = self.epochs_mixed
         if self.is_framework:
             exact = self.exact_num_epochs

@@ -30,6 +30,7 @@ import numpy as np
 from megaindex._types import I16, I64, U32, U64
 from megaindex.errors import InvalidArgument
 from megaindex.index.orders.keyed import key_of
+from megaindex.index.spans import uncached_state
 from megaindex.kernels import active, num_threads
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.validation import check_between
@@ -48,6 +49,10 @@ class MixedPositions(NamedTuple):
     """int16[n]: number of the stream."""
     ordinal: I64
     """int64[n]: number of earlier draws of that stream in the stage."""
+
+
+def _joined(pieces: Sequence[MixedPositions]) -> MixedPositions:
+    return MixedPositions(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
 
 
 def check_streams(count: int) -> None:
@@ -146,7 +151,7 @@ class Mixing(ABC):
         return lru_cache(_BLOCKS_KEPT)(self._block)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("_weights", "_blocks")}
+        return uncached_state(self)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -294,10 +299,7 @@ class Random(FixedMixing):
             part = slice(position - begin, min(stop, end) - begin)
             pieces.append(MixedPositions(shuffled.stream[part], shuffled.ordinal[part]))
             position = min(stop, end)
-        if len(pieces) == 1:
-            return pieces[0]
-        streams, ordinals = zip(*pieces, strict=True)
-        return MixedPositions(np.concatenate(streams), np.concatenate(ordinals))
+        return _joined(pieces)
 
     @property
     def _block_size(self) -> int:
@@ -325,9 +327,6 @@ class Random(FixedMixing):
         by_stream = np.argsort(spread.stream, kind="stable")
         ordinal[np.argsort(stream, kind="stable")] = spread.ordinal[by_stream]
         return MixedPositions(stream, ordinal)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_shuffled"}
 
 
 class MixTable:
@@ -435,7 +434,8 @@ class ChangedMixing(Mixing):
         shares, starts, deficits, counts = self.table.rows(self.size)
         draw, rest = divmod(position, self.table.unit)
         if position <= self.start and self.first is not None:
-            return self._padded(self.first.counts(position))
+            before = self.first.counts(position)
+            return np.pad(before, (0, self.table.streams - before.size))
         row = max(int(np.searchsorted(starts, draw, "right")) - 1, 0)
         owed, drawn = np.zeros((2, 2, self.table.streams), np.int64)
         owed[0], drawn[0] = deficits[row], counts[row]
@@ -445,9 +445,6 @@ class ChangedMixing(Mixing):
         if rest:
             found[self._range(position, position + 1).stream[0]] += rest
         return found
-
-    def _padded(self, counts: I64) -> I64:
-        return np.concatenate((counts, np.zeros(self.table.streams - counts.size, np.int64)))
 
     def _block(self, number: int) -> MixedPositions:
         return self._range(number * BLOCK, (number + 1) * BLOCK)
@@ -471,11 +468,7 @@ class ChangedMixing(Mixing):
             before = self.first.lookup(np.arange(begin, cut))
             if cut == end:
                 return before
-            after = self._range(cut, end)
-            return MixedPositions(
-                np.concatenate((before.stream, after.stream)),
-                np.concatenate((before.ordinal, after.ordinal)),
-            )
+            return _joined([before, self._range(cut, end)])
         unit = self.table.unit
         low, high = begin // unit, -(-end // unit)
         drawn = MixedPositions(np.empty(high - low, np.int16), np.empty(high - low, np.int64))

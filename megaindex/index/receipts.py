@@ -11,7 +11,7 @@ inputs of the earlier run no longer exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -273,13 +273,9 @@ def receipts_between(
     """Return the receipts of samples ``bounds[k]`` to ``bounds[k + 1] - 1``, computed together.
 
     Args:
-        index: any index.
         bounds: rising sample ids, at least two.
         keys: uint64[sources, 2] of `fingerprint_keys`.
         progress: called with (done, total) samples.
-
-    Raises:
-        OutOfRange: a bound is outside the index.
     """
     begin, end = check_range(index, bounds[0], bounds[-1])
     inner = np.array(bounds[1:-1], np.int64)
@@ -355,7 +351,9 @@ def explain(
         keys_b: of ``index_b``. Default: ``keys_a``.
     """
     keys_b = keys_a if keys_b is None else keys_b
-    for positions in _chunks(index_a, begin, end):
+    begin, end = check_range(index_a, begin, end)
+    for start in range(begin, end, _CHUNK):
+        positions = np.arange(start, min(end, start + _CHUNK))
         a, b = index_a.locate(positions), index_b.locate(positions)
         if Receipt.of(positions, a, keys_a) == Receipt.of(positions, b, keys_b):
             continue
@@ -363,12 +361,6 @@ def explain(
         k = int(np.flatnonzero(differs.any(axis=1))[0])
         return FirstDifference(position=int(positions[k]), ours=_row(a, k), theirs=_row(b, k))
     return None
-
-
-def _chunks(index: Index, begin: int, end: int) -> Iterator[I64]:
-    begin, end = check_range(index, begin, end)
-    for start in range(begin, end, _CHUNK):
-        yield np.arange(start, min(end, start + _CHUNK))
 
 
 def _total(parts: list[U64]) -> U64:

@@ -30,8 +30,8 @@ from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageEr
 from megaindex.index.array_index import ServedTokens, distinct, join_served, serve, served_tokens
 from megaindex.index.spans import (
     Chunks,
+    CombinedIndex,
     Index,
-    ShownIndex,
     Spans,
     check_sample_ids,
     datasets_of,
@@ -386,9 +386,7 @@ class Skips:
         if self.num_moved == 0 or not positions.size or positions.max() < self.end:
             return positions
         place = positions - self.end
-        which = np.searchsorted(self._moved_before, place, "right") - 1
-        which = np.clip(which, 0, len(self._moved) - 1)
-        moved = self._moved[which, 0] + place - self._moved_before[which]
+        moved = _elements(self._moved, self._moved_before, place)
         later = np.where(place < self.num_moved, moved, positions - self.num_moved)
         return np.where(place < 0, positions, later)
 
@@ -424,11 +422,7 @@ class Skips:
     def positions_of(self, numbers: npt.ArrayLike) -> I64:
         """Return the position of each served sample, numbered from 0 in order of training."""
         numbers = np.asarray(numbers, np.int64)
-        which = np.searchsorted(self._served_before, numbers, "right") - 1
-        which = np.clip(which, 0, len(self._served_segments) - 1)
-        return np.asarray(
-            self._served_segments[which, 0] + numbers - self._served_before[which], np.int64
-        )
+        return _elements(self._served_segments, self._served_before, numbers)
 
     def served_before(self, position: int) -> int:
         """Return the number of samples served before a position."""
@@ -485,6 +479,13 @@ class Skips:
 
 def _cumulated(ranges: I64) -> I64:
     return np.concatenate(([0], np.cumsum(ranges[:, 1] - ranges[:, 0]))).astype(np.int64)
+
+
+def _elements(ranges: I64, before: I64, numbers: I64) -> I64:
+    """Return elements of ranges by their numbers; ``before`` are those `_cumulated`."""
+    which = np.clip(np.searchsorted(before, numbers, "right") - 1, 0, len(ranges) - 1)
+    found: I64 = ranges[which, 0] + numbers - before[which]
+    return found
 
 
 def resolve_skips(
@@ -605,7 +606,7 @@ _BIT = np.array([1 << k for k in range(8)], np.uint8)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SkippedIndex(ShownIndex):
+class SkippedIndex(CombinedIndex):
     """Index of a run with skips, by positions.
 
     Positions below ``skips.end`` are samples of ``index``, those from there on the moved ones.
@@ -663,26 +664,8 @@ class SkippedIndex(ShownIndex):
         return self.skips.num_positions
 
     @property
-    def num_epochs(self) -> int:
-        return self.index.num_epochs
-
-    @property
-    def tokens_per_epoch(self) -> int:
-        return self.index.tokens_per_epoch
-
-    @property
-    def sequence_length(self) -> int:
-        return self.index.sequence_length
-
-    @property
-    def add_extra_token(self) -> int:
-        return self.index.add_extra_token
-
-    @property
-    def separates_documents(self) -> tuple[bool, ...]:
-        """Whether no label lies in another document, for each source."""
-        found: tuple[bool, ...] = getattr(self.index, "separates_documents", (False,))
-        return found
+    def _combined(self) -> tuple[Index, ...]:
+        return (self.index,)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         """Return the spans that samples read, see `Index.locate`.
@@ -808,12 +791,9 @@ def masked_labels(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
     """Return bool[rows, width]: True where the label of an input token is of a masked span."""
     assert spans.masked is not None, "the index has masks"
     row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
-    ends = np.cumsum(spans.length)
-    before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
-    stop = ends - before[row]
-    begin = stop - spans.length
     # token t of a row is the label of input t - 1
-    first, last = (np.clip(at[spans.masked] - 1, 0, width) for at in (begin, stop))
+    bounds = spans.bounds_in_samples()
+    first, last = (np.clip(at[spans.masked] - 1, 0, width) for at in bounds)
     edges = np.zeros((spans.row_splits.size - 1, width + 1), np.int64)
     np.add.at(edges, (row[spans.masked], first), 1)
     np.add.at(edges, (row[spans.masked], last), -1)
@@ -823,12 +803,8 @@ def masked_labels(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
 def masked_tokens(index: SkippedIndex, num_sources: int, end: int | None = None) -> I64:
     """Return int64[sources]: labels of the samples served that are of masked documents.
 
-    Every sample from the first mask on is located, with all threads.
-
-    Args:
-        index: the run.
-        num_sources: sources of the index.
-        end: position up to which samples count. Default: the end of the run.
+    Every sample from the first mask up to ``end``, or the end of the run, is located, with all
+    threads.
     """
     last = index.skips.run_end if end is None else min(end, index.skips.run_end)
     begin = min(last, *(mask.first for mask in index.skips.masks))
@@ -840,14 +816,11 @@ def masked_tokens(index: SkippedIndex, num_sources: int, end: int | None = None)
             masked = spans.masked
             if masked is None or not masked.any():
                 continue
-            ends = np.cumsum(spans.length)
-            before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
-            stop = ends - np.repeat(before, np.diff(spans.row_splits))
             width = sequence_lengths_at(index, positions)
             if isinstance(width, np.ndarray):
                 width = np.repeat(width, np.diff(spans.row_splits))
             # tokens 1 to width of a row are labels
-            first, past = (np.clip(n, 1, width + 1) for n in (stop - spans.length, stop))
+            first, past = (np.clip(n, 1, width + 1) for n in spans.bounds_in_samples())
             np.add.at(counts, spans.source[masked], (past - first)[masked])
         return counts
 

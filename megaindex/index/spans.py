@@ -11,6 +11,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -66,12 +67,17 @@ class Spans:
         for each; a further token is only a label.
         With ``sequence_length=8``, spans of 3 and 6 tokens in one sample have 3 and 5 input tokens.
         """
-        ends = np.concatenate(([0], np.cumsum(self.length)))
-        first = np.repeat(ends[self.row_splits[:-1]], np.diff(self.row_splits))
+        begins, _ = self.bounds_in_samples()
         if isinstance(sequence_length, np.ndarray):
             sequence_length = np.repeat(sequence_length, np.diff(self.row_splits))
-        room = sequence_length - (ends[:-1] - first)
-        return np.asarray(np.clip(room, 0, self.length), np.int64)
+        return np.asarray(np.clip(sequence_length - begins, 0, self.length), np.int64)
+
+    def bounds_in_samples(self) -> tuple[I64, I64]:
+        """Return the tokens of its sample before each span, and up to its end, int64[n] each."""
+        ends = np.cumsum(self.length)
+        before = np.concatenate(([0], ends))[self.row_splits[:-1]]
+        ends -= np.repeat(before, np.diff(self.row_splits))
+        return ends - self.length, ends
 
 
 class Index(Protocol):
@@ -143,8 +149,8 @@ class ShownIndex:
         return (getattr(self, "order", "") == "packed",)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes; a copy opens its datasets on first use, from any directory."""
-        state = dict(vars(self))
+        """Return `uncached_state`; a copy opens its datasets on first use, from any directory."""
+        state = uncached_state(self)
         if state.get("datasets"):
             state["datasets"] = [dataset.lazy_arguments() for dataset in state["datasets"]]
         return state
@@ -163,6 +169,88 @@ class ShownIndex:
     @property
     def _paths(self: Any) -> list[str]:
         return [dataset.path_prefix for dataset in datasets_of(self)]
+
+
+def uncached_state(instance: object) -> dict[str, Any]:
+    """Return the attributes of an instance without the values of its cached properties."""
+    kind = type(instance)
+    return {
+        name: value
+        for name, value in vars(instance).items()
+        if not isinstance(getattr(kind, name, None), cached_property)
+    }
+
+
+class CombinedIndex(ShownIndex):
+    """Base class of the indices over other indices, which have the same sequence length."""
+
+    @property
+    def _combined(self) -> tuple[Index, ...]:
+        """The other indices, at least one; their sources together are those of this index."""
+        raise NotImplementedError
+
+    @property
+    def num_epochs(self) -> int:
+        return max(index.num_epochs for index in self._combined)
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        return sum(index.tokens_per_epoch for index in self._combined)
+
+    @property
+    def sequence_length(self) -> int:
+        return self._combined[0].sequence_length
+
+    @property
+    def add_extra_token(self) -> int:
+        return self._combined[0].add_extra_token
+
+    @property
+    def separates_documents(self) -> tuple[bool, ...]:
+        """Whether no label lies in another document, for each source."""
+        return tuple(each for index in self._combined for each in separates_documents(index))
+
+
+class ConsecutiveIndex(CombinedIndex):
+    """Base class of the indices of consecutive parts."""
+
+    @property
+    def _parts(self) -> Sequence[Any]:
+        """The parts, which have ``num_samples``, ``locate`` and ``iterate_spans``."""
+        raise NotImplementedError
+
+    @cached_property
+    def _bounds(self) -> I64:
+        """int64[parts + 1]: first sample of each part, and the number of samples."""
+        counts = [part.num_samples for part in self._parts]
+        return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+    @property
+    def num_samples(self) -> int:
+        return int(self._bounds[-1])
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        pieces = [(places, part.locate(local)) for places, part, local in self._divided(ids)]
+        return pieces[0][1] if len(pieces) == 1 else join_spans(pieces, ids.size)
+
+    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+        """Iterate over the samples of each part in its fastest order."""
+        for each, first in zip(self._parts, self._bounds[:-1].tolist(), strict=True):
+            low, high = max(begin - first, 0), min(end - first, each.num_samples)
+            if low < high:
+                for positions, spans in each.iterate_spans(low, high, part, parts):
+                    yield positions + first, spans
+
+    def _part_of(self, ids: I64) -> I64:
+        return np.searchsorted(self._bounds, ids, side="right") - 1
+
+    def _divided(self, ids: I64) -> Iterator[tuple[I64, Any, I64]]:
+        """Yield places in ``ids``, their part, and the ids in that part."""
+        numbers = self._part_of(ids)
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            yield places, self._parts[number], ids[places] - self._bounds[number]
 
 
 def datasets_of(index: Any) -> tuple[IndexedDataset, ...]:

@@ -7,11 +7,11 @@ sequence length are a `StagedIndex`, all of them a `StageSequence`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +24,15 @@ from megaindex.index.mixing import Mixing
 from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
     Chunks,
+    CombinedIndex,
+    ConsecutiveIndex,
     Index,
-    ShownIndex,
     Spans,
     check_sample_ids,
     datasets_of,
     iterate_in_order,
     iterate_spans,
-    join_spans,
     locate_each,
-    separates_documents,
     sources_html,
 )
 from megaindex.io.threads import map_interruptibly
@@ -73,13 +72,9 @@ class Window(NamedTuple):
 def places_by_stream(
     streams_between: Callable[[int, int], IntArray], begin: int, end: int, num_streams: int
 ) -> tuple[I32, I64]:
-    """Return places and bounds of a `Window`, computed in threads.
+    """Return places and bounds of a `Window` of positions ``begin`` to ``end - 1``, in threads.
 
-    Args:
-        streams_between: function that returns the streams of a range of positions.
-        begin: first position.
-        end: last position + 1.
-        num_streams: number of streams.
+    ``streams_between`` returns the streams of a range of positions.
     """
 
     def sort(first: int) -> tuple[I32, I64]:
@@ -120,7 +115,7 @@ class MixedStage:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StagedIndex(ShownIndex):
+class StagedIndex(CombinedIndex):
     """Index of the samples of all stages.
 
     Raises:
@@ -140,10 +135,9 @@ class StagedIndex(ShownIndex):
         each = [datasets_of(index) for index in self.sources]
         return tuple(found[0] for found in each) if all(each) else ()
 
-    @cached_property
-    def separates_documents(self) -> tuple[bool, ...]:
-        """Whether no label lies in another document, for each source."""
-        return tuple(separates_documents(index)[0] for index in self.sources)
+    @property
+    def _combined(self) -> tuple[Index, ...]:
+        return self.sources
 
     def __post_init__(self) -> None:
         drawn = {source for stage in self.stages for source in stage.sources}
@@ -168,21 +162,9 @@ class StagedIndex(ShownIndex):
         return int(self._bounds[-1])
 
     @property
-    def num_epochs(self) -> int:
-        return max(index.num_epochs for index in self.sources)
-
-    @property
-    def tokens_per_epoch(self) -> int:
-        return sum(index.tokens_per_epoch for index in self.sources)
-
-    @property
     def sequence_length(self) -> int:
         first = self.stages[0].sources[0] if self.stages else 0
         return self.sources[first].sequence_length
-
-    @property
-    def add_extra_token(self) -> int:
-        return self.sources[0].add_extra_token
 
     def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
         """Return the source and the sample of that source of each sample, int64[n] each."""
@@ -258,9 +240,6 @@ class StagedIndex(ShownIndex):
             for stage, begin in zip(self.stages, self._bounds[:-1].tolist(), strict=True)
         ]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_windows"}
-
     def _repr_html_(self) -> str:
         return sources_html(repr(self), self.sources, self._paths)
 
@@ -272,7 +251,7 @@ class StagedIndex(ShownIndex):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StageSequence(ShownIndex):
+class StageSequence(ConsecutiveIndex):
     """Index of consecutive stages that differ in sequence length.
 
     ``sequence_length`` is the longest; `sequence_lengths_at` has that of each sample.
@@ -287,12 +266,10 @@ class StageSequence(ShownIndex):
         return self.parts[0].first_position
 
     @property
-    def num_samples(self) -> int:
-        return int(self._bounds[-1])
+    def _combined(self) -> tuple[StagedIndex, ...]:
+        return self.parts
 
-    @property
-    def num_epochs(self) -> int:
-        return max(part.num_epochs for part in self.parts)
+    _parts = _combined
 
     @property
     def tokens_per_epoch(self) -> int:
@@ -308,10 +285,6 @@ class StageSequence(ShownIndex):
         return tuple(part.sequence_length for part in self.parts)
 
     @property
-    def add_extra_token(self) -> int:
-        return self.parts[0].add_extra_token
-
-    @property
     def datasets(self) -> tuple[IndexedDataset, ...]:
         """Dataset of each source; empty if a source was built from lengths alone."""
         return self.parts[0].datasets
@@ -322,11 +295,7 @@ class StageSequence(ShownIndex):
         return self.parts[0].separates_documents
 
     def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> I64:
-        """Return the number of input tokens of each sample, int64[n].
-
-        Raises:
-            OutOfRange: an id is outside the index.
-        """
+        """Return the number of input tokens of each sample, int64[n]."""
         ids = check_sample_ids(sample_ids, self.num_samples)
         return np.array(self.part_lengths)[self._part_of(ids)]
 
@@ -341,19 +310,6 @@ class StageSequence(ShownIndex):
             source[places], sample[places] = part.origin(local)
         return source, sample
 
-    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        ids = check_sample_ids(sample_ids, self.num_samples)
-        pieces = [(places, part.locate(local)) for places, part, local in self._divided(ids)]
-        return pieces[0][1] if len(pieces) == 1 else join_spans(pieces, ids.size)
-
-    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
-        """Iterate over the samples of each part in its fastest order."""
-        for each, first in zip(self.parts, self._bounds[:-1].tolist(), strict=True):
-            low, high = max(begin - first, 0), min(end - first, each.num_samples)
-            if low < high:
-                for positions, spans in each.iterate_spans(low, high, part, parts):
-                    yield positions + first, spans
-
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         pieces = []
@@ -365,19 +321,3 @@ class StageSequence(ShownIndex):
 
     def _repr_html_(self) -> str:
         return sources_html(repr(self), self.parts, [""] * len(self.parts))
-
-    def _part_of(self, ids: I64) -> I64:
-        return np.searchsorted(self._bounds, ids, side="right") - 1
-
-    def _divided(self, ids: I64) -> Iterator[tuple[I64, StagedIndex, I64]]:
-        """Yield places in ``ids``, their part, and the ids in that part."""
-        numbers = self._part_of(ids)
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            yield places, self.parts[number], ids[places] - self._bounds[number]
-
-    @cached_property
-    def _bounds(self) -> I64:
-        """int64[parts + 1]: first sample of each part, and the number of samples."""
-        counts = [part.num_samples for part in self.parts]
-        return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

@@ -79,8 +79,6 @@ class BlockedIndex(BlockOrder):
     """
 
     blocks: PassBlocks
-    sequence_length: int
-    num_epochs: int = 1
     order: Literal["blocks"] = field(default="blocks", init=False)
 
     def __post_init__(self) -> None:
@@ -195,11 +193,9 @@ class BlockedIndex(BlockOrder):
 
     def tokens_before(self, block: int) -> int:
         """Return the tokens of the first ``block`` blocks."""
-        epoch = int(np.searchsorted(self._first_blocks, block, "right")) - 1
-        if epoch == self.num_epochs:
-            return epoch * self.tokens_per_epoch
-        within = self.blocks.starts(epoch)[block - self._first_blocks[epoch]]
-        return epoch * self.tokens_per_epoch + int(within)
+        epoch, within = self._place_of(block)
+        of_epoch = 0 if epoch == self.num_epochs else int(self.blocks.starts(epoch)[within])
+        return epoch * self.tokens_per_epoch + of_epoch
 
     def _block_of(self, ids: I64) -> I64:
         return np.searchsorted(self._firsts, ids, "right") - 1
@@ -222,9 +218,8 @@ class BlockedIndex(BlockOrder):
         ends = begins + (self.sequence_length + self.add_extra_token)
         return self.blocks.epochs.locate_tokens(epoch, begins, ends)
 
-    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+    def served_tokens(self, documents: I64, _source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
-        del source
         return join_blocks(lambda epoch: self._served_of(epoch, documents), self.num_epochs)
 
     def _served_of(self, epoch: int, documents: I64) -> ServedTokens:
@@ -244,10 +239,3 @@ class BlockedIndex(BlockOrder):
             sample = self._serving_order(number, cut[kept])
             parts.append(found.select(kept)._replace(sample=sample))
         return join_served(parts)
-
-    def _no_array(self, name: str) -> str:
-        return f"order blocks has no {name}: its samples are computed; use locate(sample_ids)"
-
-    def __getstate__(self) -> dict[str, object]:
-        caches = ("_firsts", "_first_blocks", "num_samples")
-        return {name: value for name, value in super().__getstate__().items() if name not in caches}

@@ -17,9 +17,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ServedTokens, cut_in_samples, join_blocks, join_served
 from megaindex.index.frameworks import LeftOver
-from megaindex.index.orders.keyed import Block, BlockOrder, DocumentOrder
+from megaindex.index.orders.keyed import Block, DocumentOrder, SeededOrder
 from megaindex.index.spans import Spans, join_spans
 from megaindex.kernels import active, num_threads
 
@@ -146,23 +146,10 @@ class EpochIndex(DocumentOrder):
         InvalidArgument: a setting is out of range, or an epoch has less than one sample.
     """
 
-    sequence_lengths: I32
-    """int32[sequences] of the dataset, a view."""
-    documents: range | I32
-    """Sequence ids of one epoch."""
-    tokens_per_epoch: int
-    sequence_length: int
-    seed: int
-    source_name: str
-    """Part of the key of the bijections besides the seed."""
-    num_epochs: int = 1
     epochs_mixed: int = 1
     """Number of complete epochs shuffled together, a divisor of ``num_epochs``."""
     left_over: LeftOver = "drop"
     """Tokens at the end of a block that fill no sample: dropped, or carried into the next block."""
-    add_extra_token: int = 1
-    datasets: tuple[IndexedDataset, ...] = ()
-    """The dataset of the index; empty if it was built from lengths alone."""
     without: str = ""
     """File of the sequence ids of the dataset that ``documents`` leaves out, for a description."""
     fetch_table: FetchTable | None = field(default=None, repr=False)
@@ -230,10 +217,6 @@ class EpochIndex(DocumentOrder):
             return self.epochs_mixed * epochs_for(num_samples, self.tokens_per_block, S, extra)
         return self.epochs_mixed * ceil_div(num_samples, self.samples_before(1))
 
-    def extend(self, epochs: int) -> EpochIndex:
-        """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
-        return replace(self, num_epochs=epochs)
-
     def permuted_documents(self, block: int) -> I32:
         """Return int32[epochs_mixed * documents]: sequence ids in the order of a pass."""
         positions = np.empty(self._positions, np.int64)
@@ -286,10 +269,7 @@ class EpochIndex(DocumentOrder):
         return np.concatenate((before[-count:], documents)), int(tail[count - 1]) - carried
 
     def _no_array(self, name: str) -> str:
-        return (
-            f"order epoch has no {name}: its samples are computed; use locate(sample_ids), or "
-            "materialise(epoch) for the arrays of one epoch"
-        )
+        return f"{super()._no_array(name)}, or materialise(epoch) for the arrays of one epoch"
 
     def _block_of(self, ids: I64) -> I64:
         if self.left_over == "drop":
@@ -306,9 +286,8 @@ class EpochIndex(DocumentOrder):
                 return self._with_carried(block.number, begins, before)
         return self._passed(block.number, begins)
 
-    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+    def served_tokens(self, documents: I64, _source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
-        del source
         local = self._places_of(documents)
         served = join_blocks(lambda block: self._served_of(block, local), self.num_blocks)
         return served._replace(document=self._sequence_ids(served.document))
@@ -414,29 +393,9 @@ class EpochIndex(DocumentOrder):
         fill(table)
         return table
 
-    def __getstate__(self) -> dict[str, object]:
-        state = super().__getstate__()
-        state.pop("_tables", None)
-        return state
-
-
-class Tokens(Protocol):
-    """Attributes of an IndexedDataset that locate its tokens."""
-
-    @property
-    def path_prefix(self) -> str: ...
-    @property
-    def sequence_lengths(self) -> I32: ...
-    @property
-    def sequence_pointers(self) -> I64: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def nbytes(self) -> int: ...
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class WindowIndex(BlockOrder):
+class WindowIndex(SeededOrder):
     """Index of order window: every window once per epoch, without memory or preparation.
 
     Sequences must lie in the ``.bin`` one after another in the order of their numbers. Both ends of
@@ -447,15 +406,9 @@ class WindowIndex(BlockOrder):
         InvalidArgument: a setting is out of range, or the documents have less than one sample.
     """
 
-    dataset: Tokens
+    dataset: IndexedDataset
     documents: range
     """Sequence ids of one epoch."""
-    sequence_length: int
-    seed: int
-    source_name: str
-    """Part of the key of the bijection besides the seed."""
-    num_epochs: int = 1
-    add_extra_token: int = 1
     order: Literal["window"] = field(default="window", init=False)
 
     def __post_init__(self) -> None:
@@ -466,7 +419,7 @@ class WindowIndex(BlockOrder):
                 f"{self.dataset.path_prefix}: an epoch must have at least {width} tokens, one "
                 f"sample, got {self.tokens_per_epoch}; lower sequence_length"
             )
-        self._check_epochs()
+        super().__post_init__()
 
     @cached_property
     def samples_per_epoch(self) -> int:
@@ -487,14 +440,7 @@ class WindowIndex(BlockOrder):
     @property
     def datasets(self) -> tuple[IndexedDataset, ...]:
         """The dataset of the index."""
-        return (self.dataset,) if isinstance(self.dataset, IndexedDataset) else ()
-
-    def extend(self, epochs: int) -> WindowIndex:
-        """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
-        return replace(self, num_epochs=epochs)
-
-    def _no_array(self, name: str) -> str:
-        return f"order window has no {name}: its samples are computed; use locate(sample_ids)"
+        return (self.dataset,)
 
     def _cut(self, _: Block, numbers: I64) -> Spans:
         begins = numbers * self.sequence_length
@@ -516,9 +462,8 @@ class WindowIndex(BlockOrder):
             ) from None
         return Spans.of_one_source(*runs)
 
-    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+    def served_tokens(self, documents: I64, _source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
-        del source
         inside = (documents >= self.documents.start) & (documents < self.documents.stop)
         ids = documents[inside]
         begins = self.dataset.sequence_pointers[ids] // self.dataset.dtype.itemsize

@@ -138,11 +138,22 @@ def build(order: ShuffledOrder, lengths: I32, sink: Sink, threads: int | None = 
     sink.seal("document_index")
 
     def cut(of_them: int) -> None:
-        _cut_samples(order, lengths, document_index, sample_index, of_them)
+        active().cut_samples(
+            lengths,
+            document_index,
+            order.sequence_length,
+            order.add_extra_token,
+            order.samples_built,
+            order.total_tokens,
+            sample_index,
+            of_them,
+        )
         sink.seal("sample_index")
 
     def shuffle() -> None:
-        _shuffle_samples(order, state, shuffle_index, threads)
+        head = order.final.samples_before if apart else shuffle_index.size
+        active().shuffled_range(state, 0, shuffle_index[:head], threads)
+        active().shuffled_range(state, head, shuffle_index[head:], threads)
         sink.seal("shuffle_index")
 
     # Cut and shuffle in parallel if there are enough threads: a shuffle takes two.
@@ -160,31 +171,8 @@ def build(order: ShuffledOrder, lengths: I32, sink: Sink, threads: int | None = 
 def _shuffle_documents(order: ShuffledOrder, state: U32, out: I32, threads: int) -> None:
     documents = order.documents
     epochs = out.size // len(documents)
-    if isinstance(documents, range):
-        active().shuffled_documents(state, None, documents.start, epochs, out, threads)
-    else:
-        active().shuffled_documents(state, documents, 0, epochs, out, threads)
-
-
-def _shuffle_samples(order: ShuffledOrder, state: U32, out: IntArray, threads: int) -> None:
-    head = order.final.samples_before if order.final.apart else out.size
-    active().shuffled_range(state, 0, out[:head], threads)
-    active().shuffled_range(state, head, out[head:], threads)
-
-
-def _cut_samples(
-    order: ShuffledOrder, lengths: I32, document_index: I32, out: IntArray, threads: int
-) -> None:
-    active().cut_samples(
-        lengths,
-        document_index,
-        order.sequence_length,
-        order.add_extra_token,
-        order.samples_built,
-        order.total_tokens,
-        out,
-        threads,
-    )
+    ids, first = (None, documents.start) if isinstance(documents, range) else (documents, 0)
+    active().shuffled_documents(state, ids, first, epochs, out, threads)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -347,7 +335,10 @@ class PackingIndex(ShownIndex):
         before = np.concatenate(([0], np.cumsum(length)))
         before = before[:-1] - np.repeat(before[splits[:-1]], counts)
         length = np.clip(self.sequence_length + 1 - before, 0, length)
-        return _nonempty_runs(document, length, splits)
+        kept = length > 0
+        kept_before = np.concatenate(([0], np.cumsum(kept)))
+        zeros = np.zeros(int(kept_before[-1]), np.int64)
+        return Spans.of_one_source(document[kept], zeros, length[kept], kept_before[splits])
 
 
 def index_of(
@@ -370,18 +361,4 @@ def index_of(
         tokens_per_epoch=int(order.lengths[order.takes_part].sum(dtype=np.int64)),
         next_token=next_token,
         datasets=(dataset,),
-    )
-
-
-def _nonempty_runs(document: I64, length: I64, splits: I64) -> Spans:
-    """Return spans from the beginning of documents, without empty ones."""
-    keep = length > 0
-    kept_before = np.concatenate(([0], np.cumsum(keep)))
-    zeros = np.zeros(int(kept_before[-1]), np.int64)
-    return Spans(
-        source=zeros.astype(np.int32),
-        document=document[keep],
-        offset=zeros,
-        length=length[keep],
-        row_splits=kept_before[splits],
     )

@@ -7,8 +7,9 @@ k-th served sample is cut sample ``bijection(k)``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import xxhash
 from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import INT64_MAX, ceil_div
 from megaindex.errors import InvalidArgument, MissingAttribute
+from megaindex.format import IndexedDataset
 from megaindex.index.array_index import places_of
 from megaindex.index.frameworks import lengths_of
 from megaindex.index.spans import (
@@ -31,6 +33,8 @@ from megaindex.index.spans import (
     part_bounds,
 )
 from megaindex.kernels import active
+
+Computed = TypeVar("Computed", bound="BlockOrder")
 
 
 @lru_cache(maxsize=64)
@@ -61,15 +65,16 @@ class Block(NamedTuple):
     """Key of the bijection from serving order to cutting order."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BlockOrder(ShownIndex):
     """Base class of the computed orders; by default a block is an epoch.
 
     Samples are located by blocks and iterated in cutting order.
     """
 
-    seed: int
-    source_name: str
-    num_epochs: int
+    sequence_length: int
+    num_epochs: int = 1
+    order: str = field(init=False)
 
     @property
     def num_samples(self) -> int:
@@ -83,6 +88,10 @@ class BlockOrder(ShownIndex):
         """Return the samples of the first ``block`` blocks."""
         return block * self.samples_per_epoch
 
+    def extend(self: Computed, epochs: int) -> Computed:
+        """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
+        return replace(self, num_epochs=epochs)
+
     def epochs_for(self, num_samples: int) -> int:
         """Return the fewest epochs that have ``num_samples`` samples."""
         return max(1, ceil_div(num_samples, self.samples_per_epoch))
@@ -90,16 +99,9 @@ class BlockOrder(ShownIndex):
     def _block_of(self, ids: I64) -> I64:
         return ids // self.samples_per_epoch
 
-    def _check_epochs(self) -> None:
-        if self.num_epochs < 1 or self.num_epochs * self.samples_per_epoch > INT64_MAX:
-            raise InvalidArgument(
-                f"epochs must be at least 1 and have fewer than 2**63 samples, got "
-                f"{self.num_epochs}"
-            )
-
     def _no_array(self, name: str) -> str:
         """Return the message of the error that an array of that name raises."""
-        raise NotImplementedError
+        return f"order {self.order} has no {name}: its samples are computed; use locate(sample_ids)"
 
     @property
     def document_index(self) -> I32:
@@ -169,23 +171,45 @@ class BlockOrder(ShownIndex):
         return lru_cache(maxsize=8)(self._make_block)
 
     def _make_block(self, number: int) -> Block:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SeededOrder(BlockOrder):
+    """Base class of the computed orders whose samples are shuffled by the number of a block."""
+
+    seed: int
+    source_name: str
+    """Part of the keys of the bijections besides the seed."""
+    add_extra_token: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_epochs < 1 or self.num_epochs * self.samples_per_epoch > INT64_MAX:
+            raise InvalidArgument(
+                f"epochs must be at least 1 and have fewer than 2**63 samples, got "
+                f"{self.num_epochs}"
+            )
+
+    def _make_block(self, number: int) -> Block:
         first = self.samples_before(number)
         count = self.samples_before(number + 1) - first
         return Block(
             number, first, count, order_key(self.seed, number, self.source_name, "samples")
         )
 
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_block"}
 
-
-class DocumentOrder(BlockOrder):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DocumentOrder(SeededOrder):
     """Base class of the computed orders that permute documents."""
 
     sequence_lengths: I32
     """int32[sequences] of the dataset, a view."""
     documents: range | I32
     """Sequence ids of one epoch."""
+    tokens_per_epoch: int
+    """Tokens of the documents, including those that no sample reads."""
+    datasets: tuple[IndexedDataset, ...] = ()
+    """The dataset of the index; empty if it was built from lengths alone."""
 
     @cached_property
     def _lengths(self) -> I32:

@@ -9,7 +9,7 @@ sample of any epoch is located by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ import numpy as np
 from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ServedTokens, join_blocks
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.index.orders.framework import Sink
@@ -112,11 +111,7 @@ class Packing:
 
 
 def pack_counts(counts: I64, max_documents: int | None) -> Packing:
-    """Return the packing of pieces, int64[S + 1] of each length.
-
-    Raises:
-        InvalidArgument: there are 0 pieces.
-    """
+    """Return the packing of pieces, int64[S + 1] of each length; InvalidArgument for 0 pieces."""
     if not counts.any():
         raise InvalidArgument(
             "no document gives a sample: a document must have at least one token and, with "
@@ -128,11 +123,8 @@ def pack_counts(counts: I64, max_documents: int | None) -> Packing:
 
 
 def count_pieces(lengths: I32, sequence_length: int, long_documents: LongDocuments) -> I64:
-    """Return the number of pieces of each length, int64[S + 1], of documents of these lengths.
-
-    Raises:
-        InvalidArgument: ``sequence_length`` is above 2**24.
-    """
+    """Return the number of pieces of each length, int64[S + 1], of documents of these lengths;
+    InvalidArgument for a ``sequence_length`` above 2**24."""
     _check_sequence_length(sequence_length)
     rule = LONG_DOCUMENTS.index(long_documents)
     return active().count_pieces(lengths, sequence_length, rule, num_threads())
@@ -196,29 +188,12 @@ class PackedIndex(DocumentOrder):
     the last token of a document carries no loss; `megaindex.loader` masks it.
     """
 
-    sequence_lengths: I32
-    """int32[sequences] of the dataset, a view."""
-    documents: range | I32
-    """Sequence ids of one epoch."""
-    tokens_per_epoch: int
-    """Tokens of the documents, including truncated and skipped ones."""
-    sequence_length: int
-    seed: int
-    source_name: str
-    """Part of the keys of the permutations, besides the seed."""
     arrays: Mapping[str, IntArray]
     """Arrays of `ARRAYS`, built by `build` or mapped from the cache."""
     max_documents: int
     """Most pieces of documents in a sample, see `most_documents`."""
     long_documents: LongDocuments = "split"
-    num_epochs: int = 1
-    add_extra_token: int = 1
-    datasets: tuple[IndexedDataset, ...] = ()
-    """The dataset of the index; empty if it was built from lengths alone."""
     order: Literal["packed"] = field(default="packed", init=False)
-
-    def __post_init__(self) -> None:
-        self._check_epochs()
 
     @property
     def samples_per_epoch(self) -> int:
@@ -245,10 +220,6 @@ class PackedIndex(DocumentOrder):
     def tokens_left_over(self) -> int:
         """Number of tokens of all epochs that no sample has as input."""
         return self.num_epochs * self.cut_tokens
-
-    def extend(self, epochs: int) -> PackedIndex:
-        """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
-        return replace(self, num_epochs=epochs)
 
     def count_inputs(self, begin: int, end: int) -> int:
         """Return the input tokens of samples ``begin`` to ``end - 1``.
@@ -294,9 +265,8 @@ class PackedIndex(DocumentOrder):
         )
         return Spans.of_one_source(self._sequence_ids(local), offset, length, splits)
 
-    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+    def served_tokens(self, documents: I64, _source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
-        del source
         arrays: Any = self.arrays
         places = self._places_of(documents)
         pieces = map_interruptibly(
@@ -370,6 +340,3 @@ class PackedIndex(DocumentOrder):
             right &= low < high
             low, high = np.where(right, middle + 1, low), np.where(right, high, middle)
         return low - begin
-
-    def _no_array(self, name: str) -> str:
-        return f"order packed has no {name}: its samples are computed; use locate(sample_ids)"
