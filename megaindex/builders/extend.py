@@ -362,11 +362,7 @@ def _change(section: Section) -> BlendChange:
 
 
 def blend_change(consumed_samples: int, words: Sequence[str], where: str) -> BlendChange:
-    """Return the change to the blend ``w P w P …``.
-
-    Raises:
-        InvalidArgument: a source has no weight, or is listed twice.
-    """
+    """Return the change to the blend ``w P w P …``; InvalidArgument unless all have weights."""
     sources = parse_blend(words, None, where)
     weights = {s.path: s.weight for s in sources if s.weight is not None}
     if any(source.weight is None for source in sources):
@@ -485,11 +481,8 @@ def amend_run(
 def end_of_changes(
     changes: Sequence[BlendChange], num_samples: int, planned: int, more_samples: int | None
 ) -> int:
-    """Return the end of a run with changes, at ``planned`` or ``more_samples`` after the last.
-
-    Raises:
-        InvalidArgument: the changes are not in order, or do not lie in the run.
-    """
+    """Return the end of a run with changes, at ``planned`` or ``more_samples`` after the last;
+    InvalidArgument unless the changes are in order and lie in the run."""
     if not changes:
         raise InvalidArgument("changes is empty; give at least one BlendChange")
     positions = [change.consumed_samples for change in changes]
@@ -590,11 +583,7 @@ def read_on(
     seed: int,
     further: Callable[[int], Index],
 ) -> Index:
-    """Return the index of a source from which ``count`` samples are read after ``begin``.
-
-    Raises:
-        InvalidArgument: the source was built for fewer than ``begin`` samples.
-    """
+    """Return the index of a source from which ``count`` samples are read after ``begin``."""
     check_built(name, source, begin)
     if source.num_epochs == 1 and begin + count <= source.num_samples:
         return source  # its samples share no token, so that their order stays

@@ -109,11 +109,7 @@ class ValidationCache:
         return corpus_fingerprint(dataset) if known is None else known.fingerprint
 
     def content(self, dataset: IndexedDataset, *, whole: bool = False) -> dict[str, str]:
-        """Return `contents_of` one of the pairs; `save` adds new results to the file.
-
-        Raises:
-            StorageError: tokens cannot be read, or changed since the pair was opened.
-        """
+        """Return `contents_of` one of the pairs; `save` adds new results to the file."""
         prefix = absolute(dataset.path_prefix)
         known = self._known.get(prefix)
         content = contents_of(dataset, whole=whole, known={} if known is None else known.content)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -73,19 +73,7 @@ def build_pairs(
     """Return the indices of both sides of pairwise data; ``settings``: see `pair_order`."""
     packed = pair_order(pos, neg, order, **settings)
     arrays = _arrays(packed, {"corpus": pos, "other": neg}, cache_dir)
-    return pair_indices(packed, arrays, pos, neg, next_token=order.next_token)
-
-
-def pair_indices(
-    order: PackingOrder,
-    arrays: Mapping[str, IntArray],
-    pos: IndexedDataset,
-    neg: IndexedDataset,
-    *,
-    next_token: bool,
-) -> tuple[PackingIndex, PackingIndex]:
-    """Return the indices of both sides, which share the arrays."""
-    index = framework.index_of(order, arrays, dataset=pos, next_token=next_token)
+    index = framework.index_of(packed, arrays, dataset=pos, next_token=order.next_token)
     return index, replace(index, sequence_lengths=neg.sequence_lengths, datasets=(neg,))
 
 
@@ -313,43 +301,17 @@ def build_index(
             dataset, chosen, order, num_samples=asked, cache_dir=cache_dir, **common
         )
     common["add_extra_token"] = extra
-    if isinstance(order, WindowOrder):
-        window = _window_index(dataset, chosen, source_name, **common)
-        return _for_length(window, num_samples, whole)
+    if not row.is_framework:
+        key = corpus_fingerprint(dataset) if source_name is None else source_name
+        epoch = _computed(dataset, chosen, order, cache_dir, source_name=key, **common)
+        if num_samples is not None:
+            return epoch.extend(epoch.epochs_for(num_samples))
+        return epoch.extend(ceil_div(whole.numerator, whole.denominator))
     dataset.validate()
     if isinstance(chosen, range) and len(chosen) == len(dataset):
         tokens = dataset.num_tokens
     else:
         tokens = count_tokens(dataset.sequence_lengths, chosen)
-    if isinstance(order, EpochOrder):
-        check_one_sample(name, tokens, sequence_length, extra)
-        key = corpus_fingerprint(dataset) if source_name is None else source_name
-        block = EpochIndex(
-            sequence_lengths=dataset.sequence_lengths,
-            documents=chosen,
-            tokens_per_epoch=tokens,
-            source_name=key,
-            fetch_table=epoch_tables(
-                dataset, chosen, cache_dir, common["seed"], key, order.epochs_mixed
-            ),
-            num_epochs=order.epochs_mixed,
-            epochs_mixed=order.epochs_mixed,
-            left_over=order.left_over,
-            datasets=(dataset,),
-            **common,
-        )
-        return _for_length(block, num_samples, whole)
-    if isinstance(order, PackedOrder):
-        epoch = packed_index(
-            dataset,
-            chosen,
-            order,
-            cache_dir,
-            tokens_per_epoch=tokens,
-            source_name=corpus_fingerprint(dataset) if source_name is None else source_name,
-            **common,
-        )
-        return _for_length(epoch, num_samples, whole)
     if tokens == 0:
         check_one_sample(name, tokens, sequence_length, extra)
     wanted = num_samples or samples_for_epochs(whole, tokens, sequence_length, extra)
@@ -375,18 +337,46 @@ def open_dataset(source: str | os.PathLike[str] | IndexedDataset, order: Order) 
     return IndexedDataset(os.fspath(source), dialect=order.row.file_dialect)
 
 
-def _window_index(
-    dataset: IndexedDataset, documents: range | I32, name: str | None, **settings: Any
-) -> WindowIndex:
-    if not isinstance(documents, range):
-        raise InvalidArgument(
-            f"{dataset.path_prefix}: documents must be a range or a split for order window, which "
-            "reads the .bin sequentially; use order epoch for others"
+def _computed(
+    dataset: IndexedDataset,
+    documents: range | I32,
+    order: Order,
+    cache_dir: str | os.PathLike[str] | None,
+    **settings: Any,
+) -> EpochIndex | PackedIndex | WindowIndex:
+    """Return the index of the fewest epochs of an order of megaindex."""
+    name = str(dataset.path_prefix)
+    if isinstance(order, WindowOrder):
+        if not isinstance(documents, range):
+            raise InvalidArgument(
+                f"{name}: documents must be a range or a split for order window, which reads the "
+                ".bin sequentially; use order epoch for others"
+            )
+        return WindowIndex(dataset=dataset, documents=documents, **settings)
+    dataset.validate()
+    tokens = count_tokens(dataset.sequence_lengths, documents)
+    if isinstance(order, PackedOrder):
+        return packed_index(
+            dataset, documents, order, cache_dir, tokens_per_epoch=tokens, **settings
         )
-    return WindowIndex(
-        dataset=dataset,
+    assert isinstance(order, EpochOrder), "the orders of megaindex"
+    check_one_sample(name, tokens, settings["sequence_length"], settings["add_extra_token"])
+    return EpochIndex(
+        sequence_lengths=dataset.sequence_lengths,
         documents=documents,
-        source_name=corpus_fingerprint(dataset) if name is None else name,
+        tokens_per_epoch=tokens,
+        fetch_table=epoch_tables(
+            dataset,
+            documents,
+            cache_dir,
+            settings["seed"],
+            settings["source_name"],
+            order.epochs_mixed,
+        ),
+        num_epochs=order.epochs_mixed,
+        epochs_mixed=order.epochs_mixed,
+        left_over=order.left_over,
+        datasets=(dataset,),
         **settings,
     )
 
@@ -475,16 +465,6 @@ def packed_index(
     )
 
 
-Computed = TypeVar("Computed", EpochIndex, PackedIndex, WindowIndex)
-
-
-def _for_length(index: Computed, num_samples: int | None, epochs: Fraction) -> Computed:
-    """Return the index extended to the requested samples or epochs."""
-    if num_samples is not None:
-        return index.extend(index.epochs_for(num_samples))
-    return index.extend(ceil_div(epochs.numerator, epochs.denominator))
-
-
 def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, Any]:
     """Return the cache key parameters: everything that decides the arrays."""
     return {
@@ -507,9 +487,7 @@ def _index(
     arrays, entry = fetch(cache_dir, partial(_parameters, request, dataset), build, request.arrays)
     return ArrayIndex(
         order=request.rules.order,
-        document_index=arrays["document_index"],
-        sample_index=arrays["sample_index"],
-        shuffle_index=arrays["shuffle_index"],
+        **arrays,
         sequence_lengths=dataset.sequence_lengths,
         sequence_length=request.sequence_length,
         num_epochs=request.num_epochs,
