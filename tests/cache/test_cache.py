@@ -263,10 +263,16 @@ def test_durable_is_marked_after_syncing(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_failing_build_leaves_nothing(
     corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*arguments: Any) -> None:
-        raise RuntimeError("killed")
+    kernels = shuffled.active()
 
-    monkeypatch.setattr(shuffled, "_cut_samples", failing)
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(kernels, name)
+
+        def cut_samples(self, *arguments: Any) -> None:
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(shuffled, "active", Failing)
     with pytest.raises(RuntimeError, match="killed"):
         build(corpus, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
