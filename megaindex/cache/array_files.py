@@ -204,11 +204,7 @@ class Identity:
 
 
 def states_of(paths: Mapping[str, str]) -> dict[str, FileState]:
-    """Return the state of each file.
-
-    Raises:
-        MissingFile: one is not there.
-    """
+    """Return the state of each file; MissingFile if one is not there."""
     states = {}
     path = ""
     try:

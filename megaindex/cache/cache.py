@@ -29,7 +29,7 @@ from megaindex.cache.entry import (
 )
 from megaindex.cache.fingerprint import array_checksum, entry_key
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.format.header import Fault
+from megaindex.format.header import Fault, check_fault
 from megaindex.index.orders.framework import Memory, Sink
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import as_storage_error, check_local, look_again
@@ -108,11 +108,7 @@ def _wait_for(
 
 
 def load_entry(entry: Path, expected: Shapes | None = None) -> dict[str, IntArray] | None:
-    """Return the arrays of an entry, or None if it is missing or damaged and removed.
-
-    Raises:
-        StorageError: the entry cannot be read.
-    """
+    """Return the arrays of an entry, or None if it is missing or damaged and removed."""
     try:
         arrays = _load(entry)
         if arrays is not None and expected is not None:
@@ -131,11 +127,11 @@ def _load(entry: Path) -> dict[str, IntArray] | None:
         if not os.path.lexists(entry):
             return None
         manifest = read_manifest(entry)
-        _refuse(entry, key_fault(entry, manifest))
+        check_fault(key_fault(entry, manifest), str(entry))
         arrays = {name: map_array(entry, record) for name, record in manifest.arrays.items()}
         if not _still_in_memory(entry, manifest):
             for record in manifest.arrays.values():
-                _refuse(entry / record.file, checksum_fault(entry, record))
+                check_fault(checksum_fault(entry, record), str(entry / record.file))
             make_durable_later(entry)
     return arrays
 
@@ -162,11 +158,6 @@ def _matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
     return len(shape) == len(expected) and all(
         wanted in (None, size) for size, wanted in zip(shape, expected, strict=True)
     )
-
-
-def _refuse(path: Path, fault: Fault | None) -> None:
-    if fault is not None:
-        raise fault.error(str(path))
 
 
 _REBUILT = "remove the directory, it will be rebuilt"
@@ -220,10 +211,10 @@ def map_array(entry: Path, record: ArrayRecord) -> IntArray:
     try:
         data = map_readonly(path, follow_symlinks=False)
     except StorageError:
-        _refuse(entry / record.file, array_fault(entry, record))
+        check_fault(array_fault(entry, record), path)
         raise
     if data.size != record.offset + record.nbytes:
-        _refuse(entry / record.file, array_fault(entry, record))
+        check_fault(array_fault(entry, record), path)
         raise MissingFile(f"{path}: was replaced while it was read; try again")
     return data[record.offset :].view(record.dtype).reshape(record.shape)
 

@@ -30,10 +30,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from megaindex.cache.entry import boot_id
+from megaindex.cache.entry import boot_id, opened
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.atomic import Damaged, parse_object
-from megaindex.io.paths import as_storage_error, look_again, open_at_once, storage_error
+from megaindex.io.paths import as_storage_error, look_again, storage_error
 
 logger = logging.getLogger("megaindex")
 
@@ -62,11 +62,8 @@ def _pid_namespace() -> str:
 def read_claim(path: Path) -> str | None:
     """Return the text of a claim, without following links or pipes; None if it does not exist."""
     try:
-        descriptor = open_at_once(path, follow=False)
-        try:
+        with opened(path) as descriptor:
             return os.read(descriptor, _LONGEST).decode(errors="replace")
-        finally:
-            os.close(descriptor)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESTALE):
             return None

@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 
 from megaindex._types import I32, I64, IntArray
+from megaindex.format import IndexedDataset
 from megaindex.io.atomic import Damaged, parse_object, read_regular
 from megaindex.io.paths import FileInfo
 from megaindex.objects.files import each_of, read_ranges, stamp
@@ -147,17 +148,6 @@ class HasLengths(Protocol):
     def index_nbytes(self) -> int: ...
 
 
-class Content(Protocol):
-    """Attributes of an IndexedDataset that decide its tokens."""
-
-    @property
-    def sequence_pointers(self) -> I64: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def bin_info(self) -> FileInfo: ...
-
-
 def corpus_fingerprint(dataset: HasLengths) -> str:
     """Return XXH3-128 of file sizes, sequence lengths and document bounds, as 32 hex digits.
 
@@ -183,7 +173,7 @@ def mark_fingerprint(dataset: HasLengths, fingerprint: str) -> None:
 _fingerprints: WeakKeyDictionary[HasLengths, str] = WeakKeyDictionary()
 
 
-def content_fingerprint(dataset: Content, *, whole: bool = False) -> str:
+def content_fingerprint(dataset: IndexedDataset, *, whole: bool = False) -> str:
     """Return XXH3-128 of token dtype, .bin and sequence pointers, as 32 hex digits.
 
     Reads `CHUNKS` chunks of `CHUNK_BYTES` (256 KiB in all) of the .bin and of the pointers at equal
@@ -200,11 +190,11 @@ def content_fingerprint(dataset: Content, *, whole: bool = False) -> str:
     return known[whole]
 
 
-_contents: WeakKeyDictionary[Content, dict[bool, str]] = WeakKeyDictionary()
+_contents: WeakKeyDictionary[IndexedDataset, dict[bool, str]] = WeakKeyDictionary()
 
 
 def contents_of(
-    dataset: Content, *, whole: bool, known: Mapping[str, str] | None = None
+    dataset: IndexedDataset, *, whole: bool, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return content fingerprints ``sampled`` and, if requested, ``whole``, by name.
 
@@ -217,7 +207,7 @@ def contents_of(
     return found
 
 
-def _content_fingerprint(dataset: Content, whole: bool) -> str:
+def _content_fingerprint(dataset: IndexedDataset, whole: bool) -> str:
     digest = xxhash.xxh3_128()
     facts, pointers = dataset.bin_info, dataset.sequence_pointers
     about = {"dtype": dataset.dtype.str, "nbytes": facts.nbytes, "sequences": pointers.size}

@@ -163,10 +163,8 @@ def _link(source: str, name: str) -> bool:
 
 def remove(path: str) -> None:
     """Remove a file if it is there."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        return
 
 
 def read_sidecar(files: ArrayFiles, listing: Listing | None = None) -> Sidecar | None:
@@ -299,8 +297,12 @@ def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
                 inode = os.stat(files.sidecar).st_ino
                 if inode not in sidecars:
                     descriptor = stack.enter_context(opened(files.sidecar, mode=os.O_RDWR))
-                    sidecars[os.fstat(descriptor).st_ino] = descriptor, _read_and_sync(descriptor)
-                _mark(*sidecars[inode], files.name, sidecar)
+                    os.fsync(descriptor)
+                    file = parse_sidecar(os.pread(descriptor, _LONGEST, 0))
+                    sidecars[os.fstat(descriptor).st_ino] = descriptor, file
+                descriptor, file = sidecars[inode]
+                if file.sets[files.name].files == sidecar.files:
+                    os.pwrite(descriptor, b"1", len(_HEAD) + file.place_of(files.name))
 
 
 def _sync(files: ArrayFiles, sidecar: Sidecar) -> bool:
@@ -313,16 +315,6 @@ def _sync(files: ArrayFiles, sidecar: Sidecar) -> bool:
                 os.fsync(descriptor)
         return True
     return False
-
-
-def _read_and_sync(descriptor: int) -> SidecarFile:
-    os.fsync(descriptor)
-    return parse_sidecar(os.pread(descriptor, _LONGEST, 0))
-
-
-def _mark(descriptor: int, file: SidecarFile, name: str, sidecar: Sidecar) -> None:
-    if file.sets[name].files == sidecar.files:
-        os.pwrite(descriptor, b"1", len(_HEAD) + file.place_of(name))
 
 
 def find_arrays(

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import InvalidArgument
 from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
-from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths, written_paths
+from megaindex.format.pair import PairSink, map_pair, pair_paths, written_paths
 from megaindex.format.provenance import (
     Provenance,
     ProvenanceSpool,
@@ -199,27 +199,14 @@ def holds_all(target: np.dtype[Any], source: np.dtype[Any]) -> bool:
     return np.can_cast(source, target, "safe") and not (long_integer and target.kind == "f")
 
 
-def check_documents(pair: MappedPair) -> int:
-    """Check every entry of a pair whose documents must cover it, and return its tokens."""
-    _ = pair.tokens  # raises InvalidArgument if the .bin is not on this machine
-    tokens = pair.check_everything()
-    count = pair.header.num_sequences
-    if pair.bounds[-1] != count:
-        raise FormatError(
-            f"{pair.idx_path}: its documents must end at sequence {count}, got "
-            f"{pair.bounds[-1]}; merge the files it was made of instead"
-        )
-    return tokens
-
-
 def _checked_input(prefix: str, dialect: DtypeTable) -> _Input:
     pair = map_pair(prefix, dialect.name, multimodal=False)
-    tokens = check_documents(pair)
+    pair.check_documents()
     return _Input(
         path_prefix=prefix,
         dtype=pair.dtype,
         modes=None if pair.header.num_sequences == 0 else pair.modes is not None,
-        nbytes=tokens * pair.dtype.itemsize,
+        nbytes=pair.check_everything() * pair.dtype.itemsize,
     )
 
 

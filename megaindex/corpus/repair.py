@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ from megaindex.format.pair import (
     pair_paths,
 )
 from megaindex.format.provenance import Provenance, provenance_path
-from megaindex.io.atomic import AtomicFiles
+from megaindex.io.atomic import write_file
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import check_file, refuse_zero_byte
 from megaindex.progress import Bar, silent
@@ -161,7 +162,8 @@ def _published(rebuilt: Rebuilt, source: str, target: str, dialect: str) -> Repa
     if has_prefix:
         certain.append(f"{kept}, the first of those of the damaged pair")
     elif origins is not None and _is_of_pair(origins, target):
-        _copy(origins.path, provenance_path(target))
+        with open(origins.path, "rb") as stream:
+            write_file(provenance_path(target), partial(shutil.copyfileobj, stream))
         certain.append(f"{kept}: the new .idx is the one that it was written with")
     elif origins is not None:
         lost.append(f"{kept}: the new .idx is not the one that {origins.path} was written with")
@@ -194,16 +196,6 @@ def _is_of_pair(origins: Provenance, prefix: str) -> bool:
     """Return True if a provenance was written with this .idx."""
     idx_path = pair_paths(prefix)[1]
     return _is_file(idx_path) and origins.pair_fault(idx_path) is None
-
-
-def _copy(path: str, target: str) -> None:
-    files = AtomicFiles([target])
-    try:
-        with open(path, "rb") as stream:
-            shutil.copyfileobj(stream, files.open(target))
-        files.publish()
-    finally:
-        files.discard()
 
 
 def _fill(spool: IndexSpool, rebuilt: Rebuilt) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from megaindex.corpus.merge import check_documents, checked_provenance
+from megaindex.corpus.merge import checked_provenance
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import InvalidArgument
 from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths, written_paths
@@ -55,7 +55,8 @@ def split(
         StorageError: an output exists, or a file cannot be read or written.
     """
     pair = map_pair(source, dialect, multimodal=False)
-    tokens = check_documents(pair)
+    pair.check_documents()
+    tokens = pair.check_everything()
     parts = cut(pair)
     names = _names(outputs, len(parts))
     check_outputs(names, written_paths(source), overwrite=overwrite)

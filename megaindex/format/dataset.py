@@ -124,10 +124,6 @@ class IndexedDataset:
         return pair
 
     @property
-    def _modes(self) -> npt.NDArray[np.int8] | None:
-        return self._pair.modes if self._multimodal else None
-
-    @property
     def is_open(self) -> bool:
         """True once the files are mapped; see `lazy`."""
         return self._mapped is not None
@@ -191,7 +187,7 @@ class IndexedDataset:
     @property
     def sequence_modes(self) -> npt.NDArray[np.int8] | None:
         """Mode of each sequence, int8[n]; None unless opened with multimodal=True."""
-        return self._modes
+        return self._pair.modes if self._multimodal else None
 
     @property
     def has_modes(self) -> bool:
@@ -257,7 +253,8 @@ class IndexedDataset:
         stop = max(start, stop)
         runs = [self._run(i, 0, None) for i in range(start, stop)]
         sequences = self._pair.runs_of_tokens(runs)
-        return sequences if self._modes is None else (sequences, self._modes[start:stop])
+        modes = self.sequence_modes
+        return sequences if modes is None else (sequences, modes[start:stop])
 
     def get(self, index: Any, offset: Any = 0, length: Any = None) -> Any:
         """Return tokens [offset, offset + length) of a sequence.
@@ -281,7 +278,8 @@ class IndexedDataset:
             tokens = tokens[begin : begin + count]
         else:
             tokens = self._pair.runs_of_tokens([(begin, count)])[0]
-        return tokens if self._modes is None else (tokens, self._modes[i])
+        modes = self.sequence_modes
+        return tokens if modes is None else (tokens, modes[i])
 
     def _sequence_number(self, index: Any) -> int:
         i = _integer(index, "index")

@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.kernels import active, load
+from megaindex.validation import check_choice
 
 RESTORE = "restore the file or write the pair again"
 _SHARED = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -61,6 +62,12 @@ class Fault:
     def error(self, path: str) -> FormatError:
         """Return the exception for a file."""
         return FormatError(f"{path}: {self.text}; {self.remedy}")
+
+
+def check_fault(fault: Fault | None, path: str) -> None:
+    """Raise the error of a fault of a file, if there is one."""
+    if fault is not None:
+        raise fault.error(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +102,7 @@ DIALECTS: Mapping[str, DtypeTable] = {
 
 def get_dialect(name: str) -> DtypeTable:
     """Return the dialect called `name`; InvalidArgument if it is unknown."""
-    if name not in DIALECTS:
-        raise InvalidArgument(f"dialect must be one of {', '.join(DIALECTS)}, got {name!r}")
-    return DIALECTS[name]
+    return DIALECTS[check_choice("dialect", name, tuple(DIALECTS))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +136,7 @@ class IndexHeader:
 
 def parse_header(raw: bytes, idx_path: str) -> IndexHeader:
     """Return the header at the beginning of `raw`; FormatError if it breaks a rule."""
-    fault = header_fault(raw)
-    if fault is not None:
-        raise fault.error(idx_path)
+    check_fault(header_fault(raw), idx_path)
     *_, dtype_code, num_sequences, num_bounds = _HEADER.unpack_from(raw)
     return IndexHeader(dtype_code=dtype_code, num_sequences=num_sequences, num_bounds=num_bounds)
 
@@ -183,9 +186,7 @@ def has_modes(header: IndexHeader, file_size: int, idx_path: str) -> bool:
 
     A file without sequences holds the mode of each.
     """
-    fault = size_fault(header, file_size)
-    if fault is not None:
-        raise fault.error(idx_path)
+    check_fault(size_fault(header, file_size), idx_path)
     return file_size == header.modes_offset + header.num_sequences
 
 
@@ -209,9 +210,7 @@ def size_fault(header: IndexHeader, file_size: int) -> Fault | None:
 
 def dtype_of_code(code: int, dialect: DtypeTable, idx_path: str) -> np.dtype[Any]:
     """Return the token dtype of `code` in `dialect`; FormatError for `idx_path` if unknown."""
-    fault = code_fault(code, dialect)
-    if fault is not None:
-        raise fault.error(idx_path)
+    check_fault(code_fault(code, dialect), idx_path)
     return dialect.dtypes[code]
 
 

@@ -14,6 +14,7 @@ import shutil
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import IO, Any, BinaryIO
 
@@ -29,6 +30,7 @@ from megaindex.format.header import (
     IndexHeader,
     bound_end_fault,
     check_bounds,
+    check_fault,
     check_sequences,
     dtype_of_code,
     get_dialect,
@@ -53,6 +55,7 @@ from megaindex.io.paths import (
 from megaindex.io.threads import map_interruptibly
 from megaindex.kernels import file_mapper, num_threads
 from megaindex.objects.files import each_of, local_copy, stat_path
+from megaindex.objects.store import read_all
 
 _CHECKED = 1 << 22  # sequences that a thread checks at once
 _CHUNK = 1 << 18  # sequences whose pointers are computed at once
@@ -128,8 +131,6 @@ class MappedPair:
         """
         if self.mapped_tokens is not None:
             return [self.mapped_tokens[begin : begin + count] for begin, count in runs]
-        from megaindex.objects.store import read_all
-
         size = self.dtype.itemsize
         info = FileInfo(self.bin_path, self.bin_nbytes, self.versions[1])
         parts = read_all(info, [(begin * size, count * size) for begin, count in runs])
@@ -145,6 +146,16 @@ class MappedPair:
             idx_path=self.idx_path,
             first=start,
         )
+
+    def check_documents(self) -> None:
+        """Raise unless the .bin is on this machine and the documents cover all sequences."""
+        _ = self.tokens  # InvalidArgument in an object store
+        count = self.header.num_sequences
+        if self.bounds[-1] != count:
+            raise FormatError(
+                f"{self.idx_path}: its documents must end at sequence {count}, got "
+                f"{self.bounds[-1]}; merge the files it was made of instead"
+            )
 
     def check_everything(self) -> int:
         """Check every entry of the .idx and return the number of tokens, or raise FormatError."""
@@ -229,9 +240,7 @@ def _map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mappe
         bin_nbytes=bin_info.nbytes,
         versions=(idx_info.version, bin_info.version),
     )
-    fault = bound_end_fault(pair.bounds, header.num_sequences, dialect)
-    if fault is not None:
-        raise fault.error(idx_path)
+    check_fault(bound_end_fault(pair.bounds, header.num_sequences, dialect), idx_path)
     _check_last_sequence(pair)
     return pair
 
@@ -477,9 +486,9 @@ class IndexSpool:
 
     def open(self) -> None:
         with as_storage_error(self._directory, "cannot create a temporary file"):
-            self._lengths = self._nameless_file()
-            self._bounds = self._nameless_file()
-            self._modes = self._nameless_file() if self._multimodal else None
+            make = partial(nameless_file, self._files, self._directory, _COPY_BYTES)
+            self._lengths, self._bounds = make(), make()
+            self._modes = make() if self._multimodal else None
         self._bounds.write(_INT64.pack(0))
 
     def add_one(self, length: int) -> None:
@@ -528,9 +537,6 @@ class IndexSpool:
     def close(self) -> None:
         with contextlib.suppress(OSError):  # buffered data is discarded
             self._files.close()
-
-    def _nameless_file(self) -> IO[bytes]:
-        return nameless_file(self._files, self._directory, _COPY_BYTES)
 
 
 def _copy_all(source: IO[bytes], target: _HashedFile) -> None:

@@ -43,7 +43,7 @@ import xxhash
 
 from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.format.header import Fault
+from megaindex.format.header import Fault, check_fault
 from megaindex.io.atomic import Damaged, parse_object
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import as_storage_error
@@ -327,9 +327,7 @@ class Provenance:
         if info is None:
             raise MissingFile(f"{path}: does not exist; megaindex tokenize writes it")
         data = map_readonly(local_copy(info))
-        fault = _head_fault(data)
-        if fault is not None:
-            raise fault.error(path)
+        check_fault(_head_fault(data), path)
         fields = _HEADER.unpack(data[: _HEADER.size].tobytes())
         self.num_documents, num_blocks, json_bytes = fields[3:6]
         self._idx_checksum, self._columns_checksum = fields[6:8]
@@ -345,11 +343,9 @@ class Provenance:
             columns.append(data[at:end].view(kind))
             at = end
         self._offsets, self._rows, self._gaps = columns
-        if idx_path is not None and (fault := self.pair_fault(idx_path)) is not None:
-            raise fault.error(path)
-        fault = self._block_fault()
-        if fault is not None:
-            raise fault.error(path)
+        if idx_path is not None:
+            check_fault(self.pair_fault(idx_path), path)
+        check_fault(self._block_fault(), path)
 
     def pair_fault(self, idx_path: str) -> Fault | None:
         """Return the fault of a provenance of another pair."""
@@ -393,9 +389,7 @@ class Provenance:
 
     def check_columns(self) -> None:
         """Raise FormatError if the columns are damaged."""
-        fault = self.columns_fault()
-        if fault is not None:
-            raise fault.error(self.path)
+        check_fault(self.columns_fault(), self.path)
 
     @cached_property
     def bounds(self) -> I64:
@@ -408,11 +402,7 @@ class Provenance:
         return int(np.diff(self.bounds)[self.blocks[:, 1] == UNKNOWN].sum())
 
     def locate(self, documents: I64) -> Rows:
-        """Return the origins of documents, by their numbers.
-
-        Raises:
-            InvalidArgument: a number is not from 0 to ``num_documents - 1``.
-        """
+        """Return the origins of documents; InvalidArgument unless all exist."""
         wrong = (documents < 0) | (documents >= self.num_documents)
         if wrong.any():
             raise InvalidArgument(

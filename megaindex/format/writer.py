@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import InvalidArgument
 from megaindex.format.header import CHUNK, code_of_dtype, get_dialect, integer_array, token_array
 from megaindex.format.pair import MappedPair, PairSink, check_not_a_half, map_pair, pair_paths
 from megaindex.io.paths import Progress, ignore
@@ -244,13 +244,8 @@ def append_documents(
         FormatError: the documents of the pair do not cover all its sequences.
         StorageError: a file cannot be read or written.
     """
-    _ = source.tokens  # refuses objects before anything is written
-    count, bounds = source.header.num_sequences, source.bounds
-    if bounds[-1] != count:
-        raise FormatError(
-            f"{source.idx_path}: documents must end at sequence {count}, the last, got "
-            f"{bounds[-1]}; write it again with document bounds"
-        )
+    source.check_documents()
+    bounds = source.bounds
     begin, end = int(bounds[first]), int(bounds[stop])
     shift = sink.index.num_sequences - begin
     with sink:

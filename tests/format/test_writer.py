@@ -170,7 +170,7 @@ def test_add_index_follows_the_pointers(raw_pair: RawPair, tmp_path: Path) -> No
             {"bounds": [0]},
             {"dialect": "neox"},
             FormatError,
-            "documents must end at sequence 3, the last, got 0",
+            "its documents must end at sequence 3, got 0",
         ),
         ({"bounds": [0, 2, 1, 3]}, {}, FormatError, "document bound 2 must be from 2, .*, got 1"),
     ],
