@@ -40,7 +40,7 @@ from megaindex.io.paths import (
     version_of,
 )
 from megaindex.io.threads import map_interruptibly
-from megaindex.objects.store import fill
+from megaindex.objects import store
 from megaindex.progress import copying
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,6 @@ def stat_path(path: str) -> FileInfo | None:
         StorageError: the file system or the object store reports an error.
     """
     if is_remote(path):
-        from megaindex.objects import store
-
         return store.stat_object(path)
     path = plain(path)
     refuse_zero_byte(path)
@@ -79,8 +77,6 @@ def stat_path(path: str) -> FileInfo | None:
 
 def list_remote(url: str) -> list[str]:
     """Return the sorted URLs of the objects directly below a URL, see `store.list_folder`."""
-    from megaindex.objects import store
-
     return store.list_folder(url)
 
 
@@ -90,25 +86,15 @@ def local_copy(info: FileInfo) -> str:
 
 
 def open_binary(info: FileInfo) -> io.RawIOBase:
-    """Return an unbuffered file for sequential reading.
-
-    Raises:
-        StorageError: it is not a regular file or cannot be opened.
-    """
+    """Return an unbuffered file for sequential reading; StorageError if it is not a regular one."""
     if is_remote(info.path):
         return ObjectFile(info)
     return open(open_regular(info.path), "rb", buffering=0)
 
 
 def read_ranges(info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
-    """Fill the buffer of each ``(offset, into)`` from a file or, without a copy, an object.
-
-    Raises:
-        StorageError: it was replaced or truncated, or cannot be read.
-    """
+    """Fill the buffer of each ``(offset, into)`` from a file or, without a copy, an object."""
     if is_remote(info.path):
-        from megaindex.objects import store
-
         map_interruptibly(lambda each: store.fill(info, *each), ranges, _STORE_THREADS)
         return
     descriptors = DescriptorCache(1)
@@ -161,7 +147,7 @@ class ObjectFile(io.RawIOBase):
     def readinto(self, into: Any) -> int:
         view = memoryview(into).cast("B")
         view = view[: max(0, self._info.nbytes - self._at)]
-        fill(self._info, self._at, view)
+        store.fill(self._info, self._at, view)
         self._at += len(view)
         return len(view)
 
@@ -238,7 +224,7 @@ def _copied(info: FileInfo, copy: str) -> str:
             out = files.open(copy)
             for begin in range(0, info.nbytes, _BLOCK):
                 part = block[: info.nbytes - begin]
-                fill(info, begin, part)
+                store.fill(info, begin, part)
                 digest.update(part)
                 out.write(part)
                 advance(len(part))

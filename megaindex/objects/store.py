@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib.machinery import ExtensionFileLoader
 from typing import Any
@@ -108,13 +108,9 @@ def stat_object(url: str) -> FileInfo | None:
         StorageError: the request failed or was denied, or the store has no strong ETags.
     """
     place = place_of(url)
-
-    def ask(client: Any) -> Any:
-        return library().head(client, place.key)
-
     try:
         with as_storage_error(url, "cannot read metadata"):
-            (meta,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
+            meta = _ask(place.store, lambda client: library().head(client, place.key))
     except FileNotFoundError:
         return None
     return FileInfo(path=url, nbytes=meta["size"], version=_version(url, meta))
@@ -128,13 +124,16 @@ def list_folder(url: str) -> list[str]:
         StorageError: the request failed or was denied.
     """
     place = folder_of(url)
-
-    def ask(client: Any) -> Any:
-        return library().list_with_delimiter(client, place.key or None)
-
+    key = place.key or None
     with as_storage_error(url, "cannot list"):
-        (found,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
+        found = _ask(place.store, lambda client: library().list_with_delimiter(client, key))
     return sorted(f"{place.store}/{meta['path']}" for meta in found["objects"])
+
+
+def _ask(store: str, request: Callable[[Any], Any]) -> Any:
+    """Return the answer of a store; Ctrl-C interrupts the wait."""
+    (answer,) = map_interruptibly(request, [client_of(store, as_set_now=True)], 1)
+    return answer
 
 
 def read(info: FileInfo, offset: int, into: memoryview) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -222,54 +223,46 @@ def _first_rows(
         yield part, one, starts
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartOrigins:
-    """The origins of the documents of all parts, for the pair of one key."""
+def _add_origins(
+    parts: Sequence[InputPart],
+    done: Sequence[Done],
+    folder: WorkFolder,
+    row_file: Callable[[InputFile], RowFile],
+    spool: ProvenanceSpool,
+) -> None:
+    """Add the origins of the documents of all parts, in the order of the inputs; FormatError if a
+    file of a part was changed after it was written."""
+    for part, one, starts in _first_rows(parts, done, folder):
+        path = folder.rows(one.name)
+        places = Provenance(path, None)
+        places.check_columns()
+        if (places.num_documents, len(places.files)) != (one.documents, len(starts)):
+            raise not_written(path, "its documents differ in number")
+        files = [spool.number_of(row_file(piece.source)) for piece in part.pieces]
+        numbers, before = np.array(files, np.int64), np.array(starts, np.int64)
+        for rows in places.iterate(0, places.num_documents):
+            row = rows.row + before[rows.file]
+            spool.add(rows._replace(file=numbers[rows.file], row=row))
 
-    parts: Sequence[InputPart]
-    done: Sequence[Done]
-    folder: WorkFolder
-    settings: TokenizeSettings
-    key: int
-    """Number of the key."""
 
-    def __call__(self, spool: ProvenanceSpool) -> None:
-        """Add them in the order of the inputs.
-
-        Raises:
-            FormatError: a file of a part was changed after it was written.
-        """
-        for part, one, starts in _first_rows(self.parts, self.done, self.folder):
-            path = self.folder.rows(one.name)
-            places = Provenance(path, None)
-            places.check_columns()
-            if (places.num_documents, len(places.files)) != (one.documents, len(starts)):
-                raise not_written(path, "its documents differ in number")
-            files = [spool.number_of(self._file(piece.source)) for piece in part.pieces]
-            numbers, before = np.array(files, np.int64), np.array(starts, np.int64)
-            for rows in places.iterate(0, places.num_documents):
-                row = rows.row + before[rows.file]
-                spool.add(rows._replace(file=numbers[rows.file], row=row))
-
-    def _file(self, source: InputFile) -> RowFile:
-        is_text = source.format != "parquet"
-        has_keys = source.format in ("jsonl", "parquet")
-        return RowFile(
-            path=source.path,
-            format=source.format,
-            row_name="line" if source.format in ("jsonl", "lines") else "row",
-            has_bytes=is_text,
-            compression=source.compression,
-            size=source.size,
-            version=source.version,
-            key=self.settings.keys[self.key] if has_keys else "",
-            tokenizer=RecordedTokenizer(
-                path=self.settings.tokenizer.path,
-                fingerprint=self.settings.tokenizer.fingerprint,
-                add_special_tokens=self.settings.tokenizer.add_special_tokens,
-                eod=self.settings.eod,
-            ),
-        )
+def _row_file(settings: TokenizeSettings, key: str, source: InputFile) -> RowFile:
+    tokenizer = settings.tokenizer
+    return RowFile(
+        path=source.path,
+        format=source.format,
+        row_name="line" if source.format in ("jsonl", "lines") else "row",
+        has_bytes=source.format != "parquet",
+        compression=source.compression,
+        size=source.size,
+        version=source.version,
+        key=key if source.format in ("jsonl", "parquet") else "",
+        tokenizer=RecordedTokenizer(
+            path=tokenizer.path,
+            fingerprint=tokenizer.fingerprint,
+            add_special_tokens=tokenizer.add_special_tokens,
+            eod=settings.eod,
+        ),
+    )
 
 
 def _entry(line: BadLine) -> dict[str, Any]:
@@ -385,10 +378,11 @@ def tokenize(
                 sync_directory(os.path.dirname(prefix) or ".")  # its run may have ended before
             else:
                 ours = merging and is_half_published(prefix, sizes)
-                origins = PartOrigins(
-                    parts=parts, done=done, folder=work.folder, settings=settings, key=number
-                )
-                _merge(prefix, number, done, work.folder, origins, overwrite or ours, stage)
+                row_file = partial(_row_file, settings, settings.keys[number])
+                origins = partial(_add_origins, parts, done, work.folder, row_file)
+                pairs = [work.folder.pair(one.name, number) for one in done if one.documents]
+                with stage(f"merging {len(pairs):,} parts") as bar:
+                    concatenate(prefix, pairs, origins, overwrite=overwrite or ours, bar=bar)
         work.clear()
     outcomes = tuple(checked_outcome(prefix, "megatron") for prefix in prefixes)
     return summed(
@@ -453,17 +447,3 @@ def _check_any(done: Sequence[Done], paths: Sequence[str], report: BadReport | N
         f"{paths[0]}{others}: no document in {lines:,} lines, of which {blank:,} are blank and "
         f"{bad:,} bad{listed}; check inputs, format and keys"
     )
-
-
-def _merge(
-    prefix: str,
-    number: int,
-    done: Sequence[Done],
-    folder: WorkFolder,
-    origins: PartOrigins,
-    overwrite: bool,
-    stage: Stage,
-) -> None:
-    pairs = [folder.pair(one.name, number) for one in done if one.documents]
-    with stage(f"merging {len(pairs):,} parts") as bar:
-        concatenate(prefix, pairs, origins, overwrite=overwrite, bar=bar)

@@ -91,7 +91,7 @@ class Tokenizer(Protocol):
     def special_tokens(self) -> dict[str, int]:
         """Ids of the special tokens by their texts."""
 
-    def id_of(self, token: str) -> int | None:
+    def id_of(self, token: str, /) -> int | None:
         """Return the id of a token by its text; None if it is unknown."""
 
     def encode(self, texts: Sequence[str]) -> Ids:
@@ -189,9 +189,8 @@ class Bytes:
     def special_tokens(self) -> dict[str, int]:
         return {}
 
-    def id_of(self, token: str) -> int | None:
-        del token  # bytes have no names
-        return None
+    def id_of(self, _token: str) -> int | None:
+        return None  # bytes have no names
 
     def encode(self, texts: Sequence[str]) -> Ids:
         encoded = [text.encode() for text in texts]
@@ -410,10 +409,7 @@ def _token_not_in_gigatoken(
 ) -> str | None:
     """Return an added token that gigatoken would find elsewhere.
 
-    Args:
-        added: tokens, as in a tokenizer.json.
-        composed: the normalizer is NFC.
-        spaced: a space is put before each text.
+    The normalizer is NFC if ``composed``; a space is put before each text if ``spaced``.
     """
     begins = any(token["content"][:1].isspace() for token in added)
     ends = any(token["content"][-1:].isspace() for token in added)
@@ -506,12 +502,7 @@ class SentencePiece:
 def insert_tokens(
     tokens: npt.NDArray[Any], inserted: Sequence[tuple[npt.NDArray[np.int64], int]]
 ) -> npt.NDArray[np.int32]:
-    """Return tokens with others between them.
-
-    Args:
-        tokens: ids.
-        inserted: places in the result, int64[n], and the id at all of them.
-    """
+    """Return tokens with others ``inserted``: places in the result, and the id at all of them."""
     ids = np.empty(tokens.size + sum(places.size for places, _ in inserted), np.int32)
     is_own = np.ones(ids.size, np.bool_)
     for places, token in inserted:
