@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -66,11 +66,8 @@ _SIZES = 5  # numbers in the identity of a pair, before its versions
 _FACTS = ("num_samples", "num_epochs", "tokens_per_epoch", "sequence_length", "add_extra_token")
 
 
-class Sources(NamedTuple):
-    """Sources of a blend, open or opened at their first read."""
-
-    datasets: tuple[IndexedDataset, ...]
-    indices: tuple[Index, ...]
+Sources = tuple[tuple[IndexedDataset, ...], tuple[Index, ...]]
+"""Datasets and indices of the sources of a blend, open or opened at their first read."""
 
 
 def open_sources(
@@ -94,7 +91,8 @@ def open_sources(
     """
     if cache_dir is not None:
         check_local(os.fspath(cache_dir), "give a directory as cache_dir")
-    prefixes = [_prefix(corpus) for corpus in corpora]
+    paths = (c.path_prefix if isinstance(c, IndexedDataset) else c for c in corpora)
+    prefixes = [absolute(path) for path in paths]
     # an open dataset may map files that were replaced since
     has_files = not any(isinstance(c, IndexedDataset) for c in corpora)
     path = _path(cache_dir, prefixes, asked, settings) if has_files and cache_dir else None
@@ -109,7 +107,7 @@ def open_sources(
     indices = tuple(build(dataset, n) for dataset, n in zip(datasets, asked, strict=True))
     if path is not None and stamps == stamps_of(prefixes):
         _write(path, prefixes, stamps, datasets, indices)
-    return Sources(datasets, indices)
+    return datasets, indices
 
 
 def _lazy_sources(
@@ -133,7 +131,7 @@ def _lazy_sources(
         )
         for dataset, record, n in zip(datasets, records, asked, strict=True)
     )
-    return Sources(datasets, indices)
+    return datasets, indices
 
 
 def _lazy_dataset(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
@@ -179,11 +177,6 @@ def _is_sound(record: Record) -> bool:
     texts = [idx_version, bin_version, record["order"], record["entry"]]
     are_texts = all(isinstance(text, str) for text in texts)
     return len(sizes) == _SIZES and all(map(is_size, numbers)) and are_texts
-
-
-def _prefix(corpus: IndexedDataset | str) -> str:
-    path = corpus.path_prefix if isinstance(corpus, IndexedDataset) else corpus
-    return absolute(path)
 
 
 def _path(
@@ -275,7 +268,11 @@ def build_blend(
         weights = _plain_weights(weights, len(corpora))
     if num_samples is None and (weights is not None or row.request != "megatron"):
         raise InvalidArgument("num_samples must be given, except in order megatron without weights")
-    buffer = _buffer(variance_buffer, row)
+    buffer: float | Literal["exact"] = row.buffer_weighted
+    if variance_buffer is not None:
+        buffer = check_buffer("variance_buffer", variance_buffer)
+    if not row.is_framework:
+        buffer = "exact"
     exact = buffer == "exact"
     given = [c if isinstance(c, IndexedDataset) else os.fspath(c) for c in corpora]
     settings.setdefault("seed", DEFAULT_SEED)
@@ -290,8 +287,8 @@ def build_blend(
         dialect=row.file_dialect,
     )
     if weights is None and row.request in _BY_SIZE:
-        sources = open_for([None] * len(given))
-        by_size = [index.num_samples for index in sources.indices]
+        datasets, indices = open_for([None] * len(given))
+        by_size = [index.num_samples for index in indices]
     if weights is None and row.request == "megatron" and not (exact and num_samples):
         draws, size = _unweighted(by_size, row, num_samples)
     else:
@@ -304,14 +301,14 @@ def build_blend(
             asked = draws.counts(num_samples)
         else:
             asked = _asked(weights, row, num_samples, buffer)
-        sources = open_for([max(1, count) for count in asked])
-        size = _size(weights, row, num_samples, asked, sources.indices, exact=exact)
+        datasets, indices = open_for([max(1, count) for count in asked])
+        size = _size(weights, row, num_samples, asked, indices, exact=exact)
     arrays = draws.arrays(size, cache_dir)
     if row.blend_size != "built":  # with it the framework fails when the sample is read
-        _check_drawn(draws, arrays["dataset_index"], sources.indices)
+        _check_drawn(draws, arrays["dataset_index"], indices)
     return BlendedIndex(
-        indices=sources.indices,
-        datasets=sources.datasets,
+        indices=indices,
+        datasets=datasets,
         dataset_index=arrays["dataset_index"],
         dataset_sample_index=arrays["dataset_sample_index"],
         rule=draws.rule,
@@ -335,11 +332,6 @@ def _check_corpora(corpora: Sequence[Any]) -> None:
         raise InvalidArgument(
             f"a blend must have at most {MOST_SOURCES} sources, got {len(corpora)}"
         )
-
-
-def _buffer(given: object | None, row: FrameworkRules) -> float | Literal["exact"]:
-    buffer = row.buffer_weighted if given is None else check_buffer("variance_buffer", given)
-    return buffer if row.is_framework else "exact"
 
 
 def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:

@@ -59,7 +59,12 @@ def build_described(
         parts = [(build(part["index"], datasets), part["ranges"]) for part in node["parts"]]
         staged = tuple(index for index, _ in parts if isinstance(index, StagedIndex))
         if len(staged) == len(parts):
-            return _of_lengths(staged, [ranges for _, ranges in parts])
+            whole = [[[0, index.num_samples, 1]] for index in staged]
+            if [ranges for _, ranges in parts] != whole:
+                raise InvalidArgument(
+                    f"ranges of parts with stages must be {whole}; restore the lock"
+                )
+            return StageSequence(parts=staged)
         return ExtendedIndex(
             stages=tuple(Stage(index=index, samples=_samples(ranges)) for index, ranges in parts)
         )
@@ -72,14 +77,6 @@ def build_described(
     stages = _stages(node["stages"], len(indices), files)
     first = node.get("first_position", 0)
     return StagedIndex(sources=indices, stages=tuple(stages), first_position=first)
-
-
-def _of_lengths(parts: tuple[StagedIndex, ...], ranges: Sequence[Any]) -> StageSequence:
-    """Return the stages of several sequence lengths, all samples of each part."""
-    whole = [[[0, part.num_samples, 1]] for part in parts]
-    if ranges != whole:
-        raise InvalidArgument(f"ranges of parts with stages must be {whole}; restore the lock")
-    return StageSequence(parts=parts)
 
 
 def skipped_index(

@@ -454,8 +454,12 @@ def _epoch(
         "source_name": corpus.name,
         "add_extra_token": EXTRA,
     }
-    if corpus.kind == "finetuning":
-        _check_documents(corpus, dataset)
+    bounds = dataset.document_indices.size - 1
+    if corpus.kind == "finetuning" and bounds != len(dataset):
+        raise FormatError(
+            f"source {corpus.name}: {dataset.path_prefix}.idx must have one sequence per document, "
+            f"got {len(dataset)} sequences in {bounds} documents; write each document as one"
+        )
     if corpus.order == "packed":
         packed = PackedOrder(
             max_documents=corpus.max_documents, long_documents=corpus.long_documents
@@ -491,15 +495,6 @@ def _epoch(
         dataset.num_tokens, max(recipe.stage_lengths)
     )
     return BlockedIndex(blocks=PassBlocks(epochs, size), sequence_length=lengths[0])
-
-
-def _check_documents(corpus: RecipeSource, dataset: IndexedDataset) -> None:
-    documents = dataset.document_indices.size - 1
-    if documents != len(dataset):
-        raise FormatError(
-            f"source {corpus.name}: {dataset.path_prefix}.idx must have one sequence per document, "
-            f"got {len(dataset)} sequences in {documents} documents; write each document as one"
-        )
 
 
 def _bins(corpus: RecipeSource, dataset: IndexedDataset, length: int) -> Bins:

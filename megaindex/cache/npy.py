@@ -67,7 +67,8 @@ class MappedArrays:
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
         path = self.path_of(name)
         array = _in_memory(shape, dtype)  # takes none before it is touched
-        if array.nbytes >= WORTH_MAPPING and _can_reserve(path):
+        can_reserve = hasattr(os, "posix_fallocate") and array.nbytes >= WORTH_MAPPING
+        if can_reserve and is_local(os.path.dirname(path) or "."):
             array = map_new(path, shape, dtype)
             self._mapped.add(name)
             self._submit(populate, array)
@@ -134,11 +135,6 @@ def _in_memory(shape: tuple[int, ...], dtype: str) -> IntArray:
         return np.empty(shape, dtype)
     array: IntArray = np.frombuffer(mapping, dtype, count).reshape(shape)
     return array
-
-
-def _can_reserve(path: str) -> bool:
-    """Return True if the disk space of a file can be reserved before it is mapped."""
-    return hasattr(os, "posix_fallocate") and is_local(os.path.dirname(path) or ".")
 
 
 def map_new(path: str, shape: tuple[int, ...], dtype: str) -> IntArray:

@@ -231,13 +231,19 @@ def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar
             f"{idx_path}: holds {len(arrays.lengths)} of {header.num_sequences} lengths; move it "
             f"away, and rebuild it from the .bin with --dtype and --eod"
         )
-    pointers = _compared(arrays, dtype.itemsize, os.stat(bin_path).st_size, idx_path)
-    if pointers.inside < header.num_sequences:
-        return _cut_short(header, arrays, dtype, pointers, idx_path)
+    bin_nbytes = os.stat(bin_path).st_size
+    inside, agreeing = _compared(arrays, dtype.itemsize, bin_nbytes, idx_path)
+    if inside < header.num_sequences:
+        if agreeing < header.num_sequences or not _bounds_are_sound(header, arrays):
+            raise InvalidArgument(
+                f"{idx_path}: the .bin is truncated, and pointers or document bounds are damaged "
+                f"too; the whole documents cannot be determined"
+            )
+        return _cut_short(header, arrays, dtype, inside)
     bounds, how = _bounds(header, arrays, dtype, eod, bin_path, idx_path, bar)
     has_modes = index.size == header.modes_offset + header.num_sequences
     lost = _lost(header, index.size)
-    if not lost and bounds is arrays.bounds and pointers.agreeing == header.num_sequences:
+    if not lost and bounds is arrays.bounds and agreeing == header.num_sequences:
         raise InvalidArgument(f"{path_prefix}: has no damage that a new .idx would repair")
     return Rebuilt(
         dtype=dtype,
@@ -246,8 +252,8 @@ def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar
         modes=arrays.modes if has_modes else None,
         certain=(
             "lengths, which add up to the bytes of the .bin",
-            f"pointers: {pointers.agreeing} are intact and agree with the lengths, "
-            f"{header.num_sequences - pointers.agreeing} are computed from them",
+            f"pointers: {agreeing} are intact and agree with the lengths, "
+            f"{header.num_sequences - agreeing} are computed from them",
             how,
         ),
         lost=lost,
@@ -296,16 +302,11 @@ def _lost(header: IndexHeader, file_size: int) -> tuple[str, ...]:
     return (f"{file_size - header.modes_offset} bytes after the arrays that are not modes",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pointers:
-    inside: int
-    """Contiguous sequences from byte 0 that end inside the .bin."""
-    agreeing: int
-    """Pointers that equal the sum of the lengths before them."""
-
-
-def _compared(arrays: IndexArrays, itemsize: int, bin_nbytes: int, idx_path: str) -> _Pointers:
-    """Compare pointers with the sums of lengths.
+def _compared(
+    arrays: IndexArrays, itemsize: int, bin_nbytes: int, idx_path: str
+) -> tuple[int, int]:
+    """Return the number of sequences, contiguous from byte 0, that end inside the .bin, and that of
+    pointers that equal the sum of the lengths before them.
 
     A pointer of 0 after the first, outside the .bin or inside a token counts as damaged; all others
     must agree.
@@ -339,25 +340,16 @@ def _compared(arrays: IndexArrays, itemsize: int, bin_nbytes: int, idx_path: str
             f"{idx_path}: lengths add up to {end} bytes and the .bin has {bin_nbytes}; lengths are "
             f"damaged, or the .bin belongs to another .idx"
         )
-    return _Pointers(inside=inside, agreeing=agreeing)
+    return inside, agreeing
 
 
 def _cut_short(
-    header: IndexHeader,
-    arrays: IndexArrays,
-    dtype: np.dtype[Any],
-    pointers: _Pointers,
-    idx_path: str,
+    header: IndexHeader, arrays: IndexArrays, dtype: np.dtype[Any], inside: int
 ) -> Rebuilt:
-    """Rebuild the .idx of a truncated .bin from its whole documents."""
-    if pointers.agreeing < header.num_sequences or not _bounds_are_sound(header, arrays):
-        raise InvalidArgument(
-            f"{idx_path}: the .bin is truncated, and pointers or document bounds are damaged too; "
-            f"the whole documents cannot be determined"
-        )
+    """Rebuild the .idx of a truncated .bin from its whole documents; ``inside`` sequences are."""
     whole = 0  # documents
     for start in range(0, len(arrays.bounds), _CHUNK):
-        whole += int((arrays.bounds[start : start + _CHUNK] <= pointers.inside).sum())
+        whole += int((arrays.bounds[start : start + _CHUNK] <= inside).sum())
     whole -= 1  # bound 0 begins the first document
     sequences = int(arrays.bounds[whole])
     documents = header.num_bounds - 1

@@ -119,7 +119,12 @@ class IndexedDataset:
         pair = self._mapped
         if pair is None:  # two threads may both open it, and either mapping serves
             pair = map_pair(self._path_prefix, self._dialect, multimodal=self._multimodal)
-            self._check_identity(_identity_of(pair))
+            found = _identity_of(pair)
+            if found != self._identity:
+                raise StorageError(
+                    f"{self._path_prefix}: changed since it was opened: it had "
+                    f"{_describe(self._identity)}, and has {_describe(found)}; open it again"
+                )
             self._mapped = pair
         return pair
 
@@ -271,7 +276,13 @@ class IndexedDataset:
             OutOfRange: the sequence does not exist, or the range exceeds it.
             FormatError: the sequence lies outside the .bin, or begins inside a token.
         """
-        i = self._sequence_number(index)
+        i, total = _integer(index, "index"), len(self)
+        if not -total <= i < total:
+            raise OutOfRange(
+                f"{self._path_prefix}: the number of a sequence must be from {-total} to "
+                f"{total - 1}, got {i}"
+            )
+        i = i if i >= 0 else i + total
         begin, count = self._run(i, offset, length)
         tokens = self._pair.mapped_tokens
         if tokens is not None:  # without the list: this path takes a microsecond
@@ -280,16 +291,6 @@ class IndexedDataset:
             tokens = self._pair.runs_of_tokens([(begin, count)])[0]
         modes = self.sequence_modes
         return tokens if modes is None else (tokens, modes[i])
-
-    def _sequence_number(self, index: Any) -> int:
-        i = _integer(index, "index")
-        count = len(self)
-        if not -count <= i < count:
-            raise OutOfRange(
-                f"{self._path_prefix}: the number of a sequence must be from {-count} to "
-                f"{count - 1}, got {i}"
-            )
-        return i if i >= 0 else i + count
 
     def _run(self, i: int, offset: Any, length: Any) -> tuple[int, int]:
         """Return offset in the .bin, in tokens, and number of tokens of part of a sequence."""
@@ -316,13 +317,6 @@ class IndexedDataset:
 
     def _options(self) -> dict[str, Any]:
         return {"multimodal": self._multimodal, "dialect": self._dialect}
-
-    def _check_identity(self, found: PairIdentity) -> None:
-        if found != self._identity:
-            raise StorageError(
-                f"{self._path_prefix}: changed since it was opened: it had "
-                f"{_describe(self._identity)}, and has {_describe(found)}; open it again"
-            )
 
     def __repr__(self) -> str:
         return (

@@ -114,10 +114,6 @@ class IndexHeader:
     num_bounds: int
 
     @property
-    def lengths_offset(self) -> int:
-        return HEADER_BYTES
-
-    @property
     def pointers_offset(self) -> int:
         return HEADER_BYTES + 4 * self.num_sequences
 

@@ -290,7 +290,7 @@ def index_arrays(index: npt.NDArray[np.uint8], header: IndexHeader) -> IndexArra
 
     modes_end = header.modes_offset + header.num_sequences
     return IndexArrays(
-        lengths=entries(header.lengths_offset, header.pointers_offset, 4).view(np.int32),
+        lengths=entries(HEADER_BYTES, header.pointers_offset, 4).view(np.int32),
         pointers=entries(header.pointers_offset, header.bounds_offset, 8).view(np.int64),
         bounds=entries(header.bounds_offset, header.modes_offset, 8).view(np.int64),
         modes=entries(header.modes_offset, modes_end, 1).view(np.int8),

@@ -375,7 +375,8 @@ class Provenance:
                 f"is damaged: its columns have the checksum {found.hex()}, and the header states "
                 f"{self._columns_checksum.hex()}",
             )
-        for first, rows in self._iterate_blocks():
+        for first, stop in pairwise(self.bounds.tolist()):
+            rows = self.locate(np.arange(first, stop))
             for name, bad in (("row", np.diff(rows.row) < 0), ("byte", rows.end < rows.begin)):
                 if bad.any():
                     document = first + int(bad.argmax())
@@ -434,10 +435,6 @@ class Provenance:
             low, high = np.searchsorted(rows, first), np.searchsorted(rows, last, "right")
             found.append(np.arange(begin + low, begin + high))
         return np.concatenate(found)
-
-    def _iterate_blocks(self) -> Iterator[tuple[int, Rows]]:
-        for first, stop in pairwise(self.bounds.tolist()):
-            yield first, self.locate(np.arange(first, stop))
 
     def _block_fault(self) -> Fault | None:
         """Return the first fault of the blocks, whose checksum is right."""

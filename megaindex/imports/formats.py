@@ -221,7 +221,12 @@ def open_columns(path: str, column: str | None = None) -> DocumentStream:
         FormatError: a file cannot be read, or the column holds no lists of integers.
     """
     check_local(path, "copy it to a disk")
-    _require_pyarrow()
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise InvalidArgument(
+            "Parquet and Arrow files need pyarrow; pip install 'megaindex[parquet]'"
+        ) from None
     files = _files(path)
     schema = _reader(files[0])[0]
     name = column or _usual_column(schema.names, files[0])
@@ -231,15 +236,6 @@ def open_columns(path: str, column: str | None = None) -> DocumentStream:
         nbytes=sum(os.path.getsize(file) for file in files),
         batches=(batch for file in files for batch in _batches(file, name, dtype)),
     )
-
-
-def _require_pyarrow() -> None:
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise InvalidArgument(
-            "Parquet and Arrow files need pyarrow; pip install 'megaindex[parquet]'"
-        ) from None
 
 
 def _files(path: str) -> list[str]:

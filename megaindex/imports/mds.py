@@ -163,27 +163,23 @@ def _batch(file: RowFile, row: int, arrays: Sequence[npt.NDArray[Any]], nbytes: 
 
 def _samples(shard: _Shard) -> Iterator[bytes]:
     with as_storage_error(shard.path, "cannot read"), _open(shard) as stream:
-        yield from _parse(stream, shard)
-
-
-def _parse(stream: IO[bytes], shard: _Shard) -> Iterator[bytes]:
-    (count,) = struct.unpack("<I", _exactly(stream, 4, shard))
-    if count != shard.samples:
-        raise FormatError(
-            f"{shard.path}: must hold {shard.samples} samples, got {count}; {_REMEDY}"
-        )
-    ends = np.frombuffer(_exactly(stream, 4 * (count + 1), shard), "<u4").astype(np.int64)
-    head = 4 + 4 * (count + 1)
-    if ends[0] < head or (np.diff(ends) < 0).any() or ends[-1] != shard.nbytes:
-        raise FormatError(
-            f"{shard.path}: offsets of samples must rise from {head} or more to {shard.nbytes}, "
-            f"got {ends[0]} to {ends[-1]}; {_REMEDY}"
-        )
-    _exactly(stream, int(ends[0]) - head, shard)
-    for size in np.diff(ends).tolist():
-        yield _exactly(stream, size, shard)
-    if _read(stream, 1, shard):  # gzip verifies its checksum at the end
-        raise FormatError(f"{shard.path}: must end at byte {shard.nbytes}; {_REMEDY}")
+        (count,) = struct.unpack("<I", _exactly(stream, 4, shard))
+        if count != shard.samples:
+            raise FormatError(
+                f"{shard.path}: must hold {shard.samples} samples, got {count}; {_REMEDY}"
+            )
+        ends = np.frombuffer(_exactly(stream, 4 * (count + 1), shard), "<u4").astype(np.int64)
+        head = 4 + 4 * (count + 1)
+        if ends[0] < head or (np.diff(ends) < 0).any() or ends[-1] != shard.nbytes:
+            raise FormatError(
+                f"{shard.path}: offsets of samples must rise from {head} or more to "
+                f"{shard.nbytes}, got {ends[0]} to {ends[-1]}; {_REMEDY}"
+            )
+        _exactly(stream, int(ends[0]) - head, shard)
+        for size in np.diff(ends).tolist():
+            yield _exactly(stream, size, shard)
+        if _read(stream, 1, shard):  # gzip verifies its checksum at the end
+            raise FormatError(f"{shard.path}: must end at byte {shard.nbytes}; {_REMEDY}")
 
 
 def _exactly(stream: IO[bytes], size: int, shard: _Shard) -> bytes:

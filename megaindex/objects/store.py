@@ -294,7 +294,8 @@ def _check_endpoints(settings: _Settings) -> None:
 
 def _load_afresh() -> None:
     """Replace the inherited obstore by one with its own runtime."""
-    inherited = {name: sys.modules.pop(name) for name in _names()}
+    names = [name for name in sys.modules if name.partition(".")[0] == "obstore"]
+    inherited = {name: sys.modules.pop(name) for name in names}
     _abandoned.append(inherited)
     original = inherited[_EXTENSION].__file__
     with _copied(str(original)) as path:
@@ -305,10 +306,6 @@ def _load_afresh() -> None:
         loader.exec_module(module)
     module.__file__ = original  # for children of this process
     sys.modules[_EXTENSION] = module
-
-
-def _names() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == "obstore"]
 
 
 @contextlib.contextmanager

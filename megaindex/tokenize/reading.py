@@ -25,7 +25,6 @@ from megaindex.tokenize.inputs import (
     InputFile,
     Record,
     Refused,
-    Text,
     decoded,
     from_json,
 )
@@ -104,17 +103,14 @@ class Reader:
             except BadRecord as error:
                 yield Refused(place=place, error=error)
             else:
-                yield Record(place, texts, _size(texts))
+                size = sum(len(text) for value in texts for text in value)
+                yield Record(place, texts, size)
         piece.source.check_unchanged()
 
 
 def place_name(form: str, number: int) -> str:
     """Return a prefix for messages: "line 12: ", "row 11: ", or "" for a file of one document."""
     return {"parquet": f"row {number}: ", "files": ""}.get(form, f"line {number}: ")
-
-
-def _size(texts: tuple[Text, ...]) -> int:
-    return sum(len(text) for value in texts for text in value)
 
 
 class Lines:

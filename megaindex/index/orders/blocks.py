@@ -39,12 +39,9 @@ class PassBlocks:
 
     def starts(self, epoch: int) -> I64:
         """Return int64[blocks + 1]: tokens of the epoch before each block, and all of them."""
-        found = self._starts.get(epoch)
-        if found is None:
-            found = self._starts[epoch] = self._bounds(
-                self.epochs.document_starts(epoch, self.apart)
-            )
-        return found
+        if epoch not in self._starts:
+            self._starts[epoch] = self._bounds(self.epochs.document_starts(epoch, self.apart))
+        return self._starts[epoch]
 
     @cached_property
     def apart(self) -> int:
