@@ -174,6 +174,22 @@ def test_a_process_without_the_files_fails_on_all(
         RunLoader(lock, **ranks)
 
 
+def test_a_result_of_the_first_process_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def receive(objects: list[Any], src: int) -> None:
+        assert (objects, src) == ([None, None], 0)
+        objects[:] = sent
+
+    distributed = "megaindex.adapters.run_loader.distributed"
+    monkeypatch.setattr(run_loader, "processes", lambda: 2)
+    monkeypatch.setattr(f"{distributed}.get_rank", lambda: 1)
+    monkeypatch.setattr(f"{distributed}.broadcast_object_list", receive)
+    sent = [7, None]
+    assert run_loader.from_first_rank(lambda: 3) == 7
+    sent = [None, MissingFile("no.lock")]
+    with pytest.raises(MissingFile, match=r"no\.lock"):
+        run_loader.from_first_rank(lambda: 3)
+
+
 def test_batches_of_a_rank_are_not_divided_again() -> None:
     """Trainers that divide batches between ranks ask for the batch size."""
     for size, expected in ((1, 4), (2, None)):

@@ -146,6 +146,16 @@ def test_the_plan_is_that_of_the_command(flags: str, settings: dict[str, Any]) -
     assert make_plan(**settings).to_json() == plan_json(*shlex.split(flags))
 
 
+def test_a_resumed_run_has_the_coverage_of_the_whole_run() -> None:
+    common: dict[str, Any] = {"data_path": [0.6, "web", 0.4, "code"], "sequence_length": 64,
+                              "global_batch_size": 8, "order": "neox"}  # fmt: skip
+    whole = make_plan(train_iters=30, **common)
+    resumed = make_plan(train_iters=20, consumed_samples=80, **common)
+    for one, other in zip(whole.rows("train"), resumed.rows("train"), strict=True):
+        assert one.coverage == other.coverage
+        assert one.distinct == other.distinct
+
+
 def test_names_are_those_of_the_flags() -> None:
     status, out, _ = cli("--help")
     assert status == 0

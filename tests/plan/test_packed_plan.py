@@ -147,6 +147,19 @@ def test_an_epoch_in_part_is_built_once_and_within_the_limit(
     assert plan.tokens_consumed == pytest.approx(counted, rel=0.01)
 
 
+def test_tokens_are_a_mean_if_those_of_one_source_are(corpus: str, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "code", LENGTHS[:100] * 2)
+    samples = megaindex.build_index(corpus, sequence_length=32, order="packed").num_samples
+    common: dict[str, Any] = {"sequence_length": 32, "order": "packed", "coverage": "none",
+                              "global_batch_size": 1}  # fmt: skip
+    whole = make_plan(data_path=corpus, train_iters=samples, **common)
+    paths = [0.5, corpus, 0.5, str(tmp_path / "code")]
+    both = make_plan(data_path=paths, train_iters=2 * samples, **common)
+    assert both.rows("train")[0].drawn == samples
+    for plan, is_mean in ((whole, False), (both, True)):
+        assert any("--coverage exact" in text for text in plan.warnings) == is_mean
+
+
 def recipe_in_two_stages(corpus: str, folder: Path) -> Any:
     write_corpus(folder / "code", LENGTHS[:150])
     (folder / "run.yaml").write_text(

@@ -98,6 +98,18 @@ def test_mixture_files_and_evaluations(folder: Path) -> None:
     assert (recipe.evaluation.iterations, recipe.evaluation.batch_size) == (2, 2)
 
 
+def test_evaluation_files_of_megatron_order(folder: Path) -> None:
+    words = ["run.yml", "grain_file_type=mmap_npy", "grain_train_files=x|web", "eval_interval=10"]
+    files = [*words, "eval_steps=2", "grain_eval_files=y|code"]
+    run = resolve(read_settings({"maxtext_config": files, "world_size": 4}))
+    assert [source.path for source in run.data.train] == ["web"]
+    assert [source.path for source in run.data.valid] == ["code"]
+    shares = [*words, "eval_steps=2", "mmap_npy_split=90,10"]
+    run = resolve(read_settings({"maxtext_config": shares, "world_size": 4}))
+    assert [source.path for source in run.data.train] == ["web"]
+    assert run.data.split is not None
+
+
 def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--maxtext-config", "run.yml", "--world-size", "4"]) == 0
     assert "2 sources, 64 tokens a sample, 8 samples an iteration" in capsys.readouterr().out
