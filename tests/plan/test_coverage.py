@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from megaindex.index.frameworks import framework_rules
 from megaindex.index.order_settings import order_of_row
 from megaindex.plan import coverage as counting
 from megaindex.plan import coverage as coverage_module
+from megaindex.plan.serving import ServedRange, samples_served
 from megaindex.plan.sizing import SplitPart
 
 NUMBERS = itertools.count()
@@ -39,6 +41,32 @@ def count_by_token(index: Any, served: int, lengths: np.ndarray) -> tuple[list[i
     tokens = np.bincount(np.concatenate(times))
     documents = np.bincount([t.max() for t in times if t.size])
     return tokens.tolist(), documents.tolist()
+
+
+@given(
+    draws=st.lists(st.tuples(*[st.integers(0, 40)] * 2, st.integers(1, 3)), max_size=3),
+    built=st.integers(0, 12),
+    order=st.sampled_from(["megatron", "neox"]),
+)
+def test_samples_that_draws_serve(
+    draws: list[tuple[int, int, int]], built: int, order: str
+) -> None:
+    """GPT-NeoX serves draws beyond the samples modulo its length, which is one less."""
+    times = [0] * built
+    for begin, end, passes in draws:
+        for draw in range(begin, end):
+            if draw < built:
+                times[draw] += passes
+            elif order == "neox" and built:
+                times[draw % max(1, built - 1)] += passes
+    sizing: Any = SimpleNamespace(row=framework_rules(order))
+    parts = [ServedRange(begin, end, passes) for begin, end, passes in draws if begin < end]
+    served = samples_served(sizing, parts, built)
+    assert all(one.end <= other.begin for one, other in itertools.pairwise(served))
+    found = [0] * built
+    for part in served:
+        found[part.begin : part.end] = [part.times] * (part.end - part.begin)
+    assert found == times
 
 
 @given(
