@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
-from megaindex.cache.fingerprint import CACHE_FORMAT, canonical_json
+from megaindex.cache.fingerprint import CACHE_FORMAT, canonical_json, json_digest
 from megaindex.cache.npy import ARRAY_DTYPES, MappedArrays
 from megaindex.errors import FormatError
 from megaindex.io.atomic import read_object
@@ -70,7 +69,7 @@ class Manifest:
     def dumps(self) -> str:
         body = {"cache_format": CACHE_FORMAT, **asdict(self)}
         body = json.loads(canonical_json(body))  # converts tuples to lists, as a reader gets
-        return canonical_json({**body, "checksum": _checksum(body)})
+        return canonical_json({**body, "checksum": json_digest(body)})
 
 
 def read_manifest(entry: Path) -> Manifest:
@@ -78,7 +77,7 @@ def read_manifest(entry: Path) -> Manifest:
     path = entry / MANIFEST
     try:
         body = read_object(path, longest=_LONGEST, follow=False)
-        if body.pop("checksum") != _checksum(body):
+        if body.pop("checksum") != json_digest(body):
             raise ValueError("its checksum does not match its content")
         if body.pop("cache_format") != CACHE_FORMAT:
             raise ValueError("it has another cache format")
@@ -115,10 +114,6 @@ def _record(name: str, fields: dict[str, Any]) -> ArrayRecord:
     if record.offset % 16:
         raise ValueError(f"array {name!r} has offset {record.offset}, not a multiple of 16")
     return record
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(canonical_json(body).encode())
 
 
 class EntryWriter(MappedArrays):

@@ -66,7 +66,7 @@ def load_records(path: str | os.PathLike[str]) -> list[Record]:
         raise Damaged("it has a source without a prefix")
     try:
         is_whole = _is_as_written(text, stored.get("checksum")) or (
-            stored.get("checksum") == _checksum(records)
+            stored.get("checksum") == json_digest({"sources": records})
         )
     except (ValueError, RecursionError):  # NaN or deeply nested lists
         is_whole = False
@@ -110,7 +110,7 @@ def read_records(
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
     """Write the records, ignoring errors: without the file the next start is only slower."""
-    text = canonical_json({"sources": records, "checksum": _checksum(records)})
+    text = canonical_json({"sources": records, "checksum": json_digest({"sources": records})})
     aside = path.with_name(f"{path.name}.tmp.{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
         try:
@@ -119,10 +119,6 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
-
-
-def _checksum(records: Any) -> str:
-    return xxhash.xxh3_128_hexdigest(canonical_json({"sources": records}).encode())
 
 
 CACHE_FORMAT = 1  # to be incremented when the meaning of the arrays changes
@@ -258,12 +254,7 @@ def array_bytes(array: IntArray) -> memoryview:
 
 def array_checksum(array: IntArray) -> str:
     """Return XXH3-128 of the bytes of the elements, as 32 hex digits."""
-    return checksum_of(array_bytes(array))
-
-
-def checksum_of(data: memoryview) -> str:
-    """Return XXH3-128 of bytes, as 32 hex digits."""
-    return xxhash.xxh3_128_hexdigest(data)
+    return xxhash.xxh3_128_hexdigest(array_bytes(array))
 
 
 def documents_setting(documents: range | IntArray) -> list[int] | str:
@@ -275,8 +266,12 @@ def documents_setting(documents: range | IntArray) -> list[int] | str:
 
 def entry_key(parameters: Mapping[str, Any]) -> str:
     """Return the name of the cache entry for ``parameters``, 32 hex digits."""
-    text = canonical_json({"cache_format": CACHE_FORMAT, **parameters})
-    return xxhash.xxh3_128_hexdigest(text.encode())
+    return json_digest({"cache_format": CACHE_FORMAT, **parameters})
+
+
+def json_digest(value: Mapping[str, Any]) -> str:
+    """Return XXH3-128 of `canonical_json`, as 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(canonical_json(value).encode())
 
 
 def canonical_json(value: Mapping[str, Any]) -> str:

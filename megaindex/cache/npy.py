@@ -15,10 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
+import xxhash
 
 from megaindex._types import IntArray
 from megaindex.arithmetic import ceil_div
-from megaindex.cache.fingerprint import array_bytes, checksum_of
+from megaindex.cache.fingerprint import array_bytes
 from megaindex.errors import FormatError, MissingFile
 from megaindex.io.mapping import MOST_AT_ONCE, map_readonly
 from megaindex.io.paths import as_storage_error, is_local, storage_error
@@ -187,7 +188,7 @@ def _describe(array: IntArray, data: memoryview, status: os.stat_result | None =
     """Describe the file of an array, whose bytes are ``data``."""
     dtype = _name_of(array.dtype)
     offset = len(npy_header(array.shape, dtype))
-    return Written(dtype, array.shape, offset, checksum_of(data), status)
+    return Written(dtype, array.shape, offset, xxhash.xxh3_128_hexdigest(data), status)
 
 
 @functools.cache

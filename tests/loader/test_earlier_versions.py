@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from support import checkpoint_runs as runs
 
 from megaindex.builders import recipe as known_module
-from megaindex.cache.fingerprint import _checksum, stamps_of
+from megaindex.cache.fingerprint import json_digest, stamps_of
 from megaindex.index.receipts import fingerprint_keys, planned_block_receipts
 from megaindex.loader.receipts import check_receipts, join_states, stored_receipt
 
@@ -78,7 +78,7 @@ def test_validation_caches_are_reused(
     prefixes = [record["prefix"] for record in records]
     for record, stamp in zip(records, stamps_of(prefixes), strict=True):
         record["stamp"] = stamp
-    path.write_text(json.dumps({"sources": records, "checksum": _checksum(records)}))
+    path.write_text(json.dumps({"sources": records, "checksum": json_digest({"sources": records})}))
     monkeypatch.delattr(known_module, "corpus_fingerprint")  # all of them are known
     opened = runs.opened(folder, tmp_path)
     by_name = {Path(record["prefix"]).name: record["fingerprint"] for record in records}
