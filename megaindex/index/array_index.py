@@ -17,14 +17,12 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, U32, IntArray
 from megaindex.arithmetic import INT32_MAX, shuffle_dtype
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.format import IndexedDataset
-from megaindex.index.orders.framework import ShuffledOrder
+from megaindex.index.orders.framework import ShuffledOrder, StoredIndex
 from megaindex.index.spans import (
     CHUNK,
     SCATTERED,
     Chunks,
     Index,
-    ShownIndex,
     Spans,
     check_sample_ids,
     iterate_in_order,
@@ -160,37 +158,20 @@ _NOWHERE = 2**32 - 1  # above every position of a shuffle of 32 bits
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ArrayIndex(ShownIndex):
+class ArrayIndex(StoredIndex):
     """Index of the frameworks' orders: document_index, sample_index and shuffle_index.
 
     Sample ``i`` of training is cut sample ``s = shuffle_index[i]`` of the concatenated documents
     ``document_index``, from row ``sample_index[s]`` to row ``sample_index[s + 1]`` (`GPTDataset` of
-    megatron-core 0.16.1, ``GPT2Dataset`` of GPT-NeoX).
+    megatron-core 0.16.1, ``GPT2Dataset`` of GPT-NeoX). The arrays are int32[num_epochs *
+    documents], int32 or int64 [num_samples + 1, 2], and uint32 (int64 from 2**32 - 2 samples on)
+    [num_samples].
     """
 
-    order: str
-    document_index: I32
-    """int32[num_epochs * documents]: sequence ids, shuffled."""
-    sample_index: IntArray
-    """int32 or int64 [num_samples + 1, 2]: position in document_index, offset in the sequence."""
-    shuffle_index: IntArray
-    """uint32 (int64 from 2**32 - 2 samples on) [num_samples]."""
-    sequence_lengths: I32
-    """int32[sequences] of the dataset, a view."""
-    sequence_length: int
-    num_epochs: int
-    tokens_per_epoch: int
-    add_extra_token: int
     cache_entry: str = ""
     """Path of the cache entry of the arrays; empty if they are only in memory."""
     request: ShuffledOrder | None = None
     """Request that the arrays were built for; None if another program may have written them."""
-    datasets: tuple[IndexedDataset, ...] = ()
-    """The dataset of the index; empty if it was built from lengths alone."""
-
-    @property
-    def num_samples(self) -> int:
-        return int(self.shuffle_index.size)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         """Return the spans of samples; InvalidArgument if an array has a wrong entry."""

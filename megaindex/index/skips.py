@@ -753,11 +753,8 @@ def skips_of(index: object) -> Skips | None:
 
 
 def source_number(name: str | None, names: Sequence[str]) -> int:
-    """Return the number of the source of a mask, by its name or its number as text.
-
-    Raises:
-        InvalidArgument: the name is unknown, or missing with several sources.
-    """
+    """Return the number of the source of a mask, by its name or its number as text; InvalidArgument
+    if it is unknown, or missing with several sources."""
     if name is None:
         if len(names) > 1:
             raise InvalidArgument(

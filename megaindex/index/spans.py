@@ -157,8 +157,6 @@ class ShownIndex:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state.get("datasets"):
-            from megaindex.format.dataset import IndexedDataset
-
             datasets = (
                 IndexedDataset.lazy(path, identity, **options)
                 for path, identity, options in state["datasets"]

@@ -149,12 +149,8 @@ def bad_report_path(output: str) -> str:
 
 
 def check_bad_report(output: str, inputs: Sequence[str], *, overwrite: bool) -> None:
-    """Raise if the report of bad lines would replace an input or, unless `overwrite`, any file.
-
-    Raises:
-        InvalidArgument: its path is that of an input.
-        StorageError: it exists.
-    """
+    """Raise InvalidArgument if the report of bad lines would replace an input, and StorageError if
+    it exists, unless `overwrite`."""
     path = bad_report_path(output)
     if os.path.realpath(path) in map(os.path.realpath, inputs):
         raise InvalidArgument(

@@ -155,11 +155,8 @@ class WorkLock:
     def check_unused_parts(
         self, keys: set[str], settings: Mapping[str, object], *, discard: bool
     ) -> None:
-        """Warn of finished parts whose key is not in `keys`, and record the run's settings.
-
-        Raises:
-            InvalidArgument: there are such parts, of a run with other settings, unless `discard`.
-        """
+        """Warn of finished parts whose key is not in `keys`, and record the run's settings;
+        InvalidArgument if they are of a run with other settings, unless `discard`."""
         unused = len(self.folder.finished_keys() - keys)
         before = _read_record(self._settings)
         changes = [

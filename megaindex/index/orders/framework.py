@@ -290,26 +290,21 @@ def check_some_take_part(name: str, order: PackingOrder) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PackingIndex(ShownIndex):
-    """Index of samples of whole documents, with the arrays of GPT-NeoX."""
+class StoredIndex(ShownIndex):
+    """Base class of the indices of one dataset with the three arrays of the frameworks."""
 
     order: str
-    pack_impl: PackImpl
-    document_index: I64
-    """int64[n]: sequence ids, sample by sample."""
-    sample_index: I64
-    """int64[num_samples + 1, 2]: position in document_index, and 0."""
-    shuffle_index: I64
-    """int64[num_samples]."""
-    sequence_lengths: IntArray
+    document_index: IntArray
+    """Sequence ids, shuffled or sample by sample."""
+    sample_index: IntArray
+    """Position in document_index and offset in the sequence of each cut sample, and of the end."""
+    shuffle_index: IntArray
+    """Cut sample of each sample."""
+    sequence_lengths: I32
     """int32[sequences] of the dataset, a view."""
     sequence_length: int
     num_epochs: int
-    """Number of passes over the served documents, including an incomplete one."""
     tokens_per_epoch: int
-    """Number of tokens of the served documents."""
-    next_token: bool
-    """True: a sample with room left ends with the first token of the next one, as in GPT-NeoX."""
     add_extra_token: int = 1
     datasets: tuple[IndexedDataset, ...] = ()
     """The dataset of the index; empty if it was built from lengths alone."""
@@ -317,6 +312,18 @@ class PackingIndex(ShownIndex):
     @property
     def num_samples(self) -> int:
         return int(self.shuffle_index.size)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PackingIndex(StoredIndex):
+    """Index of samples of whole documents, with the arrays of GPT-NeoX, all int64.
+
+    An epoch is a pass over the served documents, the last one perhaps incomplete; offsets are 0.
+    """
+
+    pack_impl: PackImpl
+    next_token: bool
+    """True: a sample with room left ends with the first token of the next one, as in GPT-NeoX."""
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         """Return the spans of samples, each of at most ``sequence_length + 1`` tokens."""
