@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I32
-from megaindex.builders.single import build_index, epoch_tables, packed_index
+from megaindex.builders.single import build_index, epoch_tables, packed_index, tokens_of
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, make_bins
 from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
 from megaindex.index.blending import Rule, fill_blend
 from megaindex.index.extended_index import ExtendedIndex, Stage
-from megaindex.index.frameworks import lengths_of
 from megaindex.index.mixing import FixedMixing, Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
@@ -153,7 +152,7 @@ def _epoch(
     return EpochIndex(
         sequence_lengths=dataset.sequence_lengths,
         documents=documents,
-        tokens_per_epoch=_tokens(dataset, documents),
+        tokens_per_epoch=tokens_of(dataset, documents),
         num_epochs=node["epochs"],
         epochs_mixed=node["epochs_mixed"],
         left_over=node["left_over"],
@@ -193,7 +192,7 @@ def _packed(
     node: Node, dataset: IndexedDataset, documents: range, cache_dir: Folder | None
 ) -> Index:
     order = PackedOrder(max_documents=node["max_documents"], long_documents=node["long_documents"])
-    tokens = _tokens(dataset, documents)
+    tokens = tokens_of(dataset, documents)
     one = packed_index(
         dataset, documents, order, cache_dir, tokens_per_epoch=tokens, **_common(node)
     )
@@ -210,7 +209,7 @@ def _bins(node: Node, dataset: IndexedDataset, documents: range, _: Folder | Non
     )
     return BinIndex(
         bins=bins,
-        tokens_per_epoch=_tokens(dataset, documents),
+        tokens_per_epoch=tokens_of(dataset, documents),
         num_epochs=node["epochs"],
         datasets=(dataset,),
         **_common(node),
@@ -245,12 +244,6 @@ _KINDS: dict[str, Callable[..., Index]] = {
     "packed": _packed,
     "window": _window,
 }
-
-
-def _tokens(dataset: IndexedDataset, documents: range | I32) -> int:
-    if len(documents) == len(dataset):
-        return dataset.num_tokens
-    return int(lengths_of(dataset.sequence_lengths, documents).sum(dtype=np.int64))
 
 
 def _blend(node: Node, indices: tuple[Index, ...]) -> BlendedIndex:

@@ -308,10 +308,7 @@ def build_index(
             return epoch.extend(epoch.epochs_for(num_samples))
         return epoch.extend(ceil_div(whole.numerator, whole.denominator))
     dataset.validate()
-    if isinstance(chosen, range) and len(chosen) == len(dataset):
-        tokens = dataset.num_tokens
-    else:
-        tokens = count_tokens(dataset.sequence_lengths, chosen)
+    tokens = tokens_of(dataset, chosen)
     if tokens == 0:
         check_one_sample(name, tokens, sequence_length, extra)
     wanted = num_samples or samples_for_epochs(whole, tokens, sequence_length, extra)
@@ -337,6 +334,13 @@ def open_dataset(source: str | os.PathLike[str] | IndexedDataset, order: Order) 
     return IndexedDataset(os.fspath(source), dialect=order.row.file_dialect)
 
 
+def tokens_of(dataset: IndexedDataset, documents: range | I32) -> int:
+    """Return the tokens of one epoch."""
+    if isinstance(documents, range) and len(documents) == len(dataset):
+        return dataset.num_tokens
+    return count_tokens(dataset.sequence_lengths, documents)
+
+
 def _computed(
     dataset: IndexedDataset,
     documents: range | I32,
@@ -354,7 +358,7 @@ def _computed(
             )
         return WindowIndex(dataset=dataset, documents=documents, **settings)
     dataset.validate()
-    tokens = count_tokens(dataset.sequence_lengths, documents)
+    tokens = tokens_of(dataset, documents)
     if isinstance(order, PackedOrder):
         return packed_index(
             dataset, documents, order, cache_dir, tokens_per_epoch=tokens, **settings
