@@ -556,7 +556,8 @@ class Script:
             (text, quote), *rest = words[0]
             value = " ".join(self._fields([(text[match.end() :], quote), *rest]))
             held = self.variables.get(name, "") if append else ""
-            assignments.append((name, (held if isinstance(held, str) else held[0]) + value))
+            before = held if isinstance(held, str) else "".join(held[:1])  # A+=x on an array
+            assignments.append((name, before + value))
             words = words[1:]
         first = bare(words[0]) if words else ""
         if first in ("[", "[[", "test", "!") or first.startswith("(("):

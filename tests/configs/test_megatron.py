@@ -142,6 +142,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         ('X="1 2"; run $X "$X"', ["run", "1", "2", "1 2"]),
         ("A=(x 'y z'); run ${A[@]} \"${A[@]}\"", ["run", "x", "y", "z", "x", "y z"]),
         ("A=(x); A+=(y); run ${A[*]}", ["run", "x", "y"]),
+        ("A=(); A+=x; run $A", ["run", "x"]),
         ("run ${X:-3} ${Y-4}", ["run", "3", "4"]),
         ("X=5; run ${X:-3}", ["run", "5"]),
         ("N=3; run $((N * 2 + 1)) $(( (${N} - 1) / 2 ))", ["run", "7", "1"]),
