@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ _POINTS = 400  # of the curve of times
 _LEAST_SPREAD = 1e-9  # of the work of rows that are not shown as equal
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LostTime:
     """Shares of the ranks' time that they wait for the slowest."""
 
@@ -75,10 +74,7 @@ class BalanceModel:
             "data_parallel_size": self.data_parallel_size,
             "micro_batch_size": self.micro_batch_size,
             "lost_time": {"by_round": vars(self.by_round), "by_step": vars(self.by_step)},
-            "work_of_rows": {
-                "bounds": self.work_bounds.tolist(),
-                "rows": self.work_rows.tolist(),
-            },
+            "work_of_rows": {"bounds": self.work_bounds.tolist(), "rows": self.work_rows.tolist()},
             "step_time": {
                 "first_step": self.step_bounds[:-1].tolist(),
                 "in_order": self.step_time[:, 0].tolist(),
@@ -122,19 +118,16 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
     chosen = whole[np.arange(count) * whole.size // count]
     width = stream.index.sequence_length
     check_sum(int(sizes[chosen].max()), width)
-    squares, documents = [], []
-    for step in chosen.tolist():
-        found = squares_and_documents(
-            stream.index, np.arange(*stream.step_bounds[step : step + 2].tolist())
-        )
-        squares.append(found[0])
-        documents.append(found[1])
-    sides = [
-        [_by_rank(each, order, cost, width) for each, order in zip(squares, orders, strict=True)]
-        for orders in (
-            [np.arange(each.size).reshape(-1, ranks, micro) for each in squares],
-            list(_balanced(squares, ranks, micro)),
-        )
+    bounds_of = [stream.step_bounds[step : step + 2].tolist() for step in chosen.tolist()]
+    rows_of = [squares_and_documents(stream.index, np.arange(*pair)) for pair in bounds_of]
+    squares, documents = zip(*rows_of, strict=True)
+    in_order = [np.arange(each.size).reshape(-1, ranks, micro) for each in squares]
+    balanced = [
+        balanced_rows(each, rows=each.size, ranks=ranks, micro_batch_size=micro) for each in squares
+    ]
+    sides = [  # work of each round and rank, float64[rounds, ranks], of each step
+        [cost.row_work(s[o], width).sum(-1) for s, o in zip(squares, orders, strict=True)]
+        for orders in (in_order, balanced)
     ]
     work = cost.row_work(np.concatenate(squares), width)
     rows, bounds = _histogram(work / work.mean())
@@ -151,8 +144,8 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
         rows=work.size,
         data_parallel_size=ranks,
         micro_batch_size=micro,
-        by_round=LostTime(**_lost([np.concatenate(side) for side in sides])),
-        by_step=LostTime(**_lost([np.array([rounds.sum(0) for rounds in side]) for side in sides])),
+        by_round=LostTime(*(lost_time(np.concatenate(side)) for side in sides)),
+        by_step=LostTime(*(lost_time(np.array([r.sum(0) for r in side])) for side in sides)),
         work_bounds=bounds,
         work_rows=rows,
         step_bounds=np.array([0, *chosen[starts[1:]].tolist(), stream.num_steps], np.int64),
@@ -169,19 +162,3 @@ def _histogram(relative: F64) -> tuple[I64, F64]:
         relative, low, high = np.ones_like(relative), 0.5, 1.5
     rows, bounds = np.histogram(relative, BINS, (low, high))
     return rows.astype(np.int64), bounds
-
-
-def _balanced(squares: list[I64], ranks: int, micro: int) -> Iterator[I64]:
-    for each in squares:
-        yield balanced_rows(each, rows=each.size, ranks=ranks, micro_batch_size=micro)
-
-
-def _by_rank(squares: I64, order: I64, cost: CostModel, width: int) -> F64:
-    """Return the work of each round and rank, float64[rounds, ranks]."""
-    return np.asarray(cost.row_work(squares[order], width).sum(-1), np.float64)
-
-
-def _lost(sides: list[F64]) -> dict[str, float]:
-    return {
-        name: lost_time(work) for name, work in zip(("in_order", "balanced"), sides, strict=True)
-    }

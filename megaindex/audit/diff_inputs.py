@@ -77,7 +77,7 @@ def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:
     base = dict(common)
     if "epochs" in given or "num_samples" in given:  # alternatives
         base = {key: value for key, value in base.items() if key not in ("epochs", "num_samples")}
-    return _typed(text, {**base, **given})
+    return {key: _typed_value(text, key, value) for key, value in {**base, **given}.items()}
 
 
 def side_from_settings(name: str, settings: Mapping[str, Any]) -> Side:
@@ -177,10 +177,6 @@ def _begins_arrays(path: Path) -> bool:
     return path.parent.is_dir() and any(path.parent.glob(f"{escape(path.name)}*.npy"))
 
 
-def _typed(text: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _typed_value(text, key, value) for key, value in values.items()}
-
-
 def _typed_value(text: str, key: str, value: Any) -> Any:
     try:
         if key in _WORDS:
@@ -264,8 +260,9 @@ def side_from_arrays(path: Path, dataset: IndexedDataset | None = None) -> Side:
     if dataset is not None and settings.get("corpus", "") in ("", corpus_fingerprint(dataset)):
         settings["corpus"] = corpus_fingerprint(dataset)
         lengths = dataset.sequence_lengths
-    else:
-        lengths, dataset = _unknown_lengths(arrays["document_index"]), None
+    else:  # lengths beyond every offset, with which token runs still differ by their offsets
+        ends = int(arrays["document_index"].max(initial=0)) + 1
+        lengths, dataset = np.full(ends, INT32_MAX, np.int32), None
     index = _index(path, arrays, settings, lengths)
     return Side(
         name=str(path),
@@ -324,11 +321,6 @@ def _of_type(path: Path, settings: dict[str, Any], name: str, default: Setting) 
             f"got {value!r}; build the index again"
         )
     return value
-
-
-def _unknown_lengths(document_index: IntArray) -> I32:
-    """Return lengths beyond every offset, with which token runs still differ by their offsets."""
-    return np.full(int(document_index.max(initial=0)) + 1, INT32_MAX, np.int32)
 
 
 def _files(path: Path) -> list[Path]:

@@ -79,8 +79,9 @@ class Exposure:
 
     def curve(self) -> F64:
         """Return float64[stretches], the mean earlier exposures over stretches of steps."""
-        sums = [_sums(values, self.stretches) for values in (self.step_earlier, self.step_tokens)]
-        return np.asarray(sums[0] / np.maximum(sums[1], 1), np.float64)
+        counts = (self.step_earlier, self.step_tokens)
+        earlier, tokens = (np.add.reduceat(values, self.stretches[:-1]) for values in counts)
+        return np.asarray(earlier / np.maximum(tokens, 1), np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,16 +96,13 @@ class _Served:
 def count_exposure(
     stream: AuditStream, *, points: int = 400, progress: Progress | None = None
 ) -> Exposure:
-    """Count all servings of all tokens.
-
-    Args:
-        stream: samples and steps.
-        points: greatest number of stretches of `Exposure.shares` and `composition`.
-        progress: called while samples are located.
+    """Count all servings of all tokens, over at most ``points`` stretches of steps.
 
     Memory: about 40 bytes for each token run of a sample.
     """
-    stretches = _stretches(stream.num_steps, points)
+    length = -(-stream.num_steps // max(1, points))
+    starts = np.arange(0, stream.num_steps, length)
+    stretches = np.append(starts, stream.num_steps).astype(np.int64)
     stretch_of = np.repeat(np.arange(stretches.size - 1), np.diff(stretches))
     served, composition = _collect(stream, stretch_of, progress)
     tally = _Tally(stream, stretch_of)
@@ -123,11 +121,6 @@ def count_exposure(
         first_repeats=np.where(tally.first_repeats < stream.num_steps, tally.first_repeats, -1),
         distances=tally.distances,
     )
-
-
-def _stretches(num_steps: int, points: int) -> I64:
-    length = -(-num_steps // max(1, points))
-    return np.append(np.arange(0, num_steps, length), num_steps).astype(np.int64)
 
 
 def _collect(
@@ -233,8 +226,8 @@ class _Counts:
 
     def __init__(self, num_sources: int) -> None:
         self._tokens = np.zeros((num_sources, 2), np.int64)
-        self._in_part = np.zeros(2, np.int64)
-        self._whole = np.zeros(2, np.int64)
+        self._documents = np.zeros((2, 2), np.int64)
+        """int64[2, times]: by the most and by the least served token."""
 
     def add(self, times: I64, width: I64, source: I64, first: I64) -> None:
         """Add segments with times served, width and source; ``first``: that of each document."""
@@ -243,29 +236,22 @@ class _Counts:
         most = max(int(times.max()) + 1, self._tokens.shape[1])
         self._tokens = _widened(self._tokens, most)
         _accumulate(self._tokens.reshape(-1), source * most + times, width)
-        for name, extreme in (("_in_part", np.maximum), ("_whole", np.minimum)):
-            counts = _widened(getattr(self, name), most)
+        self._documents = _widened(self._documents, most)
+        for counts, extreme in zip(self._documents, (np.maximum, np.minimum), strict=True):
             counts += np.bincount(extreme.reduceat(times, first), minlength=most)
-            setattr(self, name, counts)
 
     def histograms(self) -> Histograms:
-        return Histograms(
-            tokens=self._tokens, documents_in_part=self._in_part, documents_whole=self._whole
-        )
+        in_part, whole = self._documents
+        return Histograms(tokens=self._tokens, documents_in_part=in_part, documents_whole=whole)
 
 
 def _widened(counts: I64, columns: int) -> I64:
-    missing = columns - counts.shape[-1]
-    return np.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(0, missing)])
+    return np.pad(counts, [(0, 0), (0, columns - counts.shape[1])])
 
 
 def _accumulate(sums: I64, place: npt.NDArray[np.integer], values: I64) -> None:
     """Add each value at its place; sums below 2**53 of a block are exact in doubles."""
     sums += np.bincount(place, weights=values, minlength=sums.size).astype(np.int64)
-
-
-def _sums(values: I64, bounds: I64) -> I64:
-    return np.asarray(np.add.reduceat(values, bounds[:-1]), np.int64)
 
 
 _MOST_COUNTS = 1 << 23

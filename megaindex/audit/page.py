@@ -10,7 +10,6 @@ from html import escape
 import numpy as np
 
 import megaindex
-from megaindex._types import I64
 from megaindex.audit import plots
 from megaindex.audit.exposure import SHARES
 from megaindex.audit.render import (
@@ -26,9 +25,9 @@ from megaindex.audit.report import (
     distance_text,
     findings,
     headline,
-    shares,
     source_counts,
     suggestions,
+    times_seen,
 )
 from megaindex.console import ShortNames, percent
 from megaindex.errors import MissingFile, StorageError
@@ -196,13 +195,9 @@ def page(audit: Audit, *, command: str = "", date: str = "") -> str:
 
 
 def _list(title: str, texts: Sequence[str], names: ShortNames, kind: str = "") -> str:
-    items = "".join(f"<li>{_prose(names.text(text))}</li>\n" for text in texts)
+    items = "".join(f"<li>{escape(names.text(text))}</li>\n" for text in texts)
+    items = re.sub("`([^`\n]+)`", r"<code>\1</code>", items)
     return f'<div class="findings {kind}">\n<h2>{title}</h2>\n<ul>\n{items}</ul>\n</div>'
-
-
-def _prose(text: str) -> str:
-    """Return escaped text, with code between back quotes."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _run(audit: Audit, names: ShortNames, command: str, date: str) -> str:
@@ -288,31 +283,17 @@ def _shares(audit: Audit) -> str:
 
 
 def _times(audit: Audit) -> str:
-    columns = ["seen"]
-    histograms = []
-    for name, counts in audit.moments():
-        columns += [f"tokens {name}", f"documents {name}"]
-        for values in (counts.tokens.sum(axis=0), counts.documents_in_part):
-            folded = [*values[:_MOST_TIMES], values[_MOST_TIMES:].sum()]
-            histograms.append(np.array(folded if values.size > _MOST_TIMES else values))
-    rows = [
-        [
-            f"{times}×" + " and more" * (times == _MOST_TIMES),
-            *(_bar(column, times) if times < column.size else "" for column in histograms),
-        ]
-        for times in range(max(column.size for column in histograms))
-    ]
+    columns, rows = times_seen(audit, _MOST_TIMES, _bar)
     return (
         "<section>\n<h2>Tokens and documents by times seen</h2>\n"
-        + _table(columns, rows)
+        + _table(["seen", *columns], rows)
         + "<p>A document counts by its most served token. Tokens outside the samples drawn, and "
         "those of an incomplete last sample, are not served.</p>\n</section>"
     )
 
 
-def _bar(counts: I64, at: int) -> str:
-    share = shares(counts)[at]
-    text = f"<b>{percent(share)}</b> <small>{counts[at]:,}</small>"
+def _bar(share: float, count: int) -> str:
+    text = f"<b>{percent(share)}</b> <small>{count:,}</small>"
     return f'{text}<i style="width: {4 * share:.3f}em"></i>'
 
 

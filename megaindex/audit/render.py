@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TextIO
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -22,9 +21,9 @@ from megaindex.audit.report import (
     distance_text,
     headline,
     jump_text,
-    shares,
     skip_texts,
     source_counts,
+    times_seen,
 )
 from megaindex.audit.streams import AuditStream
 from megaindex.audit.trace import Origin, Serving
@@ -58,7 +57,7 @@ _MOST_TIMES = 8
 _MOST_ROWS = 200
 
 
-def print_audit(audit: Audit, file: TextIO | None = None) -> None:
+def print_audit(audit: Audit) -> None:
     """Print the summary of an audit."""
     names = ShortNames.of(source.name for source in audit.stream.sources)
     skips = [Prose(names.text(words), "bold") for words in skip_texts(audit)]
@@ -71,12 +70,12 @@ def print_audit(audit: Audit, file: TextIO | None = None) -> None:
     parts.append(Prose(distance_text(audit)))
     if audit.balance is not None:
         parts += _balance(audit.balance)
-    print_view(spaced(parts), file)
+    print_view(spaced(parts))
 
 
-def print_balance(model: BalanceModel, file: TextIO | None = None) -> None:
+def print_balance(model: BalanceModel) -> None:
     """Print the modelled work of rows and the time that ranks wait."""
-    print_view(spaced(_balance(model)), file)
+    print_view(spaced(_balance(model)))
 
 
 def _balance(model: BalanceModel) -> list[RenderableType]:
@@ -136,9 +135,7 @@ def _distinct(numbers: Sequence[float]) -> list[str]:
     return next(each for each in texts if len(set(each)) == len(numbers))
 
 
-def print_origins(
-    stream: AuditStream, found: Sequence[Origin], total: int, file: TextIO | None = None
-) -> None:
+def print_origins(stream: AuditStream, found: Sequence[Origin], total: int) -> None:
     """Print the first of ``total`` spans with their rows, as a table or, with text, one by one."""
     paths = dict.fromkeys(_near(origin.file) for origin in found if origin.file is not None)
     files = ShortNames.of(paths)
@@ -147,12 +144,12 @@ def print_origins(
         folder, slash, name = path.rpartition("/")
         files = ShortNames(f"{folder}{slash}*" if folder else "", {path: name})
     if found and found[0].text is not None:
-        print_lines((line for origin in found for line in _text_lines(origin)), file)
+        print_lines(line for origin in found for line in _text_lines(origin))
     else:
         note = [Prose(f"files: {files.common}", "dim")] if files.common else []
-        print_view(Group(_origin_table(stream, found, files), *note), file)
+        print_view(Group(_origin_table(stream, found, files), *note))
     if total > len(found):
-        print_lines([f"{total - len(found):,} more spans; --json lists all"], file)
+        print_lines([f"{total - len(found):,} more spans; --json lists all"])
 
 
 def _near(path: str) -> str:
@@ -171,13 +168,12 @@ def _origin_table(
     table = FittedTable(*names, *name_columns)
     for origin in found:
         serving = origin.serving
-        end = serving.offset + serving.length - 1
         table.add_row(
             str(serving.step),
             *[str(serving.rank)] * ranks,
             str(serving.sample),
             str(serving.document),
-            f"{serving.offset} … {end}",
+            _token_range(serving),
             "–" if origin.row is None else f"{origin.row_name} {origin.row}",
             *[sources.name(stream.sources[serving.source].name)] * many,
             "unknown" if origin.file is None else files.name(_near(origin.file)),
@@ -185,63 +181,51 @@ def _origin_table(
     return table
 
 
+def _token_range(serving: Serving) -> str:
+    return f"{serving.offset} … {serving.offset + serving.length - 1}"
+
+
 def _text_lines(origin: Origin) -> Iterator[str]:
     serving = origin.serving
-    end = serving.offset + serving.length - 1
     place = "of unknown origin"
     if origin.file is not None:
         place = f"{_near(origin.file)}, {origin.row_name} {origin.row}"
     rank = "" if serving.rank is None else f"rank {serving.rank}, "
     yield (
         f"step {serving.step}, {rank}sample {serving.sample}, document {serving.document}, tokens "
-        f"{serving.offset} … {end}:"
+        f"{_token_range(serving)}:"
     )
     yield f"  {place}"
     for line in (origin.text or "").splitlines():
         yield f"  | {line}"
 
 
-def print_servings(
-    stream: AuditStream, found: Sequence[Serving], file: TextIO | None = None
-) -> None:
+def print_servings(stream: AuditStream, found: Sequence[Serving]) -> None:
     """Print a look-up as a table."""
     many = len(stream.sources) > 1
     names = ShortNames.of(source.name for source in stream.sources)
     columns = ("step", "rank", "micro batch", "sample", "document", "tokens")
     table = FittedTable(*columns, *[TableColumn("source", "name")] * many)
     for s in found[:_MOST_ROWS]:
-        dealt = ("–" if value is None else str(value) for value in (s.rank, s.micro_batch))
-        cells = [str(s.step), *dealt, str(s.sample), str(s.document)]
-        cells.append(f"{s.offset} … {s.offset + s.length - 1}")
-        source = stream.sources[s.source].name
-        table.add_row(*cells, *([names.name(source)] if many else []))
+        numbers = (s.step, s.rank, s.micro_batch, s.sample, s.document)
+        cells = ["–" if number is None else str(number) for number in numbers]
+        table.add_row(*cells, _token_range(s), *[names.name(stream.sources[s.source].name)] * many)
     rest = len(found) - _MOST_ROWS
     view: RenderableType = Group(table, *(names.note() if many else []))
     if not found:
         view = Prose(f"not served in the {stream.num_steps:,} steps of this run")
     elif rest > 0:
         view = Group(view, Prose(f"{rest} more; --json lists all"))
-    print_view(view, file)
+    print_view(view)
 
 
 def _seen(audit: Audit) -> RenderableType:
     """Return the table of shares by times seen, after the past steps and after all."""
-    names: list[str] = []
-    columns: list[list[float]] = []
-    for name, counts in audit.moments():
-        names += [f"tokens {name}", f"documents {name}"]
-        histograms = (counts.tokens.sum(axis=0), counts.documents_in_part)
-        columns += [_folded(shares(values)) for values in histograms]
+    names, rows = times_seen(audit, _MOST_TIMES, lambda share, _: percent(share))
     table = FittedTable(TableColumn("seen", "label"), *names)
-    for times in range(max(map(len, columns))):
-        more = " and more" if times == _MOST_TIMES else ""
-        cells = [percent(c[times]) if times < len(c) else "" for c in columns]
-        table.add_row(f"{times}×{more}", *cells)
+    for row in rows:
+        table.add_row(*row)
     return Group(table, Prose("a document counts by its most served token", "dim"))
-
-
-def _folded(values: list[float]) -> list[float]:
-    return [*values[:_MOST_TIMES], *([sum(values[_MOST_TIMES:])] * (len(values) > _MOST_TIMES))]
 
 
 @dataclass(frozen=True)
@@ -281,13 +265,8 @@ def _sources(audit: Audit, names: ShortNames) -> RenderableType:
 _MOST_RUNS = 6
 
 
-def print_difference(difference: Difference, file: TextIO | None = None) -> None:
+def print_difference(difference: Difference) -> None:
     """Print the result of a comparison: its relation, the first difference and the causes."""
-    print_lines(lines(difference), file)
-
-
-def lines(difference: Difference) -> list[str]:
-    """Return the lines that `print_difference` prints."""
     a, b = difference.names
     text = [f"A  {a}", f"B  {b}", "", _verdict(difference)]
     if difference.samples is not None:
@@ -299,7 +278,7 @@ def lines(difference: Difference) -> list[str]:
     for cause in difference.causes:
         values = f"{cause.setting}: {cause.a} and {cause.b}: " if cause.setting else ""
         text.append(f"  {values}{cause.words}")
-    return text
+    print_lines(text)
 
 
 def _verdict(difference: Difference) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,6 +165,28 @@ def audit(
 def shares(counts: I64) -> list[float]:
     """Return counts as fractions of their sum."""
     return [float(share) for share in counts / max(1, int(counts.sum()))]
+
+
+def times_seen(
+    audit: Audit, most: int, cell: Callable[[float, int], str]
+) -> tuple[list[str], list[list[str]]]:
+    """Return names of columns and rows of a table of tokens and documents by times seen, so far and
+    after all steps; ``cell(share, count)`` is the text of a cell, ``most`` the last row."""
+    names: list[str] = []
+    columns: list[list[int]] = []
+    for name, counts in audit.moments():
+        names += [f"tokens {name}", f"documents {name}"]
+        for values in (counts.tokens.sum(axis=0), counts.documents_in_part):
+            rest = [values[most:].sum()] if values.size > most else []
+            columns.append([*map(int, (*values[:most], *rest))])
+    rows = [
+        [
+            f"{times}×" + " and more" * (times == most),
+            *(cell(c[times] / max(1, sum(c)), c[times]) if times < len(c) else "" for c in columns),
+        ]
+        for times in range(max(map(len, columns)))
+    ]
+    return names, rows
 
 
 def _histograms(counts: Histograms) -> dict[str, list[int]]:

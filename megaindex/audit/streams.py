@@ -96,8 +96,6 @@ def lengths_text(lengths: Sequence[int]) -> str:
 
 def join_runs(pieces: Sequence[Runs]) -> Runs:
     """Return all runs of the pieces, one piece after the other."""
-    if len(pieces) == 1:
-        return pieces[0]
     columns: Any = zip(*pieces, strict=True)
     return Runs(*map(np.concatenate, columns))
 
@@ -384,12 +382,7 @@ def _order_of(opened: OpenRecipe) -> str:
 def skipped_stream(
     stream: AuditStream, skip: Sequence[Skip], schedule: BatchSchedule
 ) -> AuditStream:
-    """Return the stream with skips.
-
-    Args:
-        stream: the run without skips.
-        skip: the skips.
-        schedule: batch sizes over the run.
+    """Return the stream of a run in steps of ``schedule`` with skips.
 
     Raises:
         InvalidArgument: a skip does not fit the run.

@@ -23,7 +23,6 @@ from megaindex.format.provenance import (
     UNKNOWN,
     Provenance,
     RecordedTokenizer,
-    RowFile,
     open_provenance,
     provenance_path,
 )
@@ -283,39 +282,32 @@ def origins(
         FormatError: a provenance is damaged or of another pair.
         InvalidArgument: no tokenizer is recorded, or another file has its path now.
     """
-    pairs = _pairs(stream)
-    given, recorded = cache(_given_tokenizer), cache(_recorded_tokenizer)  # each hashes its file
+    pairs, loaded = _pairs(stream), cache(_load_tokenizer)  # which hashes its file
     for serving in servings:
         pair = pairs[serving.source]
-        place = _file_of(pair, serving)
-        origin = _origin(serving, place)
+        origin, recorded = _origin(pair, serving)
         if text:
+            chosen = recorded if tokenizer is None else os.fspath(tokenizer)
+            if chosen is None:
+                raise InvalidArgument(
+                    f"{pair.name}: no tokenizer is recorded for document {serving.document}; pass "
+                    "--tokenizer"
+                )
             ids = pair.dataset.get(serving.document, serving.offset, serving.length)
-            if tokenizer is not None:
-                loaded = given(os.fspath(tokenizer))
-            else:
-                loaded = recorded(_tokenizer_of(pair, serving, place))
-            origin = replace(origin, text=loaded.decode(ids.tolist()))
+            origin = replace(origin, text=loaded(chosen).decode(ids.tolist()))
         yield origin
 
 
-_Place = tuple[RowFile, int, int, int]
-"""An input file, and the row, the first byte and the end of a document in it."""
-
-
-def _file_of(pair: _Pair, serving: Serving) -> _Place | None:
+def _origin(pair: _Pair, serving: Serving) -> tuple[Origin, RecordedTokenizer | None]:
+    """Return the origin of a serving, and the tokenizer of its document; None if not recorded."""
     if pair.provenance is None:
-        return None
+        return Origin(serving=serving), None
     document = np.array([pair.document_of(serving.document)])
     number, row, begin, end = (int(column[0]) for column in pair.provenance.locate(document))
-    return None if number == UNKNOWN else (pair.provenance.files[number], row, begin, end)
-
-
-def _origin(serving: Serving, place: _Place | None) -> Origin:
-    if place is None:
-        return Origin(serving=serving)
-    file, row, begin, end = place
-    return Origin(
+    if number == UNKNOWN:
+        return Origin(serving=serving), None
+    file = pair.provenance.files[number]
+    origin = Origin(
         serving=serving,
         file=file.path,
         row_name=file.row_name,
@@ -323,29 +315,18 @@ def _origin(serving: Serving, place: _Place | None) -> Origin:
         begin=begin if file.has_bytes else None,
         end=end if file.has_bytes else None,
     )
+    return origin, file.tokenizer
 
 
-def _given_tokenizer(tokenizer: str) -> Tokenizer:
-    return load(find_tokenizer(tokenizer, add_special_tokens=True))
-
-
-def _tokenizer_of(pair: _Pair, serving: Serving, place: _Place | None) -> RecordedTokenizer:
-    recorded = None if place is None else place[0].tokenizer
-    if recorded is None:
-        raise InvalidArgument(
-            f"{pair.name}: no tokenizer is recorded for document {serving.document}; pass "
-            "--tokenizer"
-        )
-    return recorded
-
-
-def _recorded_tokenizer(recorded: RecordedTokenizer) -> Tokenizer:
-    file = find_tokenizer(recorded.path, add_special_tokens=recorded.add_special_tokens)
+def _load_tokenizer(tokenizer: str | RecordedTokenizer) -> Tokenizer:
+    if isinstance(tokenizer, str):
+        return load(find_tokenizer(tokenizer, add_special_tokens=True))
+    file = find_tokenizer(tokenizer.path, add_special_tokens=tokenizer.add_special_tokens)
     # library and content; its version may differ
-    if file.fingerprint.split()[::2] != recorded.fingerprint.split()[::2]:
+    if file.fingerprint.split()[::2] != tokenizer.fingerprint.split()[::2]:
         raise InvalidArgument(
-            f"{recorded.path}: is not the recorded tokenizer any more ({file.fingerprint}, was "
-            f"{recorded.fingerprint}); pass --tokenizer"
+            f"{tokenizer.path}: is not the recorded tokenizer any more ({file.fingerprint}, was "
+            f"{tokenizer.fingerprint}); pass --tokenizer"
         )
     return load(file)
 
