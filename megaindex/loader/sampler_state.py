@@ -300,11 +300,7 @@ def stored_step(stored: CheckpointReader) -> Step | None:
     samples = step.integer("samples", most=rows)
     first = step.integer("first", most=consumed)
     begun = Step(
-        first=first,
-        samples=samples,
-        rows=rows,
-        served=consumed - first,
-        rows_served=rows - left,
+        first=first, samples=samples, rows=rows, served=consumed - first, rows_served=rows - left
     )
     if not 0 <= samples - begun.served <= left or begun.served > begun.rows_served:
         raise step.error(

@@ -99,9 +99,7 @@ def assign_by_work(
         yield [None if number < 0 else step.first + number for number in batch]
 
 
-def _micro_batches(
-    given: int | Sequence[tuple[int, int | None]],
-) -> list[tuple[int, int | None]]:
+def _micro_batches(given: int | Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
     """Return (first sample, rows) of the micro batches, from sample 0 on."""
     if not isinstance(given, Sequence):
         return [(0, given)]
@@ -180,10 +178,7 @@ class MicroBatchSampler(Resumable):
         skip: Skip | Sequence[Skip] | None = None,
     ) -> None:
         sizes = _micro_batches(micro_batch_size)
-        ranks = {
-            "data_parallel_rank": data_parallel_rank,
-            "data_parallel_size": data_parallel_size,
-        }
+        ranks = {"data_parallel_rank": data_parallel_rank, "data_parallel_size": data_parallel_size}
         self._ranks_from = [
             None if size is None else RankLayout(micro_batch_size=size, **ranks)
             for _, size in sizes

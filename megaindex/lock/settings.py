@@ -142,8 +142,7 @@ def _documents_read(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _with_rows(value: Any, rows: Mapping[str, int]) -> Any:
     """Return JSON values with rows in place of paths, and text in place of other numbers."""
     return map_leaves(
-        value,
-        lambda key, each: rows[each] if key in PATHS and each in rows else _plain(each),
+        value, lambda key, each: rows[each] if key in PATHS and each in rows else _plain(each)
     )
 
 
@@ -156,8 +155,7 @@ def _plain(value: Any) -> Any:
 
 def _with_paths(value: Any, paths: Sequence[str]) -> Any:
     return map_leaves(
-        value,
-        lambda key, each: paths[each] if key in PATHS and type(each) is int else each,
+        value, lambda key, each: paths[each] if key in PATHS and type(each) is int else each
     )
 
 
