@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from megaindex.plan.serving import ServedRange, samples_served
 from support.command_line import plan_json
 from support.corpora import write_corpus
 
@@ -21,7 +22,6 @@ from megaindex.index.frameworks import framework_rules
 from megaindex.index.order_settings import order_of_row
 from megaindex.plan import coverage as counting
 from megaindex.plan import coverage as coverage_module
-from megaindex.plan.serving import ServedRange, samples_served
 from megaindex.plan.sizing import SplitPart
 
 NUMBERS = itertools.count()
