@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megaindex.plan.serving import ServedRange, samples_served
 from support.command_line import plan_json
 from support.corpora import write_corpus
 
@@ -22,7 +21,7 @@ from megaindex.index.frameworks import framework_rules
 from megaindex.index.order_settings import order_of_row
 from megaindex.plan import coverage as counting
 from megaindex.plan import coverage as coverage_module
-from megaindex.plan.sizing import SplitPart
+from megaindex.plan.sizing import ServedRange, SplitPart, samples_served
 
 NUMBERS = itertools.count()
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(lambda x: sum(x) > 20)
