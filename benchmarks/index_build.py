@@ -16,7 +16,7 @@ from benchmarks.timing import Comparison, PeakMemory, alternate
 
 SEED = 1234
 NAMES = ("document_index", "sample_index", "shuffle_index")
-ASKED = {"1B": 3.0, "40B": 8.0}
+ASKED = {"1B": 4.0, "10B": 5.0, "40B": 10.0, "100k-long": 4.0}
 
 
 def compare(name: str, directory: Path, rounds: int) -> Comparison:

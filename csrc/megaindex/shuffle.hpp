@@ -89,7 +89,7 @@ template <class Position, class T, class Poll>
 class SharedSwaps {
  public:
   static constexpr int64_t kLeast = 64 * kShuffleChunk;  // positions; fewer are left to the caller
-  static constexpr int kMostParts = 16;
+  static constexpr int kMostParts = 8;  // with more, drawing would be the longest
 
   SharedSwaps(Mt19937& rng, T* x, int64_t size, int threads, Poll& poll)
       : rng_(rng), x_(x), first_(size - 1), chunks_((first_ - kLeast) / kShuffleChunk),
@@ -110,7 +110,7 @@ class SharedSwaps {
   }
 
  private:
-  static constexpr int64_t kRing = 32;
+  static constexpr int64_t kRing = 16;
   struct alignas(64) Count {  // a cache line of its own
     std::atomic<int64_t> chunks{0};
   };

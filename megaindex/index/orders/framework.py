@@ -150,21 +150,21 @@ def build(order: ShuffledOrder, lengths: I32, sink: Sink, threads: int | None = 
         )
         sink.seal("sample_index")
 
-    def shuffle() -> None:
+    def shuffle(of_them: int) -> None:
         head = order.final.samples_before if apart else shuffle_index.size
-        active().shuffled_range(state, 0, shuffle_index[:head], threads)
-        active().shuffled_range(state, head, shuffle_index[head:], threads)
+        active().shuffled_range(state, 0, shuffle_index[:head], of_them)
+        active().shuffled_range(state, head, shuffle_index[head:], of_them)
         sink.seal("shuffle_index")
 
-    # Cut and shuffle in parallel if there are enough threads: a shuffle takes two.
-    others = threads - 2
-    if others < 2:
+    # Cut and shuffle in parallel if there are enough threads: cutting is several times longer.
+    if threads < 4:
         cut(threads)
-        shuffle()
+        shuffle(threads)
     else:
+        few = max(2, threads // 4)
         with ThreadPoolExecutor(1, "megaindex-shuffle") as pool:
-            shuffled = pool.submit(shuffle)
-            cut(others)
+            shuffled = pool.submit(shuffle, few)
+            cut(threads - few)
             shuffled.result()
 
 
