@@ -203,7 +203,9 @@ def _building(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
     for count in (2, 3, 8, 100, 1000, 4000):
         for family in kernels.FAMILIES:
             yield "blend", partial(kernels.greedy, family, count, rounds)
-    for count in (8, 100, 1000, 4000):
+    for count, draws in ((2, 10), (2, 50), (2, 99), (100, 10)):
+        yield "blend", partial(kernels.short_blends, count, draws, rounds)
+    for count in (2, 8, 100, 1000, 4000):
         yield "exhaustive", partial(kernels.exhaustive, count, rounds)
     yield "orders", partial(orders.first_batch, directory, rounds)
     yield "orders", partial(orders.bijection, rounds)

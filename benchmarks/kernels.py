@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ from megaindex import helpers
 from megaindex.kernels import active, num_threads
 
 ASKED_SAMPLE_INDEX = {"40B": 4.0, "100k-long": 3.0}
-ASKED_GREEDY = {2: 1.3, 3: 1.3, 8: 1.3, 100: 2.0, 1000: 10.0, 4000: 20.0}
-ASKED_EXHAUSTIVE = {8: 2.0, 100: 8.0, 1000: 50.0, 4000: 100.0}
+ASKED_GREEDY = {2: 2.0, 3: 2.0, 8: 1.3, 100: 3.0, 1000: 10.0, 4000: 20.0}
+ASKED_EXHAUSTIVE = {2: 2.0, 8: 2.0, 100: 12.0, 1000: 50.0, 4000: 100.0}
 
 
 def check_equal(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -87,12 +88,17 @@ def weights_of(family: str, count: int) -> np.ndarray:
         "equal": lambda: np.ones(count),
         "nearly equal": lambda: 1 + generator.normal(0, 1e-9, count),
         "zipf": lambda: 1 / np.arange(1, count + 1),
+        "Dirichlet": lambda: generator.dirichlet(np.ones(count)),
+        "linear": lambda: np.arange(1, count + 1),
+        "doubled linear": lambda: np.arange(1, count + 1),
     }[family]()
-    weights: np.ndarray = drawn / drawn.sum()
+    weights: np.ndarray = drawn / drawn.sum() * (2 if family.startswith("doubled") else 1)
     return weights
 
 
-FAMILIES = ("lognormal", "equal", "nearly equal", "zipf")
+FAMILIES = (
+    "lognormal", "equal", "nearly equal", "zipf", "Dirichlet", "linear", "doubled linear",
+)  # fmt: skip
 
 
 def greedy(family: str, count: int, rounds: int) -> Comparison:
@@ -128,6 +134,26 @@ def exhaustive(count: int, rounds: int) -> Comparison:
 
     return _blend(f"exhaustive blend, {count} lognormal sizes", ours, theirs, outputs, size,
                   rounds, ASKED_EXHAUSTIVE.get(count))  # fmt: skip
+
+
+def short_blends(count: int, draws: int, rounds: int, calls: int = 10_000) -> Comparison:
+    """Time calls for so few draws that most of each is its checks."""
+    from benchmarks import peer
+
+    weights = weights_of("Dirichlet", count)
+    outputs = [(np.zeros(draws, np.int16), np.zeros(draws, np.int64)) for _ in range(2)]
+
+    def ours() -> None:
+        for _ in range(calls):
+            helpers.build_blending_indices(*outputs[0], weights, count, draws, False)
+
+    def theirs() -> None:
+        for _ in range(calls):
+            peer.helpers_cpp.build_blending_indices(*outputs[1], weights, count, draws, False)
+
+    what = f"calls for {draws} draws of a blend of {count}"
+    compared = _blend(what, ours, theirs, outputs, calls, rounds, 1.0)
+    return replace(compared, unit="call")
 
 
 def _blend(

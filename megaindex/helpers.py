@@ -147,13 +147,17 @@ def build_blending_indices(
         InvalidArgument: outputs of another dtype or too small (a converted copy would lose what is
             written), weights that are negative or not finite, or too many datasets for the dtype.
     """
+    kernels = backend or active()
+    fill = getattr(kernels, "fill_greedy", None)  # of the native core
+    if fill and fill(dataset_index, dataset_sample_index, weights, num_datasets, size):
+        return
     values = _for_kernels(weights, np.float64, "weights")
     _check_blend(dataset_index, dataset_sample_index, values, num_datasets, size)
     if not np.isfinite(values).all() or (values < 0).any():
         raise InvalidArgument(f"weights must be finite and >= 0, got {values.tolist()}")
     counts = np.zeros(num_datasets, np.int64)
     with _filled(dataset_index[:size], dataset_sample_index[:size]) as out:
-        (backend or active()).blend_greedy(values[:num_datasets], 0, size, counts, *out)
+        kernels.blend_greedy(values[:num_datasets], 0, size, counts, *out)
 
 
 def build_exhaustive_blending_indices(
@@ -179,6 +183,10 @@ def build_exhaustive_blending_indices(
         InvalidArgument: outputs of another dtype or too small, or sizes that are not integers,
             negative, or reach a sum of 2**63.
     """
+    kernels = backend or active()
+    fill = getattr(kernels, "fill_exhaustive", None)  # of the native core
+    if fill and fill(dataset_index, dataset_sample_index, sizes, num_datasets):
+        return
     values = _integers(sizes, "sizes")
     if (values < 0).any() or sum(values.tolist()) > INT64_MAX:
         raise InvalidArgument(f"sizes must be >= 0 with a sum below 2**63, got {values.tolist()}")
@@ -187,7 +195,7 @@ def build_exhaustive_blending_indices(
     _check_blend(dataset_index, dataset_sample_index, values, num_datasets, size)
     counts = np.zeros(num_datasets, np.int64)
     with _filled(dataset_index[:size], dataset_sample_index[:size]) as out:
-        (backend or active()).blend_exhaustive(values[:num_datasets], 0, size, counts, *out)
+        kernels.blend_exhaustive(values[:num_datasets], 0, size, counts, *out)
 
 
 def build_mapping(

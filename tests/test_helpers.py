@@ -193,6 +193,70 @@ def test_outputs_are_filled_wherever_they_lie(
             np.testing.assert_array_equal(a, e)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {0: np.zeros(6, np.int32)},
+        {0: np.zeros(12, np.int16)[::2]},
+        {0: np.zeros(5, np.int16)},
+        {0: np.zeros((6, 1), np.int16)},
+        {1: [0] * 6},
+        {1: np.broadcast_to(np.int64(0), 6)},
+        {2: [0.5, 0.3, 0.2]},
+        {2: np.array([0.5, 0.3, 0.2], ">f8")},
+        {2: np.array([0.5, 0.3, -0.2])},
+        {2: np.array([0.5, np.nan, 0.2])},
+        {2: np.array([0.5, 0.3, 0.2, np.inf])},
+        {3: 4},
+        {3: 0},
+        {3: np.int64(3)},
+        {4: 7},
+        {4: 2**70},
+        {4: 6.0},
+        {4: True},
+    ],
+)
+def test_the_native_core_leaves_other_arguments_to_python(change: dict[int, Any]) -> None:
+    native = pytest.importorskip("megaindex.kernels._native")
+    arguments: list[Any] = [
+        np.full(6, -1, np.int16), np.full(6, -1), np.array([0.5, 0.3, 0.2]), 3, 6,
+    ]  # fmt: skip
+    for place, value in change.items():
+        arguments[place] = value
+    outputs = [np.array(output) for output in arguments[:2]]
+    assert native.fill_greedy(*arguments) is False
+    for output, before in zip(arguments[:2], outputs, strict=True):
+        np.testing.assert_array_equal(output, before)
+    if not {2, 4} & set(change):
+        sizes = np.array([2, 3, 1])
+        assert native.fill_exhaustive(*arguments[:2], sizes, arguments[3]) is False
+
+
+@pytest.mark.parametrize("sizes", [[2, -1, 1], [2**62] * 3, [4, 1, 2], [2.0, 3.0, 1.0]])
+def test_the_native_core_leaves_other_sizes_to_python(sizes: list[Any]) -> None:
+    native = pytest.importorskip("megaindex.kernels._native")
+    index, samples = np.full(6, -1, np.int16), np.full(6, -1)
+    assert native.fill_exhaustive(index, samples, np.array(sizes), 3) is False
+    assert set(index) == set(samples) == {-1}
+
+
+def test_calls_that_need_no_conversion_are_one_native_call(
+    megatron_helpers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = pytest.importorskip("megaindex.kernels._native")
+    monkeypatch.setattr(ours, "_check_blend", None)
+    weights, sizes = np.array([0.5, 0.3, 0.2]), np.array([20, 30, 9])
+    for size in (0, 10, 59):
+        actual = np.zeros(59, np.uint8), np.zeros(59, np.int64)
+        expected = np.zeros(59, np.int16), np.zeros(59, np.int64)
+        ours.build_blending_indices(*actual, weights, 3, size, backend=native)
+        megatron_helpers.build_blending_indices(*expected, weights, 3, size, False)
+        np.testing.assert_array_equal(actual, expected)
+    ours.build_exhaustive_blending_indices(*actual, sizes, 3, backend=native)
+    megatron_helpers.build_exhaustive_blending_indices(*expected, sizes, 3)
+    np.testing.assert_array_equal(actual, expected)
+
+
 def test_outputs_that_share_memory_are_refused() -> None:
     room = np.zeros(5, np.int64)
     with pytest.raises(InvalidArgument, match="must not share memory"):

@@ -6,15 +6,13 @@
 #include <vector>
 
 #include "megaindex/blending_avx2.hpp"
+#include "megaindex/blending_stretches.hpp"
 #include "megaindex/blending_window.hpp"
 #include "megaindex/poll.hpp"
 
 namespace megaindex {
 
 constexpr int64_t kBlendPollEvery = int64_t{1} << 16;
-
-// The largest product of a weight and a draw number: a double still resolves differences of 1.
-constexpr double kMostBehind = static_cast<double>(int64_t{1} << 50);
 
 // Return whether windows are exact for these weights: their bounds of rounding errors are those of
 // products, and counts must differ by 1. For larger weights and those near the smallest doubles the
@@ -66,16 +64,82 @@ void window_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* co
   }
 }
 
+// Return whether any other way would take longer to set up than all the comparisons.
+inline bool are_few(int64_t draws, int64_t num_datasets) {
+  return draws <= 8 || (draws <= 320 && num_datasets <= 16);
+}
+
+// Compare all datasets for every draw, without arrays of its own.
+template <class Index>
+void compare_few(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
+                 const BlendOutput<Index>& out) {
+  for (int64_t n = begin; n < end; ++n) {
+    const double d = blend_multiplier(n);
+    double top = -kNever;
+    int64_t drawn = 0;
+    for (int64_t i = 0; i < rule.num_datasets; ++i) {
+      const double value = rule.weights[i] * d - rule.entry_count(i, counts[i]);
+      drawn = value > top ? i : drawn;
+      top = std::max(top, value);
+    }
+    out.write(n, drawn, counts[drawn]++);
+  }
+}
+
 template <class Vector, class Index, class Poll>
-void draw_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
-                const BlendOutput<Index>& out, Poll& poll) {
-  // setting up windows takes about as long as a few hundred draws of the scan
-  constexpr int64_t kFewDraws = 256;
-  if (rule.num_datasets <= kMaxLanes || (end - begin > kFewDraws && fits_windows(rule, end))) {
+void draw_in_sequence(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
+                      const BlendOutput<Index>& out, Poll& poll) {
+  constexpr int64_t kFewDraws = 256;  // the scan's, in the time in which windows are set up
+  if (are_few(end - begin, rule.num_datasets)) {
+    compare_few(rule, begin, end, counts, out);
+  } else if (end - begin > kFewDraws &&
+             (rule.num_datasets <= kMaxLanes || fits_windows(rule, end))) {
     window_blend<Vector>(rule, begin, end, counts, out, poll);
   } else {
     scan_blend<Vector>(rule, begin, end, counts, out, poll);
   }
+}
+
+// Draw by stretches, and in sequence for a while where those do not follow from each other. Return
+// the position reached, from which too few draws are left.
+template <class Vector, class Index, class Poll>
+int64_t stretch_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
+                      const BlendOutput<Index>& out, Poll& poll) {
+  if constexpr (Vector::kMostStretched > 0) {
+    constexpr int64_t kShortest = 4096;
+    if (end - begin < StretchBlend<Vector>::fewest_draws(rule.num_datasets)) return begin;
+    StretchBlend<Vector> stretches(rule, counts);
+    int64_t while_slow = kShortest;
+    if (begin == 0) compare_few(rule, begin++, 1, counts, out);
+    while (begin < end) {
+      const int64_t reached = stretches.advance(begin, end, out);
+      if (reached == begin) break;
+      begin = reached;
+      if (stretches.slow()) {
+        const int64_t stop = std::min(end, begin + while_slow);
+        draw_in_sequence<Vector>(rule, begin, stop, counts, out, poll);
+        begin = stop;
+        while_slow *= 2;
+      } else {
+        while_slow = kShortest;
+      }
+      poll();
+    }
+  }
+  return begin;
+}
+
+template <class Vector, class Index, class Poll>
+void draw_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
+                const BlendOutput<Index>& out, Poll& poll) {
+  const auto is_exact = [](int64_t count) {
+    return 0 <= count && static_cast<double>(count) <= kMostBehind;
+  };
+  if (rule.num_datasets <= Vector::kMostStretched && fits_windows(rule, end) &&
+      std::all_of(counts, counts + rule.num_datasets, is_exact)) {
+    begin = stretch_blend<Vector>(rule, begin, end, counts, out, poll);
+  }
+  draw_in_sequence<Vector>(rule, begin, end, counts, out, poll);
 }
 
 // Return the dataset that every draw is from, or -1. After n draws, at most n of them from this
@@ -98,6 +162,9 @@ inline int64_t only_drawn(const BlendRule& rule, int64_t begin, int64_t end,
 template <class Index, class Poll>
 void blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
            const BlendOutput<Index>& out, Poll& poll) {
+  if (are_few(end - begin, rule.num_datasets)) {
+    return compare_few(rule, begin, end, counts, out);
+  }
   const int64_t only = only_drawn(rule, begin, end, counts);
   if (only >= 0) {
     for (int64_t n = begin; n < end; ++n) {

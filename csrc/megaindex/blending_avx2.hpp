@@ -1,6 +1,8 @@
 // The vector operations of blending_vector.hpp with AVX2 instructions.
 #pragma once
 
+#include <cstring>
+
 #include "megaindex/blending_vector.hpp"
 #include "megaindex/cpu.hpp"
 
@@ -60,11 +62,16 @@ struct Avx2Vector {
     return start + __builtin_ctz(static_cast<unsigned>(leaders));
   }
 
+  static constexpr int64_t kMostStretched = 128;
+
+  static void draw_stretches(Stretches& run, int64_t draws) {
+    if (run.size > 4) return draw_many(run, draws);
+    if (run.limited) return draw_two_to_four<true>(run, draws);
+    draw_two_to_four<false>(run, draws);
+  }
+
   template <class Emit>
   static RaceResult race(const Race& race, double d, int64_t draws, const Emit& emit) {
-    const bool plain = race.special == 0 && race.floor[0].level == -kNever;
-    if (race.size <= 4 && plain) return race_of_4(race, d, draws, emit);
-    if (race.size <= 8 && plain) return race_of_8(race, d, draws, emit);
     if (race.size <= 16) return race_in<4>(race, d, draws, emit);
     if (race.size <= 32) return race_in<8>(race, d, draws, emit);
     if (race.size <= 48) return race_in<12>(race, d, draws, emit);
@@ -127,92 +134,185 @@ struct Avx2Vector {
   }
 
  private:
-  // Up to 4 lanes without floors, even lanes in one register and odd lanes in another. How far each
-  // lane is behind at the next draw is computed both with and without this draw, which shortens the
-  // chain of dependent instructions from one draw to the next.
-  template <class Emit>
-  MEGAINDEX_AVX2 static RaceResult race_of_4(const Race& race, double d, int64_t draws,
-                                             const Emit& emit) {
-    const __m128d one = _mm_set1_pd(1);
-    const __m128d slope[2] = {_mm_setr_pd(race.slope[0], race.slope[2]),
-                              _mm_setr_pd(race.slope[1], race.slope[3])};
-    __m128d count[2] = {_mm_setr_pd(race.count[0], race.count[2]),
-                        _mm_setr_pd(race.count[1], race.count[3])};
-    __m128d value[2];
-    for (int v = 0; v < 2; ++v) {
-      value[v] = _mm_sub_pd(_mm_mul_pd(slope[v], _mm_set1_pd(d)), count[v]);
-    }
-    for (int64_t k = 0; k < draws; ++k) {
-      d += 1;
-      // among equals the even lane of a pair wins, and the left of the two pairs
-      const __m128d even = _mm_cmpge_pd(value[0], value[1]);
-      const __m128d pair = _mm_max_pd(value[0], value[1]);
-      const __m128d other = _mm_permute_pd(pair, 1);
-      const __m128d wins = _mm_blend_pd(_mm_cmpge_pd(pair, other), _mm_cmpgt_pd(pair, other), 0b10);
-      const __m128d win[2] = {_mm_and_pd(wins, even), _mm_andnot_pd(even, wins)};
-      for (int v = 0; v < 2; ++v) {
-        const __m128d product = _mm_mul_pd(slope[v], _mm_set1_pd(d));
-        const __m128d more = _mm_add_pd(count[v], one);
-        value[v] =
-            _mm_blendv_pd(_mm_sub_pd(product, count[v]), _mm_sub_pd(product, more), win[v]);
-        count[v] = _mm_blendv_pd(count[v], more, win[v]);
-      }
-      emit(k, lane_of(_mm_movemask_pd(wins), _mm_movemask_pd(even)));
-    }
-    for (int v = 0; v < 2; ++v) {
-      _mm_storel_pd(race.count + v, count[v]);
-      _mm_storeh_pd(race.count + v + 2, count[v]);
-    }
-    return {draws, 0, 0};
+  template <bool kLimited>
+  static void draw_two_to_four(Stretches& run, int64_t draws) {
+    if (run.size == 2) return draw_few<2, kLimited>(run, draws);
+    if (run.size == 3) return draw_few<3, kLimited>(run, draws);
+    draw_few<4, kLimited>(run, draws);
   }
 
-  // The same for up to 8 lanes: pairs, then pairs of pairs, then halves.
-  template <class Emit>
-  MEGAINDEX_AVX2 static RaceResult race_of_8(const Race& race, double d, int64_t draws,
-                                             const Emit& emit) {
+  // A stretch is a lane of two registers. The counts of the N datasets stay in registers; outputs
+  // are written for four draws at once.
+  template <int N, bool kLimited>
+  MEGAINDEX_AVX2 static void draw_few(Stretches& run, int64_t draws) {
+    constexpr int V = kStretches / 4;
     const __m256d one = _mm256_set1_pd(1);
-    const __m256d slope[2] = {every_other(race.slope), every_other(race.slope + 1)};
-    __m256d count[2] = {every_other(race.count), every_other(race.count + 1)};
-    __m256d value[2];
-    for (int v = 0; v < 2; ++v) {
-      value[v] = _mm256_sub_pd(_mm256_mul_pd(slope[v], _mm256_set1_pd(d)), count[v]);
+    const __m256d never = _mm256_set1_pd(kNever);
+    __m256d slope[N], number[N], count[N][V], d[V];
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) {
+      slope[i] = _mm256_set1_pd(run.slope[i]);
+      // in the high bytes, from which it is shifted down
+      number[i] = _mm256_castsi256_pd(_mm256_set1_epi64x(int64_t{i} << (64 - 8 * run.index_size)));
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) count[i][v] = _mm256_load_pd(run.count + kStretches * i + 4 * v);
     }
-    for (int64_t k = 0; k < draws; ++k) {
-      d += 1;
-      const __m256d even = _mm256_cmp_pd(value[0], value[1], _CMP_GE_OQ);
-      const __m256d pair = _mm256_max_pd(value[0], value[1]);
-      const __m256d other_pair = _mm256_permute_pd(pair, 5);
-      const __m256d half = _mm256_max_pd(pair, other_pair);
-      const __m256d other_half = _mm256_permute2f128_pd(half, half, 1);
-      const __m256d wins = _mm256_and_pd(
-          _mm256_blend_pd(_mm256_cmp_pd(pair, other_pair, _CMP_GE_OQ),
-                          _mm256_cmp_pd(pair, other_pair, _CMP_GT_OQ), 0b1010),
-          _mm256_blend_pd(_mm256_cmp_pd(half, other_half, _CMP_GE_OQ),
-                          _mm256_cmp_pd(half, other_half, _CMP_GT_OQ), 0b1100));
-      const __m256d win[2] = {_mm256_and_pd(wins, even), _mm256_andnot_pd(even, wins)};
-      for (int v = 0; v < 2; ++v) {
-        const __m256d product = _mm256_mul_pd(slope[v], _mm256_set1_pd(d));
-        const __m256d more = _mm256_add_pd(count[v], one);
-        value[v] = _mm256_blendv_pd(_mm256_sub_pd(product, count[v]),
-                                    _mm256_sub_pd(product, more), win[v]);
-        count[v] = _mm256_blendv_pd(count[v], more, win[v]);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) d[v] = _mm256_loadu_pd(run.draws + 4 * v);
+    const __m128i shift = _mm_cvtsi64_si128(8 * run.index_size);
+    alignas(32) double sample[4][kStretches];
+    for (int64_t k = 0; k < draws; k += 4) {
+      __m256i dataset[V]{};
+#pragma GCC unroll 1
+      for (int j = 0; j < 4; ++j) {  // unrolled, it would not find registers for the counts
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+          __m256d top = _mm256_sub_pd(_mm256_mul_pd(slope[0], d[v]), count[0][v]);
+          __m256d taken = count[0][v];
+          __m256d which = _mm256_setzero_pd();
+          __m256d leads[N];
+#pragma GCC unroll 8
+          for (int i = 1; i < N; ++i) {
+            const __m256d value = _mm256_sub_pd(_mm256_mul_pd(slope[i], d[v]), count[i][v]);
+            leads[i] = _mm256_cmp_pd(value, top, _CMP_GT_OQ);
+            top = _mm256_max_pd(top, value);
+            taken = _mm256_blendv_pd(taken, count[i][v], leads[i]);
+            which = _mm256_blendv_pd(which, number[i], leads[i]);
+          }
+          _mm256_store_pd(sample[j] + 4 * v, taken);
+          dataset[v] =
+              _mm256_or_si256(_mm256_srl_epi64(dataset[v], shift), _mm256_castpd_si256(which));
+          d[v] = _mm256_add_pd(d[v], one);
+          __m256d later = _mm256_setzero_pd();  // where a dataset after i is drawn
+#pragma GCC unroll 8
+          for (int i = N - 1; i >= 0; --i) {
+            __m256d next = _mm256_add_pd(count[i][v], one);
+            if (kLimited) {
+              const __m256d limit = _mm256_broadcast_sd(run.limit + i);
+              next = _mm256_blendv_pd(next, never, _mm256_cmp_pd(next, limit, _CMP_EQ_OQ));
+            }
+            if (i == 0) {
+              count[0][v] = _mm256_blendv_pd(next, count[0][v], later);
+            } else {
+              count[i][v] = _mm256_blendv_pd(count[i][v], next, _mm256_andnot_pd(later, leads[i]));
+              later = _mm256_or_pd(later, leads[i]);
+            }
+          }
+        }
       }
-      emit(k, lane_of(_mm256_movemask_pd(wins), _mm256_movemask_pd(even)));
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        if (run.sample[0] != nullptr) store_samples(sample[0] + 4 * v, run.sample + 4 * v, k);
+        if (run.dataset[0] == nullptr) continue;
+        store_dataset(_mm256_castsi256_si128(dataset[v]), run, 4 * v, k);
+        store_dataset(_mm256_extracti128_si256(dataset[v], 1), run, 4 * v + 2, k);
+      }
     }
-    alignas(32) double counts[2][4];
-    for (int v = 0; v < 2; ++v) _mm256_store_pd(counts[v], count[v]);
-    for (int lane = 0; lane < 8; ++lane) race.count[lane] = counts[lane % 2][lane / 2];
-    return {draws, 0, 0};
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) {
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) _mm256_store_pd(run.count + kStretches * i + 4 * v, count[i][v]);
+    }
+    advance(run, draws);
   }
 
-  // Return the winning lane of the winning pair.
-  static int lane_of(int wins, int even) {
-    const int pair = __builtin_ctz(static_cast<unsigned>(wins));
-    return 2 * pair + 1 - (even >> pair & 1);
+  // Write the counts, whole numbers below 2**52, of four draws in four stretches.
+  MEGAINDEX_AVX2_INLINE static void store_samples(const double* count, int64_t* const* out,
+                                                  int64_t k) {
+    const __m256d magic = _mm256_set1_pd(0x1p52);  // a sum with it has the number in its low bits
+    __m256d x[4];
+#pragma GCC unroll 8
+    for (int j = 0; j < 4; ++j) {
+      const __m256d row = _mm256_load_pd(count + kStretches * j);
+      x[j] = _mm256_xor_pd(_mm256_add_pd(row, magic), magic);
+    }
+    const __m256d even[2] = {_mm256_unpacklo_pd(x[0], x[1]), _mm256_unpacklo_pd(x[2], x[3])};
+    const __m256d odd[2] = {_mm256_unpackhi_pd(x[0], x[1]), _mm256_unpackhi_pd(x[2], x[3])};
+    store(out[0] + k, _mm256_permute2f128_pd(even[0], even[1], 0x20));
+    store(out[1] + k, _mm256_permute2f128_pd(odd[0], odd[1], 0x20));
+    store(out[2] + k, _mm256_permute2f128_pd(even[0], even[1], 0x31));
+    store(out[3] + k, _mm256_permute2f128_pd(odd[0], odd[1], 0x31));
   }
 
-  MEGAINDEX_AVX2 static __m256d every_other(const double* x) {
-    return _mm256_setr_pd(x[0], x[2], x[4], x[6]);
+  MEGAINDEX_AVX2_INLINE static void store(int64_t* out, __m256d bits) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_castpd_si256(bits));
+  }
+
+  // Write the datasets of four draws in two stretches.
+  MEGAINDEX_AVX2_INLINE static void store_dataset(__m128i numbers, const Stretches& run,
+                                                  int first, int64_t k) {
+    const int64_t word[2] = {_mm_cvtsi128_si64(numbers), _mm_extract_epi64(numbers, 1)};
+    for (int lane = 0; lane < 2; ++lane) {
+      char* to = static_cast<char*>(run.dataset[first + lane]) + k * run.index_size;
+      if (run.index_size == 2) {
+        std::memcpy(to, &word[lane], 8);
+      } else {
+        const auto bytes = static_cast<uint32_t>(static_cast<uint64_t>(word[lane]) >> 32);
+        std::memcpy(to, &bytes, 4);
+      }
+    }
+  }
+
+  // The same for any number of datasets, with the counts in memory.
+  MEGAINDEX_AVX2 static void draw_many(Stretches& run, int64_t draws) {
+    constexpr int V = kStretches / 4;
+    const __m256d one = _mm256_set1_pd(1);
+    __m256d d[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) d[v] = _mm256_loadu_pd(run.draws + 4 * v);
+    for (int64_t k = 0; k < draws; ++k) {
+      __m256d top[V], which[V];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        top[v] = _mm256_set1_pd(-kNever);
+        which[v] = _mm256_setzero_pd();
+      }
+      __m256i number = _mm256_setzero_si256();
+      for (int64_t i = 0; i < run.size; ++i) {
+        const __m256d slope = _mm256_broadcast_sd(run.slope + i);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+          const __m256d count = _mm256_load_pd(run.count + kStretches * i + 4 * v);
+          const __m256d value = _mm256_sub_pd(_mm256_mul_pd(slope, d[v]), count);
+          const __m256d leads = _mm256_cmp_pd(value, top[v], _CMP_GT_OQ);
+          top[v] = _mm256_max_pd(top[v], value);
+          which[v] = _mm256_blendv_pd(which[v], _mm256_castsi256_pd(number), leads);
+        }
+        number = _mm256_add_epi64(number, _mm256_set1_epi64x(1));
+      }
+      alignas(32) int64_t drawn[kStretches];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        store(drawn + 4 * v, which[v]);
+        d[v] = _mm256_add_pd(d[v], one);
+      }
+#pragma GCC unroll 8
+      for (int lane = 0; lane < kStretches; ++lane) {
+        const int64_t i = drawn[lane];
+        double& count = run.count[kStretches * i + lane];
+        if (run.sample[0] != nullptr) run.sample[lane][k] = static_cast<int64_t>(count);
+        if (run.dataset[0] != nullptr) {
+          if (run.index_size == 2) {
+            static_cast<int16_t*>(run.dataset[lane])[k] = static_cast<int16_t>(i);
+          } else {
+            static_cast<uint8_t*>(run.dataset[lane])[k] = static_cast<uint8_t>(i);
+          }
+        }
+        const double more = count + 1;
+        count = more == run.limit[i] ? kNever : more;
+      }
+    }
+    advance(run, draws);
+  }
+
+  static void advance(Stretches& run, int64_t draws) {
+    for (int lane = 0; lane < kStretches; ++lane) {
+      run.draws[lane] += static_cast<double>(draws);
+      if (run.sample[0] != nullptr) run.sample[lane] += draws;
+      if (run.dataset[0] != nullptr) {
+        run.dataset[lane] = static_cast<char*>(run.dataset[lane]) + draws * run.index_size;
+      }
+    }
   }
 
   // The counts stay in V registers. The comparison that finds the draw also adds it to them, so

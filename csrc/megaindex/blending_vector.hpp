@@ -32,6 +32,10 @@ using Doubles = std::vector<double, Aligned<double>>;
 constexpr int64_t kBlendPad = 16;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
+// The largest product of a weight and a draw number, and the largest count, for which doubles
+// resolve differences of 1 with room to spare.
+constexpr double kMostBehind = static_cast<double>(int64_t{1} << 50);
+
 // A line as a function of the number of draws.
 struct Line {
   double first = 0;  // where its value is `level`
@@ -64,7 +68,24 @@ struct Reach {
   double least[2];
 };
 
+// Draws at kStretches places of a blend, each with counts of its own. The last three advance with
+// every draw; outputs may be null.
+constexpr int64_t kStretches = 8;
+struct Stretches {
+  int64_t size;         // datasets
+  const double* slope;  // [size]
+  const double* limit;  // [size], the count from which a dataset is not drawn
+  bool limited;         // whether any limit is finite
+  double* count;        // [size, kStretches]; kNever from the limit on
+  int64_t index_size;   // bytes of an element of `dataset`
+  double draws[kStretches];
+  void* dataset[kStretches];
+  int64_t* sample[kStretches];
+};
+
 struct PortableVector {
+  static constexpr int64_t kMostStretched = 0;  // has no draw_stretches
+
   static double behind(const double* slope, const double* count, int64_t i, double d) {
     return slope[i] * d - count[i];
   }

@@ -2,8 +2,12 @@
 #include "python/arrays.hpp"
 #include "python/register.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "megaindex/blending.hpp"
 #include "megaindex/divisor.hpp"
@@ -65,10 +69,12 @@ struct BlendOutputs {
 };
 
 // A NaN would compare false with every product of a weight.
+bool is_weight(double weight) { return std::isfinite(weight) && weight >= 0; }
+
 const double* blend_weights(const py::array& weights) {
   const double* w = input<double>(weights, "weights");
   for (int64_t i = 0; i < weights.size(); ++i) {
-    require(std::isfinite(w[i]) && w[i] >= 0, "weights: must be finite and >= 0");
+    require(is_weight(w[i]), "weights: must be finite and >= 0");
   }
   return w;
 }
@@ -99,6 +105,92 @@ void exhaustive(const py::array& sizes, int64_t begin, int64_t end, py::array& c
                                           "most the sum of sizes");
   out.fill([&](auto* index) {
     blend_exhaustive(s, n, begin, end, out.counts, index, out.dataset_sample_index, Signals{});
+  });
+}
+
+// A one-dimensional array of a kernel's own dtype, contiguous and aligned; `data` is null for any
+// other object.
+template <class T>
+struct PlainArray {
+  T* data = nullptr;
+  int64_t size = 0;
+
+  PlainArray(py::handle object, bool written) {
+    if (!py::isinstance<py::array>(object)) return;
+    const auto array = py::reinterpret_borrow<py::array>(object);
+    constexpr int kPlain = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+    if (array.ndim() != 1 || (array.flags() & kPlain) != kPlain || !is<T>(array)) return;
+    if (written && !array.writeable()) return;
+    data = static_cast<T*>(const_cast<void*>(array.data()));
+    size = array.size();
+  }
+
+  template <class U>
+  bool is_apart_from(const PlainArray<U>& other) const {
+    const auto address = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
+    return address(data + size) <= address(other.data) ||
+           address(other.data + other.size) <= address(data);
+  }
+};
+
+// Return a Python int from 0 on, or -1 for any other object.
+int64_t plain_integer(py::handle object) {
+  if (!PyLong_CheckExact(object.ptr())) return -1;
+  int overflow = 0;
+  return std::max<int64_t>(PyLong_AsLongLongAndOverflow(object.ptr(), &overflow), -1);
+}
+
+// Draw from the first position on into whole outputs of this dtype. Return false, before anything
+// is written, where an argument is not as the kernels take it.
+template <class Index, class Value, class Draw>
+bool fill_plain(py::handle index, py::handle sample_index, const PlainArray<Value>& values,
+                int64_t num_datasets, int64_t size, const Draw& draw) {
+  const PlainArray<Index> datasets(index, true);
+  const PlainArray<int64_t> samples(sample_index, true);
+  if (datasets.data == nullptr || samples.data == nullptr || num_datasets < 1 || size < 0 ||
+      num_datasets > std::min<int64_t>(values.size, std::numeric_limits<Index>::max()) ||
+      size > std::min(datasets.size, samples.size) || !datasets.is_apart_from(samples) ||
+      !values.is_apart_from(datasets) || !values.is_apart_from(samples)) {
+    return false;
+  }
+  std::vector<int64_t> counts(static_cast<size_t>(num_datasets));
+  // others cannot run for so short a time
+  constexpr int64_t kShort = 1 << 12;
+  std::optional<py::gil_scoped_release> unlocked;
+  if (size * num_datasets > kShort) unlocked.emplace();
+  draw(counts.data(), datasets.data, samples.data);
+  return true;
+}
+
+template <class Value, class Draw>
+bool fill_any(py::handle index, py::handle sample_index, const PlainArray<Value>& values,
+              int64_t num_datasets, int64_t size, const Draw& draw) {
+  return fill_plain<int16_t>(index, sample_index, values, num_datasets, size, draw) ||
+         fill_plain<uint8_t>(index, sample_index, values, num_datasets, size, draw);
+}
+
+bool fill_greedy(const py::object& index, const py::object& sample_index, const py::object& weights,
+                 const py::object& num_datasets, const py::object& size) {
+  const PlainArray<double> w(weights, false);
+  if (!std::all_of(w.data, w.data + w.size, is_weight)) return false;
+  const int64_t n = plain_integer(num_datasets), end = plain_integer(size);
+  return fill_any(index, sample_index, w, n, end, [&](auto... out) {
+    blend_greedy(w.data, n, 0, end, out..., Signals{});
+  });
+}
+
+bool fill_exhaustive(const py::object& index, const py::object& sample_index,
+                     const py::object& sizes, const py::object& num_datasets) {
+  const PlainArray<int64_t> s(sizes, false);
+  const int64_t n = plain_integer(num_datasets);
+  int64_t total = 0, end = 0;
+  for (int64_t i = 0; i < s.size; ++i) {
+    if (s.data[i] < 0 || s.data[i] > INT64_MAX - total) return false;
+    total += s.data[i];
+    if (i < n) end = total;
+  }
+  return fill_any(index, sample_index, s, n, end, [&](auto... out) {
+    blend_exhaustive(s.data, n, 0, end, out..., Signals{});
   });
 }
 
@@ -209,6 +301,10 @@ void register_blending(py::module_& m) {
         "dataset_sample_index"_a);
   m.def("blend_exhaustive", &exhaustive, "sizes"_a, "begin"_a, "end"_a, "counts"_a,
         "dataset_index"_a, "dataset_sample_index"_a);
+  m.def("fill_greedy", &fill_greedy, "dataset_index"_a, "dataset_sample_index"_a, "weights"_a,
+        "num_datasets"_a, "size"_a);
+  m.def("fill_exhaustive", &fill_exhaustive, "dataset_index"_a, "dataset_sample_index"_a,
+        "sizes"_a, "num_datasets"_a);
   m.def("blend_checkpoints", &checkpoints, "weights"_a, "size"_a, "stride"_a);
   m.def("divisor_fill", &divisor, "weights"_a, "begin"_a, "end"_a, "counts"_a, "dataset_index"_a,
         "dataset_sample_index"_a);

@@ -63,6 +63,12 @@ def with_zeros(rng: np.random.Generator, n: int) -> F64:
     return weights
 
 
+def lopsided(rng: np.random.Generator, n: int) -> F64:
+    """Some so light that they are drawn once in thousands of draws, or never."""
+    weights: F64 = rng.dirichlet(np.full(n, 0.1)) + 1e-6
+    return weights
+
+
 def two_sizes(rng: np.random.Generator, n: int) -> F64:
     """Nearly equal ones among very light ones."""
     return np.where(rng.random(n) < 0.5, 1 + rng.random(n) * 1e-9, 1e-4 * rng.random(n))
@@ -166,6 +172,39 @@ def test_weights_at_the_ends_of_the_doubles(
     weights = np.random.default_rng(n).integers(0, 9, n) * magnitude
     actual = blend(backend.blend_greedy, weights, 0, 2000, np.zeros(n, np.int64))
     assert_same(actual, peers_greedy(megatron_helpers, weights, 2000))
+
+
+@pytest.mark.parametrize("total", [1.0, 0.3, 2.0])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 100, 128])
+@pytest.mark.parametrize("family", [lopsided, equal, ramp, lognormal])
+def test_greedy_drawn_in_stretches(
+    backend: Any, megatron_helpers: ModuleType, family: Any, n: int, total: float
+) -> None:
+    """The native core draws far apart at once, from counts that it guesses and then checks."""
+    if backend is REFERENCE:
+        pytest.skip("seconds long in the reference")
+    weights = make_weights(family, n, total, n)
+    size = 100_003 if n <= 5 else 20_001
+    expected = peers_greedy(megatron_helpers, weights, size)
+    counts = np.zeros(n, np.int64)
+    index, samples = np.zeros(size, np.uint8), np.zeros(size, np.int64)
+    for begin, end in ((0, size // 3), (size // 3, size)):
+        backend.blend_greedy(weights, begin, end, counts, index[begin:end], samples[begin:end])
+    np.testing.assert_array_equal(index, expected[0])
+    np.testing.assert_array_equal(samples, expected[1])
+    np.testing.assert_array_equal(counts, np.bincount(index, minlength=n))
+
+
+@pytest.mark.parametrize("ahead", [3, 5000, 2**51])
+def test_stretches_from_counts_that_no_blend_reaches(backend: Any, ahead: int) -> None:
+    if backend is REFERENCE:
+        pytest.skip("the others are compared with it")
+    weights, counts = make_weights(lognormal, 6, 1.0, 6), np.full(6, 40)
+    counts[2] += ahead
+    expected_counts = counts.copy()
+    actual = blend(backend.blend_greedy, weights, 300, 4000, counts)
+    expected = blend(REFERENCE.blend_greedy, weights, 300, 4000, expected_counts)
+    assert_same((*actual, counts), (*expected, expected_counts))
 
 
 @given(
@@ -317,6 +356,18 @@ def test_exhaustive_is_the_peers_on_what_is_not_empty(
     actual = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
     assert_same(actual, (filled[packed].astype(np.int16), samples))
     np.testing.assert_array_equal(counts, sizes)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 100])
+@pytest.mark.parametrize("family", [lopsided, equal, lognormal])
+def test_exhaustive_drawn_in_stretches(
+    backend: Any, megatron_helpers: ModuleType, family: Any, n: int
+) -> None:
+    if backend is REFERENCE:
+        pytest.skip("seconds long in the reference")
+    sizes = np.ceil(make_weights(family, n, 30_000, n)).astype(np.int64)
+    actual = blend(backend.blend_exhaustive, sizes, 0, int(sizes.sum()), np.zeros(n, np.int64))
+    assert_same(actual, peers_exhaustive(megatron_helpers, sizes))
 
 
 @pytest.mark.parametrize("n", [64, 65, 1501, 4000])

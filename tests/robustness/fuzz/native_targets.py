@@ -144,7 +144,7 @@ def _least_seen(c: Choices) -> Arguments:
 
 def _blend(c: Choices, weights: np.ndarray, counts: np.ndarray) -> Arguments:
     begin = int(counts.sum() % 2**62) if c.below(2) else c.integer(50)
-    size = c.below(60)
+    size = c.below(60) * c.one_of((1, 20))
     index = c.one_of((None, np.zeros(size, np.int16), np.zeros(size, np.uint8)))
     rows = c.one_of((None, np.zeros(size, np.int64)))
     return [weights, begin, begin + size, counts, index, rows]
@@ -335,6 +335,8 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "least_seen": _least_seen,
     "blend_greedy": _greedy,
     "blend_exhaustive": _exhaustive,
+    "fill_greedy": lambda c: _blending_indices(c)[:5],
+    "fill_exhaustive": _exhaustive_indices,
     "blend_checkpoints": _checkpoints,
     "divisor_fill": _divisor,
     "mix_fill": _mix_fill,
