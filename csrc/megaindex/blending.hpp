@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "megaindex/blending_avx2.hpp"
@@ -167,9 +168,14 @@ void blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
   }
   const int64_t only = only_drawn(rule, begin, end, counts);
   if (only >= 0) {
-    for (int64_t n = begin; n < end; ++n) {
-      out.write(n, only, counts[only]++);
-      if ((n & 0xfffff) == 0) poll();
+    for (int64_t n = begin; n < end; poll()) {
+      const int64_t first = n - out.origin, draws = std::min(end - n, kBlendPollEvery);
+      if (out.dataset != nullptr) std::fill_n(out.dataset + first, draws, static_cast<Index>(only));
+      if (out.sample != nullptr) {
+        std::iota(out.sample + first, out.sample + first + draws, counts[only]);
+      }
+      counts[only] += draws;
+      n += draws;
     }
     return;
   }
