@@ -498,10 +498,15 @@ def is_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
 
 
 def is_half_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
-    """Return True if a killed run published the .bin of the merged `parts` without its .idx."""
-    tokens, index = pair_paths(prefix)
+    """Return True if a killed run published the .bin of the merged `parts` without its .idx.
+
+    After a power loss only the file of provenance may be left, which a run removes with the .bin.
+    """
+    tokens, provenance, index = written_paths(prefix)
     try:
         whole = os.path.getsize(tokens) == sum(size for size, _ in parts)
+    except FileNotFoundError:
+        whole = os.path.lexists(provenance)
     except OSError:
         return False
     return whole and not os.path.lexists(index)

@@ -419,6 +419,22 @@ def test_a_pair_of_a_killed_run_is_synced_before_its_parts_go(
     assert not (tmp_path / "o.parts").exists()
 
 
+def test_provenance_that_a_power_loss_left_alone_is_replaced(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The removal of the .bin and .idx may be on the disk, and not that of the provenance."""
+    with monkeypatch.context() as patch:
+        patch.setattr(work_folder.WorkLock, "clear", lambda _: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            run(tmp_path / "o", [small])
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"o{suffix}").unlink()
+    made = run(tmp_path / "o", [small])
+    assert made.resumed == made.parts
+    run(tmp_path / "fresh", [small])
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
 def test_outputs_of_others_are_never_adopted(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
