@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import megaindex
 import megaindex.adapters.megatron
 import megaindex.adapters.neox
 from megaindex.adapters import reports, status
+from megaindex.adapters.patching import after_import
 
 SPLIT = {"split": "60,20,20"}
 SIZES = (60, 9, 5)
@@ -341,3 +343,22 @@ class Asking(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, k: int) -> bool:
         return reports.on_rank_0()
+
+
+def test_a_module_is_patched_when_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("patched_late", "patched_never"):
+        (tmp_path / f"{name}.py").write_text("VALUE = 1\n")
+    seen: list[str] = []
+    withdraw = after_import("patched_late", lambda module: seen.append(module.__name__))
+    try:
+        importlib.import_module("patched_never")
+        assert seen == []
+        importlib.import_module("patched_late")
+        assert seen == ["patched_late"]
+    finally:
+        withdraw()
+        for name in ("patched_late", "patched_never"):
+            sys.modules.pop(name, None)

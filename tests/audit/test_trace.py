@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from support.command_line import cli
 from support.corpora import write_corpus
 from support.tokenizing import run as tokenize
@@ -15,7 +16,7 @@ from support.tokenizing import run as tokenize
 from megaindex import FormatError, IndexedDataset
 from megaindex.audit import runs_of, step_ranges, steps_of, stream_of_run
 from megaindex.corpus import merge
-from megaindex.format.provenance import open_provenance
+from megaindex.format.provenance import ProvenanceSpool, RowFile, open_provenance
 
 RNG = np.random.default_rng(3)
 
@@ -200,6 +201,22 @@ def test_rows_of_another_part_of_the_corpus(folder: Path) -> None:
     status, _, err = cli("trace", *run, "--rows", outside)
     assert status == 2
     assert "in another part of the corpus, see --subset and --split" in err
+
+
+def test_a_file_without_documents(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "p", RNG.integers(1, 90, 40))
+    rows = np.arange(40)
+    with open(tmp_path / "p.provenance", "wb") as out:
+        spool = ProvenanceSpool(str(tmp_path))
+        spool.open()
+        spool.number_of(RowFile(path="blank.jsonl", format="jsonl"))
+        spool.add_file(RowFile(path="p.jsonl", format="jsonl"), rows, 9 * rows, 9 * rows + 8)
+        spool.assemble(out, xxhash.xxh3_128_digest((tmp_path / "p.idx").read_bytes()))
+        spool.close()
+    run = ["--data-path", tmp_path / "p", "--seq-length", 64, "--global-batch-size", 8]
+    status, out, err = cli("trace", *run, "--epochs", 1, "--rows", "blank.jsonl")
+    assert (status, out) == (2, "")
+    assert "no document of this run came from these rows; the pair has no document" in err
 
 
 def test_a_damaged_provenance(folder: Path, tmp_path: Path) -> None:

@@ -124,6 +124,13 @@ def test_random_locks_differ_by_their_skips() -> None:
         check_random(np.random.default_rng(seed))
 
 
+def test_entries_of_skips_are_compared_in_any_order() -> None:
+    first = locked("first.lock", [Skip(steps="5"), Skip(steps="2")])
+    proof = compare_records(first, locked("second.lock", [Skip(steps="1-6")]))
+    assert skips_of(proof.added) == (dict.fromkeys((1, 3, 4, 6), False), set())
+    assert proof.removed == ()
+
+
 @pytest.mark.slow
 def test_more_random_locks_differ_by_their_skips() -> None:
     for seed in range(5, 60):
