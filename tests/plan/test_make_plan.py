@@ -18,6 +18,7 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex.plan import make_plan, make_recipe_plan
+from megaindex.plan.model import epochs_text
 from megaindex.recipe import plan_recipe, read_recipe
 
 SIZED = {"tokens_per_epoch": 100_000, "sequence_length": 64, "global_batch_size": 8}
@@ -154,6 +155,10 @@ def test_a_resumed_run_has_the_coverage_of_the_whole_run() -> None:
     for one, other in zip(whole.rows("train"), resumed.rows("train"), strict=True):
         assert one.coverage == other.coverage
         assert one.distinct == other.distinct
+
+
+def test_numbers_of_epochs_as_text() -> None:
+    assert [epochs_text(n) for n in (1, 3, None)] == ["one epoch", "3 epochs", "? epochs"]
 
 
 def test_names_are_those_of_the_flags() -> None:
