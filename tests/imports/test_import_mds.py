@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from support.mds_writing import write_mds
 
 from megaindex.cli import main
-from megaindex.errors import FormatError, InvalidArgument, MissingFile
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.imports import mds
 from megaindex.imports.flat import import_pair
@@ -224,6 +227,27 @@ def test_damaged_mds_folders(tmp_path: Path) -> None:
         import_pair(open_mds(folder), str(tmp_path / "a"))
     with pytest.raises(MissingFile, match=r"nowhere/index\.json: cannot read"):
         open_mds(str(tmp_path / "nowhere"))
+    assert names(tmp_path) == ["mds"]
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (OSError(errno.EIO, "Input/output error"), StorageError),
+        (MemoryError(), MemoryError),
+        (EOFError("Compressed file ended"), FormatError),
+    ],
+)
+def test_a_failing_disk_does_not_damage_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, refused: type[Exception]
+) -> None:
+    samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
+    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
+    stream = Mock()
+    stream.read.side_effect = error
+    monkeypatch.setattr(mds, "_open", lambda _: contextlib.nullcontext(stream))
+    with pytest.raises(refused):
+        import_pair(open_mds(folder), str(tmp_path / "a"))
     assert names(tmp_path) == ["mds"]
 
 
