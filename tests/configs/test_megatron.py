@@ -294,6 +294,16 @@ def test_parameters_that_no_flag_replaces_are_named(tmp_path: Path) -> None:
     assert read_megatron(str(script), {}, over=Settings(data_path=("x",))).data_path is None
 
 
+def test_a_function_of_the_script_is_run_with_its_own_parameters(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text(
+        "train() { LENGTH=$1; FIRST=$2; }\ntrain 8 web\n"
+        "torchrun pretrain_gpt.py --data-path $FIRST $1 --seq-length $LENGTH"
+    )
+    settings = read_megatron(str(script), {}, ["code"])
+    assert (settings.data_path, settings.seq_length) == (("web", "code"), 8)
+
+
 def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
     (tmp_path / "conf.sh").write_text("LENGTH=32\n")
     script = tmp_path / "launch.sh"

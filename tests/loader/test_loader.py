@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -269,10 +270,13 @@ def test_a_batch_is_never_written_while_it_is_held(
 
 
 def test_dropped_batches_are_written_again(corpus: IndexedDataset, index: Index) -> None:
-    loader = Loader(index, corpus, sampler(index), read_ahead=2, num_threads=1)
-    addresses = [batch["tokens"].data_ptr() for batch in loader]
+    own = BatchMaker.allocate
+    with patch.object(BatchMaker, "allocate", autospec=True, side_effect=own) as allocate:
+        loader = Loader(index, corpus, sampler(index), read_ahead=2, num_threads=1)
+        addresses = [batch["tokens"].data_ptr() for batch in loader]
     assert len(addresses) > 20
     assert len(set(addresses)) <= 2 + 1 + 2
+    assert allocate.call_count <= 2 + 1 + 2
 
 
 def test_free_threaded_python_never_writes_a_batch_again(

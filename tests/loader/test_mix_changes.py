@@ -342,6 +342,21 @@ def test_stages_and_policies_that_a_mix_does_not_fit(folder: Path, tmp_path: Pat
         assert check.equal
 
 
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"web": (0.6, 1), "code": (0.6, 1)}, "the least shares sum to 1.2; lower one"),
+        ({"web": (0, 0.5), "code": (0, 0.3), "math": (0, 0.1)}, "greatest shares sum to 0.9"),
+    ],
+)
+def test_bounds_that_no_weights_fit(
+    folder: Path, bounds: dict[str, tuple[float, float]], message: str
+) -> None:
+    exact = tuple((name, *(Fraction(str(x)) for x in pair)) for name, pair in bounds.items())
+    with pytest.raises(InvalidArgument, match=message):
+        replace(recipe_at(folder), mix_bounds=exact)
+
+
 def test_ranks_with_other_mixes_are_named(folder: Path) -> None:
     cluster = Cluster(recipe_at(folder), 2, 2)
     cluster.set_mix({"web": 1}, at=2)
