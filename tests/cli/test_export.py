@@ -23,6 +23,7 @@ from support.megatron_blends import build, one_process
 from megaindex import IndexedDataset, IndexedDatasetWriter, PackedOrder, build_index
 from megaindex.audit import stream_of_recipe, stream_of_run
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index import array_index
 from megaindex.index.array_index import arrays_of
 from megaindex.index.spans import Index
 from megaindex.loader import NumpyDataset
@@ -357,3 +358,9 @@ def test_cut_documents_that_begin_a_sample(folder: Path) -> None:
     found = arrays_of(index, dataset.sequence_lengths)
     assert found.shuffle_index.size == index.num_samples == 7
     assert found.short_samples == 3
+    once, often = (array_index._Rows(index, dataset.sequence_lengths) for _ in range(2))
+    once.add(np.arange(7), index.locate(np.arange(7)))
+    for k in range(7):
+        often.add(np.array([k]), index.locate([k]))
+    for one, other in zip(once.arrays(wide=False), often.arrays(wide=False), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -367,6 +367,27 @@ def test_the_command_refuses_what_it_would_ignore() -> None:
     assert "2 pairs, 72 samples" in cli("verify", "new.lock", "--all")[1]  # and 4 of valid
 
 
+def test_stages_of_many_sources_are_locked_in_columns(tmp_path: Path) -> None:
+    names = [f"s{number:02}" for number in range(18)]
+    for number, name in enumerate(names):
+        write_corpus(tmp_path / name, [40 + number] * 4, np.uint16)
+    mixes = {
+        "all": dict.fromkeys(names, 1),
+        "most": {name: k + 1 for k, name in enumerate(names[:0:-1])},
+        "again": {names[0]: {"proportion": 1, "restart": True}} | dict.fromkeys(names[1:], 2),
+    }
+    stages = {name: {"steps": 9, "mix": mix} for name, mix in mixes.items()}
+    content = {"sequence_length": 16, "batch": {"global_batch_size": 8}, "stages": stages}
+    content["sources"] = {name: str(tmp_path / name) for name in names}
+    (tmp_path / "run.yaml").write_text(json.dumps(content))
+    lock = make_lock(read_recipe(tmp_path / "run.yaml")).write(tmp_path / "run.lock")
+    locked = lock.content["settings"]["recipe"]["stages"]
+    assert [locked[name]["mix"].get("sources", "none") for name in mixes] == [
+        None, list(range(17, 0, -1)), "none",
+    ]  # fmt: skip
+    assert rules(lock.path, whole=True) == []
+
+
 @pytest.mark.slow
 def test_a_thousand_sources_in_ten_stages_fit_into_300_kb(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus", [40, 50, 60], np.uint16)

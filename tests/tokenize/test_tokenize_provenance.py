@@ -161,6 +161,7 @@ def test_the_provenance_of_another_pair_is_refused(tmp_path: Path) -> None:
         (lambda data: data + b"{}\n", "the file"),
         (lambda data: data.replace(b"\n", b" ", 1), "line "),
         (lambda data: data[1:] + b"\n", "line 1"),
+        (lambda data: data.replace(b'"7"', b'"77"').replace(b"343", b"34"), "line 2"),
     ],
 )
 def test_inputs_that_changed_are_found(tmp_path: Path, change: Any, where: str) -> None:
