@@ -25,6 +25,7 @@ from megaindex.index.mixing import row_of_weights
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.loader import CostModel, RecipeLoader, SampleOptions, check_receipts, join_states
 from megaindex.lock import make_lock
+from megaindex.plan.mix_bounds import earliest_repeats
 from megaindex.plan.recipe_plan import make_recipe_plan
 from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
 from megaindex.recipe.recipe import Recipe
@@ -566,6 +567,16 @@ joined = join_states(states)
 print(joined["mix_changes"]["changes"], joined["loader"]["receipt"]["samples"])
 dist.destroy_process_group()
 """
+
+
+def test_a_known_past_only_postpones_the_earliest_repeat(folder: Path) -> None:
+    recipe = replace(recipe_at(folder), mix_bounds=(("web", Fraction(0), Fraction(3, 4)),))
+    layout = plan_recipe(recipe)
+    first = earliest_repeats(layout)[0].first_step
+    assert first is not None
+    for consumed in (8, 64, 120, 136):
+        later = earliest_repeats(layout, consumed)[0].first_step
+        assert later is None or later >= first
 
 
 @pytest.mark.slow
