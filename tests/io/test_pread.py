@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.io.mapping import DescriptorCache, Pread, RangeReader
+from megaindex.io.mapping import DescriptorCache, Pread, RangeReader, resident_pages
 from megaindex.io.paths import FileInfo
 
 CONTENT = bytes(range(256)) * 16
@@ -120,3 +122,18 @@ def test_a_stale_handle_is_opened_anew_and_must_be_the_same_file(path: str) -> N
 def test_settings_are_checked() -> None:
     with pytest.raises(InvalidArgument, match="retries=-1"):
         reader(retries=-1)
+
+
+def test_pages_in_memory_are_counted_from_the_first_byte_to_the_last() -> None:
+    page = mmap.PAGESIZE
+    memory = np.frombuffer(mmap.mmap(-1, 5 * page), np.uint8)
+    memory[: 4 * page] = 1
+    begin = memory.ctypes.data
+    for offset, nbytes, found in (
+        (0, 5 * page, (4, 5)),
+        (0, 1, (1, 1)),
+        (1, page, (2, 2)),
+        (page - 1, 2, (2, 2)),
+        (3 * page + 5, page, (1, 2)),
+    ):
+        assert resident_pages(begin + offset, nbytes) == found
