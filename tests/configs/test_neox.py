@@ -221,6 +221,12 @@ def test_a_slip_in_a_key_of_the_data_is_refused(tmp_path: Path, key: str, near: 
         read_neox([path])
 
 
+def test_a_mapping_in_place_of_a_value(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, nested="split: {a: 1}")
+    with pytest.raises(InvalidArgument, match="split must hold plain values"):
+        read_neox([path])
+
+
 def test_other_keys_that_neox_refuses_are_listed(tmp_path: Path) -> None:
     (path,) = write(tmp_path, old="{attention_type: x, decay-lr-to: 1, warmup_iters: 3}")
     assert "no argument attention_type, decay_lr_to, warmup_iters" in read_neox([path]).notes[0]

@@ -412,6 +412,14 @@ def test_a_thousand_sources_in_ten_stages_fit_into_300_kb(tmp_path: Path) -> Non
     assert rules(lock.path) == []
 
 
+def test_a_lock_is_not_written_over_another() -> None:
+    lock = read_lock("flags.lock")
+    lock.write("kept.lock")
+    with pytest.raises(StorageError, match=r"kept\.lock: already exists"):
+        lock.write("kept.lock")
+    assert lock.write("kept.lock", overwrite=True).content == lock.content
+
+
 def test_an_amended_run_is_refused_with_a_remedy() -> None:
     change = BlendChange(consumed_samples=40, weights={"data/web": 1, "data/chat": 1})
     run: Any = amend_run(["data/web"], num_samples=80, sequence_length=32, changes=[change])

@@ -102,6 +102,14 @@ def test_lengths_of_a_source_are_those_of_all_its_stages(folder: Path) -> None:
     assert recipe.lengths_of("code") == (4, 16)
 
 
+def test_epochs_read_are_counted_to_the_sample(folder: Path) -> None:
+    blocks = open_recipe(three_stages(folder)).layout.sizes[0].blocks
+    assert blocks is not None
+    one, two = (blocks.samples_in_epochs(epochs) for epochs in (1, 2))
+    for further in (1, (two - one) // 3, two - one):
+        assert blocks.epochs_read(one + further) == 1 + further / (two - one)
+
+
 @dataclass
 class ModelSource:
     """Reads a source block by block, in plain loops."""
