@@ -222,7 +222,7 @@ def test_a_slip_in_a_key_of_the_data_is_refused(tmp_path: Path, key: str, near: 
 
 
 def test_a_mapping_in_place_of_a_value(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, nested="split: {a: 1}")
+    (path,) = write(tmp_path, nested="data_path: web\nsplit: {a: 1}")
     with pytest.raises(InvalidArgument, match="split must hold plain values"):
         read_neox([path])
 
