@@ -261,6 +261,14 @@ def test_megatrons_iterations_to_skip(folder: Path, monkeypatch: pytest.MonkeyPa
     assert plan.evaluation.rounds == plain.evaluation.rounds  # as many are built
     assert plan.evaluation.rounds_run == plain.evaluation.rounds_run - 1
     assert "--iterations-to-skip 500 lies beyond the end of the run" in plan.warnings
+    late, at_4, at_8 = (
+        make_plan(megatron_args=f"{words} --start-eval-at-iter 8 {flag}", world_size=2).evaluation
+        for flag in ("", "--iterations-to-skip 4", "--iterations-to-skip 8")
+    )
+    assert late is not None
+    assert at_4 == late  # where none would follow
+    assert at_8 is not None
+    assert at_8.rounds_run == late.rounds_run - 1
     stream = stream_of_run(megatron_args=f"{words} --iterations-to-skip 4 5", world_size=2)
     assert documents_of(stream, 3) == documents_of(stream, 4) == []
     assert documents_of(stream, 2)

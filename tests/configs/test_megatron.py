@@ -141,6 +141,8 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         ("X=1; run $X ${X} \"$X\" '$X'", ["run", "1", "1", "1", "$X"]),
         ('X="1 2"; run $X "$X"', ["run", "1", "2", "1 2"]),
         ("A=(x 'y z'); run ${A[@]} \"${A[@]}\"", ["run", "x", "y", "z", "x", "y z"]),
+        ("A=(x 'y z'); run $A \"$A\"", ["run", "x", "x"]),
+        ("set -- x 'y z'; run $@ \"$@\"", ["run", "x", "y", "z", "x", "y z"]),
         ("A=(x); A+=(y); run ${A[*]}", ["run", "x", "y"]),
         ("A=(); A+=x; run $A", ["run", "x"]),
         ("run ${X:-3} ${Y-4}", ["run", "3", "4"]),
