@@ -18,6 +18,7 @@ from support.mds_writing import write_mds
 from megaindex.cli import main
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
+from megaindex.format.provenance import open_provenance
 from megaindex.imports import mds
 from megaindex.imports.flat import import_pair
 from megaindex.imports.mds import open_mds
@@ -141,6 +142,16 @@ def test_damaged_mds_samples(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="an array has type code 21, and int64 is 41"):
         import_pair(open_mds(folder, stored_dtype="int64"), str(tmp_path / "x"))
     assert names(tmp_path) == ["a", "b", "c"]
+
+
+def test_rows_of_shards_have_no_bytes(tmp_path: Path) -> None:
+    samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
+    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
+    import_pair(open_mds(folder), str(tmp_path / "a"))
+    found = open_provenance(str(tmp_path / "a"))
+    assert found is not None
+    assert found.num_documents == len(DOCUMENTS)
+    assert not any(file.has_bytes for file in found.files)
 
 
 def test_mds_tokens_that_do_not_fit(tmp_path: Path) -> None:
