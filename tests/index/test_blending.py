@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaindex.index import blending as draws_module
+from megaindex.index.blended_index import MOST_SOURCES
 from megaindex.index.blending import (
     DivisorDraws,
     Draws,
@@ -114,3 +115,7 @@ def test_divisor_weights_are_exact_where_they_can_be() -> None:
     wild = divisor_weights([0.123456789012345678, 1e-9, 7.7e12]).tolist()
     assert max(wild) < 2**53
     assert min(wild) >= 1
+
+
+def test_an_index_of_sources_is_as_wide_as_the_frameworks() -> None:
+    assert np.iinfo(np.int16).max == MOST_SOURCES
