@@ -379,3 +379,10 @@ def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
         file = find_tokenizer(path, add_special_tokens=True)
         with pytest.raises(InvalidArgument, match=named):
             check_settings(file, ["text"], eod="<|none|>", append_eod=False, dtype=None)
+
+
+def test_an_input_by_a_url_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(InvalidArgument, match=r"is a URL; write the path alone, /.*/a\.jsonl"):
+        run(tmp_path / "o", [f"file://{tmp_path}/a.jsonl"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl"]
