@@ -21,7 +21,7 @@ import megaindex
 import megaindex.adapters.megatron
 import megaindex.adapters.neox
 from megaindex.adapters import reports, status
-from megaindex.adapters.patching import after_import
+from megaindex.adapters.policy import after_import
 
 SPLIT = {"split": "60,20,20"}
 SIZES = (60, 9, 5)

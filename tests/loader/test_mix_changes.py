@@ -25,9 +25,9 @@ from megaindex.index.mixing import row_of_weights
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.loader import CostModel, RecipeLoader, SampleOptions, check_receipts, join_states
 from megaindex.lock import make_lock
-from megaindex.plan.mix_bounds import earliest_repeats
 from megaindex.plan.recipe_plan import make_recipe_plan
 from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
+from megaindex.recipe.amend import earliest_repeats
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import to_mapping
 
