@@ -744,7 +744,7 @@ class Script:
         name = match["name"] or match["plain"]
         held = self.variables.get(name)
         if isinstance(held, list):
-            place = (match["all"] or "[@]")[1:-1]
+            place = (match["all"] or "[0]")[1:-1]  # $A is the first element
             if place.isdecimal():
                 return held[int(place)] if int(place) < len(held) else ""
             held = " ".join(held)

@@ -583,9 +583,9 @@ class Recipe:
         highs = sum((high for _, _, high in self.mix_bounds), Fraction(0))
         bounded = len(self.mix_bounds) == len(self.sources)
         if lows > 1 or (bounded and highs < 1):
-            which = f"least shares sum to {shown(lows)}; lower one"
+            which = f"least shares sum to {float(lows):g}; lower one"
             if lows <= 1:
-                which = f"greatest shares sum to {shown(highs)}; raise one"
+                which = f"greatest shares sum to {float(highs):g}; raise one"
             raise InvalidArgument(f"mix_bounds: no weights fit them, since the {which}")
 
     def _check_limits(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ def test_a_failure_leaves_what_was_there(
     real, calls = getattr(os, call), []
 
     def fail_second(*args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread().name == "megaindex-durable":  # of an entry of another test
+            return real(*args, **kwargs)
         calls.append(call)
         if len(calls) == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
