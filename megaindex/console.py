@@ -115,13 +115,6 @@ def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
         print("\n".join(wrapped), file=out)
 
 
-def percent(share: float) -> str:
-    """Format a share with two decimals; only exact 0 and 1 are shown as 0.00% and 100.00%."""
-    if 0 < share < 0.00005:
-        return "<0.01%"
-    return ">99.99%" if 0.99995 <= share < 1 - 1e-12 else f"{share:.2%}"
-
-
 def spaced(parts: Sequence[RenderableType]) -> RenderableType:
     """Return the parts one below the other, separated by blank lines."""
     lines = [item for part in parts for item in (part, Text())]

@@ -344,3 +344,10 @@ def differ(theirs: object, ours: object) -> bool:
         return bool(theirs != ours)
     except (ValueError, RuntimeError):  # arrays, and recursive containers
         return True
+
+
+def percent(share: float) -> str:
+    """Format a share with two decimals; only exact 0 and 1 are shown as 0.00% and 100.00%."""
+    if 0 < share < 0.00005:
+        return "<0.01%"
+    return ">99.99%" if 0.99995 <= share < 1 - 1e-12 else f"{share:.2%}"

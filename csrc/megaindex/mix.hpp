@@ -1,4 +1,4 @@
-// Draws from streams whose weights change. megaindex/kernels/reference/blending.py is the specification.
+// Draws from streams whose weights change; megaindex/kernels/reference/blending.py specifies them.
 //
 // Weights are integers that sum to kMixUnit = 2^31. Stream i of weight w, with deficit f at the
 // start of the weights, is drawn for the j-th time at time ((2j + 1) * kMixUnit / 2 - f) / w, and

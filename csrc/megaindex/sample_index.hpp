@@ -139,6 +139,7 @@ void each_block(const Reader& reader, int64_t begin, int64_t end, const Visit& v
 
 // Set a row to (document, offset) in one store.
 inline void put(int32_t* rows, int64_t row, int64_t document, int64_t offset) {
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the document is the first half");
   const uint64_t pair = static_cast<uint32_t>(document) | static_cast<uint64_t>(offset) << 32;
   std::memcpy(rows + 2 * row, &pair, sizeof(pair));
 }

@@ -29,10 +29,11 @@ from megaindex.audit.report import (
     suggestions,
     times_seen,
 )
-from megaindex.console import ShortNames, percent
+from megaindex.console import ShortNames
 from megaindex.errors import MissingFile, StorageError
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.paths import as_storage_error, check_local, check_regular, open_at_once
+from megaindex.validation import percent
 
 PAGE_REMEDY = "write the page (--html) to a disk"
 _MARK = "<title>megaindex audit</title>"  # of every page since the first, near its beginning

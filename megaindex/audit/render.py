@@ -32,11 +32,11 @@ from megaindex.console import (
     Prose,
     ShortNames,
     TableColumn,
-    percent,
     print_lines,
     print_view,
     spaced,
 )
+from megaindex.validation import percent
 
 SOURCE_COLUMNS = (
     "of tokens served", "unseen", "once", "twice or more", "epochs served", "first repeat"

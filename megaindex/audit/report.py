@@ -12,11 +12,11 @@ from megaindex._types import I64
 from megaindex.audit.balance import BalanceModel, model_balance
 from megaindex.audit.exposure import Exposure, Histograms, count_exposure
 from megaindex.audit.streams import AuditStream
-from megaindex.console import percent
 from megaindex.index.balance import CostModel
 from megaindex.index.blending import Progress
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan.model import SkipEffect, effect_of, json_value
+from megaindex.validation import percent
 
 _LEAST_RISE = 0.25
 """Least rise of the mean earlier exposures that counts as a jump."""

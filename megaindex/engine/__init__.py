@@ -26,7 +26,7 @@ def open_engine(
             RAY_ADDRESS; if it is not set, a cluster of this machine is started for the block.
 
     Yields:
-        The engine, see `megaindex.engine.tasks.Engine`.
+        The engine, see `megaindex.engine.local.Engine`.
 
     Raises:
         InvalidArgument: a setting is out of range or not one of the engine, or Ray is not

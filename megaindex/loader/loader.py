@@ -281,7 +281,7 @@ class Loader:
         if self._iteration == iteration:
             self._is_over = self._has_state
 
-    def exchange(self, index: Index, first: int, sampler: Any = None) -> None:
+    def _exchange(self, index: Index, first: int, sampler: Any = None) -> None:
         """Serve the samples of another index from position ``first`` on, in the same iteration.
 
         Prefetched batches before it stay, others are read again.
@@ -377,9 +377,9 @@ class Loader:
             InvalidArgument: continuing would change the samples served before or after.
             FormatError: the state is damaged, or not one of `state_dict`.
         """
-        self.load(state, allow=allow)
+        self._load(state, allow=allow)
 
-    def load(
+    def _load(
         self,
         state: Mapping[str, Any],
         *,

@@ -404,7 +404,7 @@ class RecipeLoader(Loader):
         same = opened.index.num_samples == self._opened.index.num_samples
         keeps_sampler = same and self._balance is None
         sampler = None if keeps_sampler else self._sampler_of(opened)
-        self.exchange(opened.index, first, sampler)
+        self._exchange(opened.index, first, sampler)
         self._opened = opened
         self.ledger = SourceProgress(opened.layout)
 
@@ -598,7 +598,7 @@ class RecipeLoader(Loader):
         if opened is not previous:
             self._serve(opened, 0)
         try:
-            self.load(loader, allow=others, numbers=self._numbers_in(stored))
+            self._load(loader, allow=others, numbers=self._numbers_in(stored))
         except BaseException:
             if opened is not previous:
                 self._serve(previous, 0)

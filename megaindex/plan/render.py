@@ -15,13 +15,13 @@ from megaindex.console import (
     ShortNames,
     TableColumn,
     answer_panel,
-    percent,
     print_view,
     spaced,
     warning,
 )
 from megaindex.index.frameworks import framework_rules
 from megaindex.plan.model import PackingFacts, Plan, Row, epochs_text
+from megaindex.validation import percent
 
 _MANY_SOURCES = 24
 _SHOWN_TIMES = 4
