@@ -353,8 +353,10 @@ class Pairs(Scenario):
         found = self.read(audit=True)
         if self.writers == 1 and self.finished and self.begun[-1] == self.finished[-1]:
             require(found == self.finished[-1], f"the pair that was written is lost: {found}")
-        if self.begun == (0,) or (self.has_old and not self.world.happened):
-            require(found is not None, "there is no pair")  # a killed writer may leave none
+        if self.begun == (
+            0,
+        ):  # a writer that began may leave none, if it is killed or at work
+            require(found == 0, "there is no pair")
         if not os.path.exists(f"{FOLDER}/pair.idx"):
             self._write(3, overwrite=True)
             require(self.read(audit=True) == 3, "the pair is not the one that was written last")
