@@ -28,6 +28,8 @@ struct SampleGeometry {
 
 namespace detail {
 
+constexpr int64_t kLookAhead = 32;  // documents between the request of a length and its use
+
 // The int32 lengths of an .idx file. They are read as bytes because they begin at byte 34 and so
 // are not aligned.
 struct FileLengths {
@@ -51,16 +53,12 @@ struct ShortLengths {
 
   static constexpr uint16_t kInFile = 0xffff;
 
-  ShortLengths(const FileLengths& from, uint16_t* room, int num_threads)
+  ShortLengths(const FileLengths& from, uint16_t* room)
       : values(room), file(from), count(from.count) {
-    const int64_t parts = std::max(num_threads, 1);
-    run_parallel(parts, [&](int64_t part) {
-      const int64_t end = part + 1 == parts ? count : count / parts * (part + 1);
-      for (int64_t i = count / parts * part; i < end; ++i) {
-        const auto length = static_cast<uint64_t>(file[static_cast<uint64_t>(i)]);
-        room[i] = length < kInFile ? static_cast<uint16_t>(length) : kInFile;
-      }
-    });
+    for (int64_t i = 0; i < count; ++i) {
+      const auto length = static_cast<uint64_t>(file[static_cast<uint64_t>(i)]);
+      room[i] = length < kInFile ? static_cast<uint16_t>(length) : kInFile;
+    }
   }
   const void* address(uint64_t document) const { return values + document; }
   int64_t operator[](uint64_t document) const {
@@ -69,7 +67,7 @@ struct ShortLengths {
   }
 };
 
-// Lengths of documents in the order of document_index, read in blocks.
+// Lengths of documents in the order of document_index, prefetched ahead of their use.
 template <class Lengths, class Poll>
 class LengthReader {
  public:
@@ -78,34 +76,21 @@ class LengthReader {
 
   void poll() const { poll_(); }
 
-  // Prefetch the lengths of positions first ... first + count - 1.
-  void request(int64_t first, int64_t count) const {
-    for (int64_t k = first; k < first + count; ++k) {
-      __builtin_prefetch(lengths_.address(exists(id(k)) ? id(k) : 0));
-    }
-  }
-  void read(int64_t first, int64_t count, int64_t* out) const {
-    bool missing = lengths_.count == 0;
-    int64_t negative = 0;  // the sign bits of all
-    for (int64_t k = 0; k < count && lengths_.count > 0; ++k) {
-      const uint64_t document = id(first + k);
-      missing |= !exists(document);
-      out[k] = lengths_[exists(document) ? document : 0];
-      negative |= out[k];
-    }
-    if (missing) throw InvalidInput("document_index names a sequence that has no length");
-    if (negative < 0) throw InvalidInput("a length is negative");
+  void request(int64_t position) const {
+    const auto document = static_cast<uint64_t>(int64_t{documents_[position]});
+    __builtin_prefetch(lengths_.address(exists(document) ? document : 0));
   }
   int64_t at(int64_t position) const {
-    int64_t length = 0;
-    read(position, 1, &length);
+    const auto document = static_cast<uint64_t>(int64_t{documents_[position]});
+    if (__builtin_expect(!exists(document), 0)) {
+      throw InvalidInput("document_index names a sequence that has no length");
+    }
+    const int64_t length = lengths_[document];
+    if (__builtin_expect(length < 0, 0)) throw InvalidInput("a length is negative");
     return length;
   }
 
  private:
-  uint64_t id(int64_t position) const {
-    return static_cast<uint64_t>(int64_t{documents_[position]});
-  }
   // As unsigned, a negative id is too large.
   bool exists(uint64_t document) const { return document < static_cast<uint64_t>(lengths_.count); }
 
@@ -115,31 +100,38 @@ class LengthReader {
 };
 
 constexpr int64_t kPollEvery = int64_t{1} << 20;  // documents
-constexpr int64_t kBlock = 128;                   // documents whose lengths are requested at once
 
-// Call visit(first, count, lengths) for blocks of positions begin ... end - 1, upwards with Step 1
-// and downwards with Step -1.
-template <int Step, class Reader, class Visit>
-void each_block(const Reader& reader, int64_t begin, int64_t end, const Visit& visit) {
-  int64_t lengths[kBlock];
-  const auto count_from = [&](int64_t done) { return std::min(kBlock, end - begin - done); };
-  const auto first_from = [&](int64_t done) {
-    return Step > 0 ? begin + done : end - done - count_from(done);
-  };
-  if (begin < end) reader.request(first_from(0), count_from(0));
-  for (int64_t done = 0; done < end - begin;) {
-    const int64_t first = first_from(done), count = count_from(done);
-    done += count;
-    if (done < end - begin) reader.request(first_from(done), count_from(done));
-    reader.read(first, count, lengths);
-    visit(first, count, lengths);
-    if (done % kPollEvery == 0) reader.poll();
+// Call visit(position, length) for begin, begin+1, ..., end-1.
+template <class Reader, class Visit>
+void forward(const Reader& lengths, int64_t begin, int64_t end, Visit&& visit) {
+  for (int64_t d = begin; d < std::min(end, begin + kLookAhead); ++d) lengths.request(d);
+  int64_t d = begin;
+  while (d < end - kLookAhead) {
+    for (const int64_t stop = std::min(end - kLookAhead, d + kPollEvery); d < stop; ++d) {
+      lengths.request(d + kLookAhead);
+      visit(d, lengths.at(d));
+    }
+    lengths.poll();
   }
+  for (; d < end; ++d) visit(d, lengths.at(d));
+}
+
+template <class Reader, class Visit>
+void backward(const Reader& lengths, int64_t begin, int64_t end, Visit&& visit) {
+  for (int64_t d = end - 1; d >= std::max(begin, end - kLookAhead); --d) lengths.request(d);
+  int64_t d = end - 1;
+  while (d >= begin + kLookAhead) {
+    for (const int64_t stop = std::max(begin + kLookAhead, d - kPollEvery); d >= stop; --d) {
+      lengths.request(d - kLookAhead);
+      visit(d, lengths.at(d));
+    }
+    lengths.poll();
+  }
+  for (; d >= begin; --d) visit(d, lengths.at(d));
 }
 
 // Set a row to (document, offset) in one store.
 inline void put(int32_t* rows, int64_t row, int64_t document, int64_t offset) {
-  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the document is the first half");
   const uint64_t pair = static_cast<uint32_t>(document) | static_cast<uint64_t>(offset) << 32;
   std::memcpy(rows + 2 * row, &pair, sizeof(pair));
 }
@@ -148,38 +140,44 @@ inline void put(int64_t* rows, int64_t row, int64_t document, int64_t offset) {
   rows[2 * row + 1] = offset;
 }
 
-// Rows of a block of documents, ascending with Step 1 and descending with Step -1. They are kept
-// here first because memory behind the last one kept is written to: another thread may fill that.
-// Rows outside 1 ... last_row are dropped.
-template <class T, int Step>
+// A buffer of rows. Whether a document holds the next boundary would be mispredicted as a branch,
+// so its row is always written and then kept or not. A row that is not kept must not touch memory
+// that another thread fills, hence the buffer. Rows outside 1 ... last_row are dropped.
+template <class T, int Step>  // Step: +1 rows ascend, -1 rows descend
 class RowStage {
  public:
-  static constexpr int64_t kMostEach = 8;  // rows of one document
-
   RowStage(T* rows, int64_t next_row, int64_t last_row)
       : rows_(rows), next_row_(next_row), last_row_(last_row) {}
 
-  void put(int64_t kept, int64_t document, int64_t offset) {
-    detail::put(stage_, Step > 0 ? kept : kCapacity - 1 - kept, document, offset);
+  void offer(int64_t document, int64_t offset, bool keep) {
+    put(stage_, Step > 0 ? kept_ : kCapacity - 1 - kept_, document, offset);
+    kept_ += keep;
+    if (__builtin_expect(kept_ == kCapacity, 0)) flush();
   }
-  void flush(int64_t kept) {
-    const int64_t count = allowed(kept);
+  void flush() {
+    const int64_t count = allowed(kept_);
     const int64_t first = Step > 0 ? next_row_ : next_row_ - count + 1;
     const T* from = stage_ + 2 * (Step > 0 ? 0 : kCapacity - count);
     std::copy(from, from + 2 * count, rows_ + 2 * first);
-    next_row_ += Step * kept;
+    next_row_ += Step * kept_;
+    kept_ = 0;
   }
-  // Add `count` rows in one document, `stride` tokens apart, after the last row that was flushed.
+  // Add `count` rows in one document, `stride` tokens apart.
   void fill(int64_t document, int64_t offset, int64_t stride, int64_t count) {
+    if (count <= 8) {
+      for (int64_t j = 0; j < count; ++j) offer(document, offset + stride * j, true);
+      return;
+    }
+    flush();
     const int64_t writable = allowed(count);
     for (int64_t j = 0; j < writable; ++j) {
-      detail::put(rows_, next_row_ + Step * j, document, offset + stride * j);
+      put(rows_, next_row_ + Step * j, document, offset + stride * j);
     }
     next_row_ += Step * count;
   }
 
  private:
-  static constexpr int64_t kCapacity = kMostEach * kBlock + 1;
+  static constexpr int64_t kCapacity = 512;
 
   int64_t allowed(int64_t count) const {
     const int64_t room = Step > 0 ? last_row_ + 1 - next_row_ : next_row_;
@@ -190,61 +188,67 @@ class RowStage {
   T* const rows_;
   int64_t next_row_;
   const int64_t last_row_;
+  int64_t kept_ = 0;
 };
 
-// Cut documents [begin, end): write the rows from 1 to num_samples in them. `at` is the token at
-// which the first one starts, and the rows ascend, or with Step -1 that before which the last one
-// ends, and they descend. Return the token at the other end.
-template <int Step, class Reader, class T>
-int64_t cut_documents(const Reader& lengths, const SampleGeometry& g, int64_t begin, int64_t end,
-                      int64_t at, T* rows) {
+// Cut documents [begin, end), the first of which starts at token `start`: write the rows from 1 to
+// num_samples in them, and return the token at which the last one ends.
+template <class Reader, class T>
+int64_t cut_forward(const Reader& lengths, const SampleGeometry& g, int64_t begin,
+                    int64_t end, int64_t start, T* rows) {
   const int64_t S = g.sequence_length;
   const int64_t shift = 1 - g.extra;
-  // the first row of which token row * S - shift lies in the documents
-  const int64_t row = Step > 0 ? std::max<int64_t>(1, (at + shift + S - 1) / S)
-                               : std::min(g.num_samples, (at - g.extra) / S);
-  // tokens between the end of the document before, in this direction, and that token
-  int64_t distance = Step > 0 ? row * S - shift - at : at - 1 - (row * S - shift);
-  RowStage<T, Step> stage(rows, row, g.num_samples);
-  each_block<Step>(lengths, begin, end, [&](int64_t first, int64_t count, const int64_t* block) {
-    int64_t left = distance, kept = 0, tokens = 0;
-    for (int64_t k = Step > 0 ? 0 : count - 1; k != (Step > 0 ? count : -1); k += Step) {
-      const int64_t length = block[k], document = first + k;
-      const auto offset = [&](int64_t in) { return shift + (Step > 0 ? in : length - 1 - in); };
-      tokens += length;
-      // Whether a document holds one row, or two, would be mispredicted as a branch: both are
-      // written, and then kept or not.
-      stage.put(kept, document, offset(left));
-      stage.put(kept + 1, document, offset(std::min(left, length) + S));
-      left -= length;
-      const int64_t one = -int64_t{left < 0}, two = -int64_t{left < -S};  // all ones or zeros
-      kept -= one + two;
-      left += (S & one) + (S & two);
-      if (__builtin_expect(left < 0, 0)) {
-        const int64_t more = (S - 1 - left) / S;
-        if (more + 2 <= RowStage<T, Step>::kMostEach) {
-          for (; left < 0; left += S) stage.put(kept++, document, offset(left + length));
-        } else {
-          stage.flush(kept);
-          kept = 0;
-          stage.fill(document, offset(left + length), Step * S, more);
-          left += more * S;
-        }
-      }
+  // The first row k >= 1 whose token k*S - 1 + extra is at or after `start`.
+  const int64_t row = std::max<int64_t>(1, (start + shift + S - 1) / S);
+  int64_t ahead = row * S - 1 + g.extra - start;  // tokens from here to the next row's token
+  RowStage<T, +1> stage(rows, row, g.num_samples);
+  int64_t position = start;
+  forward(lengths, begin, end, [&](int64_t d, int64_t length) {
+    position += length;
+    const bool hit = ahead < length;
+    stage.offer(d, ahead + shift, hit);
+    ahead += (hit ? S : 0) - length;
+    if (__builtin_expect(ahead < 0, 0)) {  // a long document holds several rows
+      const int64_t more = (S - 1 - ahead) / S;
+      stage.fill(d, ahead + length + shift, S, more);
+      ahead += more * S;
     }
-    stage.flush(kept);
-    distance = left;
-    at += Step * tokens;
   });
-  return at;
+  stage.flush();
+  return position;
+}
+
+// Write the same rows backwards, where the last document ends before token `stop`; return the token
+// at which the first one starts.
+template <class Reader, class T>
+int64_t cut_backward(const Reader& lengths, const SampleGeometry& g, int64_t begin,
+                     int64_t end, int64_t stop, T* rows) {
+  const int64_t S = g.sequence_length;
+  const int64_t shift = 1 - g.extra;
+  // The last row whose token lies before `stop`.
+  const int64_t row = std::min(g.num_samples, (stop - g.extra) / S);
+  int64_t behind = stop - (row * S - 1 + g.extra);  // tokens from that token to here
+  RowStage<T, -1> stage(rows, row, g.num_samples);
+  int64_t position = stop;
+  backward(lengths, begin, end, [&](int64_t d, int64_t length) {
+    position -= length;
+    const bool hit = behind <= length;
+    stage.offer(d, length - behind + shift, hit);
+    behind += (hit ? S : 0) - length;
+    if (__builtin_expect(behind <= 0, 0)) {
+      const int64_t more = -behind / S + 1;
+      stage.fill(d, shift - behind, -S, more);
+      behind += more * S;
+    }
+  });
+  stage.flush();
+  return position;
 }
 
 template <class Reader>
 int64_t sum_lengths(const Reader& lengths, int64_t begin, int64_t end) {
   int64_t sum = 0;
-  each_block<1>(lengths, begin, end, [&](int64_t, int64_t count, const int64_t* block) {
-    for (int64_t k = 0; k < count; ++k) sum += block[k];
-  });
+  forward(lengths, begin, end, [&](int64_t, int64_t length) { sum += length; });
   return sum;
 }
 
@@ -260,9 +264,9 @@ bool cut_parallel(const Reader& lengths, const SampleGeometry& g, int64_t n, int
   run_parallel(blocks, [&](int64_t b) {
     const auto i = static_cast<size_t>(b);
     if (b == 0) {
-      tokens[i] = cut_documents<1>(lengths, g, bound(0), bound(1), 0, rows);
+      tokens[i] = cut_forward(lengths, g, bound(0), bound(1), 0, rows);
     } else if (b == blocks - 1) {
-      tokens[i] = cut_documents<-1>(lengths, g, bound(b), n, g.total_tokens, rows);
+      tokens[i] = cut_backward(lengths, g, bound(b), n, g.total_tokens, rows);
     } else {
       tokens[i] = sum_lengths(lengths, bound(b), bound(b + 1));
     }
@@ -273,7 +277,7 @@ bool cut_parallel(const Reader& lengths, const SampleGeometry& g, int64_t n, int
   if (blocks > 2) {
     run_parallel(blocks - 2, [&](int64_t b) {
       const int64_t start = starts[static_cast<size_t>(b) + 1];
-      cut_documents<1>(lengths, g, bound(b + 1), bound(b + 2), start, rows);
+      cut_forward(lengths, g, bound(b + 1), bound(b + 2), start, rows);
     });
   }
   return true;
@@ -299,7 +303,7 @@ void cut(const Reader& reader, int64_t num_documents, const SampleGeometry& g, i
       std::min<int64_t>(std::max(num_threads, 1), 1 + num_documents / kWorthAThread));
   int64_t tokens = g.total_tokens;
   if (threads == 1 || !cut_parallel(reader, g, num_documents, threads, rows)) {
-    tokens = cut_documents<1>(reader, g, 0, num_documents, 0, rows);
+    tokens = cut_forward(reader, g, 0, num_documents, 0, rows);
   }
   const int64_t needed = g.num_samples * g.sequence_length + g.extra;
   if (tokens < std::min(needed, g.total_tokens)) {
@@ -333,7 +337,7 @@ void cut_samples(const unsigned char* lengths, int64_t num_lengths, const int32_
   };
   const detail::FileLengths file{lengths, num_lengths};
   if (short_lengths == nullptr) return cut(file);
-  cut(detail::ShortLengths(file, short_lengths, num_threads));
+  cut(detail::ShortLengths(file, short_lengths));
 }
 
 }  // namespace megaindex

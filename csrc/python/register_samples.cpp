@@ -16,11 +16,10 @@ void cut(const py::array& lengths, const py::array& document_index, int64_t sequ
   const auto sizes = file_lengths(lengths);
   const auto* documents = input<int32_t>(document_index, "document_index");
   const SampleGeometry g{sequence_length, extra, num_samples, total_tokens};
-  require(sequence_length >= 1 && sequence_length <= int64_t{1} << 61 &&
-              (extra == 0 || extra == 1) && num_samples >= 0 && total_tokens >= 0 &&
-              num_samples <= total_tokens / sequence_length + 1,
-          "sequence_length must be from 1 to 2**61, extra 0 or 1, and num_samples at most "
-          "total_tokens / sequence_length + 1");
+  require(sequence_length >= 1 && (extra == 0 || extra == 1) && num_samples >= 0 &&
+              total_tokens >= 0 && num_samples <= total_tokens / sequence_length + 1,
+          "sequence_length must be >= 1, extra 0 or 1, and num_samples at most total_tokens / "
+          "sequence_length + 1");
   require(document_index.size() > 0, "document_index: must not be empty");
   if (out.ndim() != 2 || out.shape(0) != num_samples + 1 || out.shape(1) != 2) {
     throw InvalidInput("out: expected shape (num_samples + 1, 2), got " + describe(out));
