@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.checks import check_blocks_mapping, check_mapping
+from megaindex.helpers import check_blocks_mapping, check_mapping
 from megaindex.kernels.reference.mapping import MT19937, MT19937_64, mersenne_twister
 
 INT32_MAX = 2**31 - 1
