@@ -32,6 +32,7 @@ import secrets
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -351,7 +352,8 @@ def find_arrays(
             listing.accepted.append((files, accepted))
         return accepted
     if identity.is_of(sidecar):
-        return _verified(files, sidecar, listing) if sidecar.in_doubt else sidecar
+        again = partial(find_arrays, files, identity, check)
+        return _verified(files, sidecar, listing, again) if sidecar.in_doubt else sidecar
     if listing is not None:  # a new file may have the inode of a removed one
         return find_arrays(files, identity, check)
     if sidecar.origin == "exported":
@@ -375,12 +377,21 @@ def _refuse(files: ArrayFiles) -> NoReturn:
     )
 
 
-def _verified(files: ArrayFiles, sidecar: Sidecar, listing: Listing | None) -> Sidecar | None:
+def _verified(
+    files: ArrayFiles,
+    sidecar: Sidecar,
+    listing: Listing | None,
+    again: Callable[[], Sidecar | None],
+) -> Sidecar | None:
     """Return a sidecar of another boot if its arrays are complete; None if they must be rebuilt."""
     try:
         damaged = damaged_arrays(files, sidecar)
     except MissingFile:  # removed meanwhile by another builder
         return None
+    except FormatError:
+        if read_sidecar(files) == sidecar and current_states(files, None, None) == sidecar.files:
+            raise
+        return again()  # replaced meanwhile by another builder
     if damaged and sidecar.origin != "built":
         raise FormatError(
             f"{files.arrays[damaged[0]]}: the content is not that of the checksum recorded when it "

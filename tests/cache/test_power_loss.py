@@ -197,6 +197,24 @@ def test_a_lost_page_is_noticed(
     np.testing.assert_array_equal(map_arrays(files, found)["a"], CONTENTS["a"])
 
 
+def test_a_set_that_is_replaced_while_it_is_read_is_found(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = build(tmp_path)
+    machine.boot()
+    real = sidecar.damaged_arrays
+
+    def replaced(files: ArrayFiles, found: Sidecar) -> list[str]:
+        monkeypatch.setattr(sidecar, "damaged_arrays", real)
+        build(tmp_path)
+        return real(files, found)
+
+    monkeypatch.setattr(sidecar, "damaged_arrays", replaced)
+    found = find(files)
+    assert found is not None
+    np.testing.assert_array_equal(map_arrays(files, found)["a"], CONTENTS["a"])
+
+
 def test_what_the_framework_wrote_is_refused(tmp_path: Path, machine: Machine) -> None:
     files = build(tmp_path)
     os.unlink(files.sidecar)

@@ -353,9 +353,7 @@ class Pairs(Scenario):
         found = self.read(audit=True)
         if self.writers == 1 and self.finished and self.begun[-1] == self.finished[-1]:
             require(found == self.finished[-1], f"the pair that was written is lost: {found}")
-        if self.begun == (
-            0,
-        ):  # a writer that began may leave none, if it is killed or at work
+        if self.begun == (0,):  # a writer that began may leave none, if it is killed or at work
             require(found == 0, "there is no pair")
         if not os.path.exists(f"{FOLDER}/pair.idx"):
             self._write(3, overwrite=True)
