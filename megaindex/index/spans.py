@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,10 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div
 from megaindex.errors import FormatError, OutOfRange
-from megaindex.format import IndexedDataset
 from megaindex.validation import check_integer
+
+if TYPE_CHECKING:
+    from megaindex.format import IndexedDataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +159,8 @@ class ShownIndex:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state.get("datasets"):
+            from megaindex.format import IndexedDataset
+
             datasets = (
                 IndexedDataset.lazy(path, identity, **options)
                 for path, identity, options in state["datasets"]

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,13 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, U32, IntArray
 from megaindex.arithmetic import FinalEpoch, ceil_div, final_epoch, samples_in, shuffle_dtype
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import PackImpl
 from megaindex.index.spans import ShownIndex, Spans, check_sample_ids, documents_with_labels
 from megaindex.kernels import active, num_threads
+
+if TYPE_CHECKING:
+    from megaindex.format import IndexedDataset
 
 
 class Sink(Protocol):

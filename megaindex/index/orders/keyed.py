@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ import xxhash
 from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import INT64_MAX, ceil_div
 from megaindex.errors import InvalidArgument, MissingAttribute
-from megaindex.format import IndexedDataset
 from megaindex.index.array_index import places_of
 from megaindex.index.frameworks import lengths_of
 from megaindex.index.spans import (
@@ -33,6 +32,9 @@ from megaindex.index.spans import (
     part_bounds,
 )
 from megaindex.kernels import active
+
+if TYPE_CHECKING:
+    from megaindex.format import IndexedDataset
 
 Computed = TypeVar("Computed", bound="BlockOrder")
 
