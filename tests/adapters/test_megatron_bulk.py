@@ -14,7 +14,6 @@ from support.megatron_blends import assert_equal, build, installed, samples
 
 from megaindex.adapters.megatron import blend as blend_module
 from megaindex.cache import array_group, sidecar
-from megaindex.cache import sidecar as sidecar_file
 from megaindex.cache.array_files import Listing
 from megaindex.cache.sidecar import parse_sidecar
 from megaindex.errors import FormatError, MissingFile
@@ -145,8 +144,8 @@ def test_damage_after_the_corpus_changed(core: Any, tmp_path: Path) -> None:
 
 def power_loss(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """Another boot, after which all elements of an array read as zeros."""
-    monkeypatch.setattr(sidecar_file, "boot_id", lambda: "another boot")
-    monkeypatch.setattr(sidecar_file, "_read_last", None)
+    monkeypatch.setattr(sidecar, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(sidecar, "_read_last", None)
     status = path.stat()
     with open(path, "r+b") as file:
         file.seek(128)
@@ -165,7 +164,7 @@ def test_a_power_loss_is_noticed_and_mended(
 ) -> None:
     """Of all sets the damaged one is built again; the others are noted, and not read again."""
     due: list[Any] = []
-    monkeypatch.setattr(sidecar_file, "sync_later", due.append)
+    monkeypatch.setattr(sidecar, "sync_later", due.append)
     config = {"blend": (corpora, WEIGHTS), **CONFIG}
     with installed():
         expected = samples(build(core, SIZES, tmp_path, **config))
@@ -179,7 +178,7 @@ def test_a_power_loss_is_noticed_and_mended(
         assert named == {f"{base}: {array} lost what was written; rebuilt"}
         for sync in due:
             sync()
-        monkeypatch.setattr(sidecar_file, "boot_id", lambda: "one more")
+        monkeypatch.setattr(sidecar, "boot_id", lambda: "one more")
         monkeypatch.setattr(sidecar, "damaged_arrays", None)  # nothing is read
         assert_equal(samples(build(core, SIZES, tmp_path, **config)), expected)
     marks = {path.stat().st_ino: path for path in tmp_path.glob("*-megaindex.json")}.values()
@@ -191,7 +190,7 @@ def test_a_power_loss_is_noticed_and_mended(
 def test_a_power_loss_of_what_is_not_ours(
     core: Any, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar_file, "sync_later", lambda sync: None)
+    monkeypatch.setattr(sidecar, "sync_later", lambda sync: None)
     config = {"blend": (corpora, WEIGHTS), **CONFIG}
     build(core, SIZES, tmp_path, **config)
     with installed():

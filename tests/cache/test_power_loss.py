@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from support.array_sets import files_of, fill
 
 from megaindex.cache import npy, sidecar
-from megaindex.cache import sidecar as sidecar_file
 from megaindex.cache.array_files import (
     ArrayFiles,
     Arrays,
@@ -54,15 +53,15 @@ class Machine:
             return real(files, found)
 
         monkeypatch.setattr(sidecar, "damaged_arrays", noted)
-        monkeypatch.setattr(sidecar_file, "sync_later", self.due.append)
+        monkeypatch.setattr(sidecar, "sync_later", self.due.append)
         self.boot()
 
     def boot(self) -> None:
         self._boots += 1
         self.due.clear()
         self.read.clear()
-        self._patch.setattr(sidecar_file, "boot_id", lambda: f"boot {self._boots}")
-        self._patch.setattr(sidecar_file, "_read_last", None)  # that was another process
+        self._patch.setattr(sidecar, "boot_id", lambda: f"boot {self._boots}")
+        self._patch.setattr(sidecar, "_read_last", None)  # that was another process
 
     def sync(self) -> None:
         while self.due:
@@ -367,7 +366,7 @@ def test_a_directory_without_hard_links(
 def test_a_boot_that_cannot_be_told_is_always_another(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar_file, "boot_id", lambda: "unknown")
+    monkeypatch.setattr(sidecar, "boot_id", lambda: "unknown")
     files = build(tmp_path)
     assert find(files) is not None
     assert machine.read == ["set"]

@@ -15,7 +15,6 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.format import IndexedDataset
-from megaindex.index import receipts as receipt_module
 from megaindex.index import receipts as receipts_module
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.receipts import (
@@ -120,7 +119,7 @@ def test_every_backend_plans_the_same(
     setting: Setting, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = planned_block_receipts(setting.index, 5, 400, setting.keys, stride=64)
-    monkeypatch.setattr(receipt_module, "active", lambda: backend)
+    monkeypatch.setattr(receipts_module, "active", lambda: backend)
     assert planned_block_receipts(setting.index, 5, 400, setting.keys, stride=64) == expected
     assert planned_receipt(setting.index, 5, 400, setting.keys) == expected.total
     assert [r.count for r in expected.blocks.values()] == [59, 64, 64, 64, 64, 64, 16]

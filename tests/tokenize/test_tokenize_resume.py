@@ -397,14 +397,19 @@ def test_finished_parts_stay_where_they_cannot_be_listed(
     assert run(tmp_path / "o", [small], part_bytes=2000).resumed == 4
 
 
+def end_after_publishing(monkeypatch: pytest.MonkeyPatch, prefix: Path, source: Path) -> None:
+    """Run as a process that ends between the publication of the pair and the removal of parts."""
+    with monkeypatch.context() as patch:
+        patch.setattr(work_folder.WorkLock, "clear", lambda _: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            run(prefix, [source])
+
+
 def test_a_pair_of_a_killed_run_is_synced_before_its_parts_go(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run may be killed between the rename of the last file and the sync of the directory."""
-    with monkeypatch.context() as patch:
-        patch.setattr(work_folder.WorkLock, "clear", lambda _: (_ for _ in ()).throw(Stopped))
-        with pytest.raises(Stopped):
-            run(tmp_path / "o", [small])
+    end_after_publishing(monkeypatch, tmp_path / "o", small)
     synced, clear, folder = [], work_folder.WorkLock.clear, os.stat(tmp_path)
     monkeypatch.setattr(
         os, "fsync", lambda file: synced.append(os.path.samestat(os.fstat(file), folder))
@@ -423,10 +428,7 @@ def test_provenance_that_a_power_loss_left_alone_is_replaced(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The removal of the .bin and .idx may be on the disk, and not that of the provenance."""
-    with monkeypatch.context() as patch:
-        patch.setattr(work_folder.WorkLock, "clear", lambda _: (_ for _ in ()).throw(Stopped))
-        with pytest.raises(Stopped):
-            run(tmp_path / "o", [small])
+    end_after_publishing(monkeypatch, tmp_path / "o", small)
     for suffix in (".bin", ".idx"):
         (tmp_path / f"o{suffix}").unlink()
     made = run(tmp_path / "o", [small])
