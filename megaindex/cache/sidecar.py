@@ -342,8 +342,8 @@ def find_arrays(
         return None
     if sidecar is None or states != sidecar.files:
         accepted = _accept(files, states, identity, check)
-        if read_sidecar(files) != sidecar or current_states(files, None, None) != states:
-            return find_arrays(files, identity, check)  # replaced meanwhile by another builder
+        if _is_replaced(files, sidecar, states):
+            return find_arrays(files, identity, check)
         if accepted is None:
             _refuse(files)
         if listing is None:
@@ -368,6 +368,13 @@ def find_arrays(
     return None
 
 
+def _is_replaced(
+    files: ArrayFiles, sidecar: Sidecar | None, states: Mapping[str, FileState]
+) -> bool:
+    """Return whether another builder replaced the set since it was looked up."""
+    return read_sidecar(files) != sidecar or current_states(files, None, None) != states
+
+
 def _refuse(files: ArrayFiles) -> NoReturn:
     raise FormatError(
         f"{files}-*: these index arrays were written by the framework, not by megaindex, and are "
@@ -389,9 +396,9 @@ def _verified(
     except MissingFile:  # removed meanwhile by another builder
         return None
     except FormatError:
-        if read_sidecar(files) == sidecar and current_states(files, None, None) == sidecar.files:
+        if not _is_replaced(files, sidecar, sidecar.files):
             raise
-        return again()  # replaced meanwhile by another builder
+        return again()
     if damaged and sidecar.origin != "built":
         raise FormatError(
             f"{files.arrays[damaged[0]]}: the content is not that of the checksum recorded when it "
