@@ -207,7 +207,7 @@ class CombinedIndex(ShownIndex):
     def add_extra_token(self) -> int:
         return self._combined[0].add_extra_token
 
-    @property
+    @cached_property
     def separates_documents(self) -> tuple[bool, ...]:
         """Whether no label lies in another document, for each source."""
         return tuple(each for index in self._combined for each in separates_documents(index))
