@@ -351,3 +351,8 @@ def percent(share: float) -> str:
     if 0 < share < 0.00005:
         return "<0.01%"
     return ">99.99%" if 0.99995 <= share < 1 - 1e-12 else f"{share:.2%}"
+
+
+def error_text(error: Exception, most: int = 400) -> str:
+    """Return the type and the message of an error on one line, cut to ``most`` characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:most]

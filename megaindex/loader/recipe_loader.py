@@ -44,6 +44,7 @@ from megaindex.validation import (
     check_integer,
     check_number,
     differ,
+    error_text,
     shown,
 )
 
@@ -192,7 +193,7 @@ def _as_damage(
     try:
         yield
     except errors as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        reason = error_text(error)
         raise FormatError(
             f"not {_WHAT}: {fault} ({reason}); take it from an intact checkpoint{more}"
         ) from None

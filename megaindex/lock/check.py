@@ -39,7 +39,7 @@ from megaindex.lock.make import (
 from megaindex.lock.settings import differences, read_run
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
-from megaindex.validation import shown
+from megaindex.validation import error_text, shown
 from megaindex.verify.report import Collector, Report
 
 Progress = Callable[[int, int], None]
@@ -123,7 +123,7 @@ def verify_lock(
         is_of_step = isinstance(error, OutOfRange) and step is not None and edited is None
         if isinstance(error, StorageError) or is_of_step:
             raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = error_text(error, 200)
         if cache_dir is not None and isinstance(error, InvalidArgument):
             remedy = "remove the entry of the cache, or verify without --cache-dir"
             check.add("cache", "the arrays", reason, "arrays of the run",
@@ -269,7 +269,7 @@ class _Check:
         except StorageError:
             raise
         except _ERRORS as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            reason = error_text(error)
             self.add("settings", "settings", reason, "settings of a run")
             return
         theirs = {

@@ -27,6 +27,7 @@ from megaindex.index.skips import Skip, read_skips
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.recipe import Recipe, RecipeStage
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
+from megaindex.validation import error_text
 
 PATHS = ("path", "labels", "loss_mask", "rejected", "rejected_labels")
 _MANY = 16  # streams of a stage that are written in columns
@@ -126,7 +127,7 @@ def read_run(
             raise ValueError(f"unknown kind {settings['kind']!r}")
         return _run_of(_with_paths(settings["run"], paths), files)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        reason = error_text(error)
         raise FormatError(
             f"{where}: its settings cannot be read ({reason}); restore the file, or lock the run "
             "again"
