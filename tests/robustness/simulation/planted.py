@@ -189,8 +189,16 @@ BUGS = [
     Bug(
         "files that are being replaced are checked",
         sidecar.find_arrays,
-        "return find_arrays(files, identity, check)  # replaced meanwhile",
-        "pass  # replaced meanwhile",
+        "_is_replaced(files, sidecar, states)",
+        "False",
+        "framework",
+        30_000,
+    ),
+    Bug(
+        "files that are being replaced are called damaged",
+        sidecar._verified,
+        "not _is_replaced(files, sidecar, sidecar.files)",
+        "True",
         "framework",
         30_000,
     ),

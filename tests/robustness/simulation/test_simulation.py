@@ -42,6 +42,15 @@ def test_a_seed_repeats(name: str) -> None:
     assert first.transcript() != simulate(name, 6).transcript()
 
 
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_bug_can_be_planted(bug: Bug) -> None:
+    """Its place is still in the code: the search itself is slow."""
+    original = bug.function.__code__
+    with bug.planted():
+        assert bug.function.__code__ is not original
+    assert bug.function.__code__ is original
+
+
 @pytest.mark.parametrize(
     "bug",
     [pytest.param(b, marks=() if b.name in CHEAP else pytest.mark.slow, id=b.name) for b in BUGS],
