@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from robustness.mutants.__main__ import all_mutants, draw_sample
 from robustness.mutants.operators import cpp_edits, python_edits
 from robustness.mutants.reached import statement
 
@@ -81,3 +82,13 @@ def test_lines_of_equivalent_mutants_are_in_the_code() -> None:
         assert row["old"] in (ROOT / row["file"]).read_text(), row["file"]
         assert row["new"] != row["old"]
         assert row["reason"]
+
+
+def test_a_sample_stays_while_the_code_changes() -> None:
+    mutants = all_mutants(["megaindex/io/*", "megaindex/cache/*"])
+    sample = draw_sample(mutants, 40, seed=3)
+    assert {mutant.package for mutant in sample} == {"io", "cache"}
+    gone = [mutant for mutant in mutants if mutant not in sample[:20:4]]
+    assert len([mutant for mutant in draw_sample(gone, 40, seed=3) if mutant in sample]) >= 35
+    assert draw_sample(mutants[::-1], 40, seed=3) == sample
+    assert draw_sample(mutants, 40, seed=4) != sample
