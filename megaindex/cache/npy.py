@@ -26,10 +26,11 @@ from megaindex.io.paths import as_storage_error, is_local, storage_error
 
 ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
 """Dtypes of arrays in a cache."""
-WORTH_MAPPING = 32 << 20  # bytes; below, page faults cost more than writing
+WORTH_MAPPING = 64 << 20  # bytes; below, page faults cost more than writing
 _WORTH_A_THREAD = 1 << 20  # bytes; above, written while the next kernel runs
 _HUGE_PAGE = 2 << 20  # bytes, on x86-64 and with 4 KB pages on aarch64
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
+_POPULATED_AT_ONCE = 4 << 20  # bytes; meanwhile other threads cannot map memory, nor start threads
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise
 _T = TypeVar("_T")
 
@@ -67,12 +68,14 @@ class MappedArrays:
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
         path = self.path_of(name)
-        array = _in_memory(shape, dtype)  # takes none before it is touched
-        can_reserve = hasattr(os, "posix_fallocate") and array.nbytes >= WORTH_MAPPING
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        can_reserve = hasattr(os, "posix_fallocate") and size >= WORTH_MAPPING
         if can_reserve and is_local(os.path.dirname(path) or "."):
             array = map_new(path, shape, dtype)
             self._mapped.add(name)
             self._submit(populate, array)
+        else:
+            array = _in_memory(shape, dtype)
         self.arrays[name] = array
         return array
 
@@ -108,14 +111,14 @@ class MappedArrays:
         return written
 
     def close(self) -> None:
-        """End the thread and drop the arrays."""
+        """End the threads and drop the arrays."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self.arrays.clear()
 
     def _submit(self, task: Callable[..., _T], *args: object) -> Future[_T]:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "megaindex-arrays")
+            self._pool = ThreadPoolExecutor(2, "megaindex-arrays")
         return self._pool.submit(task, *args)
 
 
@@ -210,11 +213,11 @@ def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
 
 
 def populate(array: IntArray) -> None:
-    """Populate the pages of a mapped array in one call (Linux 5.14 or later; otherwise ignored)."""
-    page = mmap.PAGESIZE
-    begin = array.ctypes.data // page * page
-    size = array.ctypes.data + array.nbytes - begin
-    _MADVISE(ctypes.c_void_p(begin), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
+    """Populate the pages of a mapped array (Linux 5.14 or later; otherwise ignored)."""
+    end = array.ctypes.data + array.nbytes
+    for begin in range(array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE, end, _POPULATED_AT_ONCE):
+        size = min(_POPULATED_AT_ONCE, end - begin)
+        _MADVISE(ctypes.c_void_p(begin), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
 
 
 def map_npy(path: str) -> tuple[IntArray, int]:
