@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 import megaindex
 from benchmarks.corpora import SHAPES, Shape, write_sparse
-from benchmarks.timing import Comparison, PeakMemory, alternate
+from benchmarks.timing import Comparison, PeakMemory, alternate, remove_cache
 
 SEED = 1234
 NAMES = ("document_index", "sample_index", "shuffle_index")
@@ -20,7 +19,10 @@ ASKED = {"1B": 4.0, "10B": 5.0, "40B": 10.0, "100k-long": 4.0}
 
 
 def compare(name: str, directory: Path, rounds: int) -> Comparison:
-    """Check that all three arrays are equal, then time both sides building and saving them."""
+    """Check that all three arrays are equal, then time both sides building and saving them.
+
+    Each run begins without a cache.
+    """
     from benchmarks import peer
 
     shape = SHAPES[name]
@@ -36,6 +38,7 @@ def compare(name: str, directory: Path, rounds: int) -> Comparison:
     def run_ours() -> object:
         return _ours(ours, shape, samples, directory / "our-cache")
 
+    _remove_caches(directory)
     expected, actual = run_peer(), run_ours()
     nbytes = 0
     for array in NAMES:
@@ -44,7 +47,7 @@ def compare(name: str, directory: Path, rounds: int) -> Comparison:
             raise SystemExit(f"{name}: {array} differs from megatron-core's")
         nbytes += mine.nbytes
     del expected, actual
-    seconds = alternate(run_ours, run_peer, rounds)
+    seconds = alternate(run_ours, run_peer, rounds, prepare=lambda: _remove_caches(directory))
     return Comparison(
         what=f"index, {name}: {shape.documents:,} documents x {shape.epochs}",
         ours=seconds[0],
@@ -71,7 +74,6 @@ def _num_samples(dataset: megaindex.IndexedDataset, shape: Shape) -> int:
 
 
 def _ours(dataset: megaindex.IndexedDataset, shape: Shape, samples: int, cache: Path) -> object:
-    shutil.rmtree(cache, ignore_errors=True)
     return megaindex.build_index(
         dataset,
         sequence_length=shape.sequence_length,
@@ -81,11 +83,17 @@ def _ours(dataset: megaindex.IndexedDataset, shape: Shape, samples: int, cache: 
     )
 
 
+def _remove_caches(directory: Path) -> None:
+    for cache in directory.glob("*-cache"):
+        remove_cache(cache)
+
+
 def _measure(side: str, name: str, directory: Path) -> None:
     """Print the peak of one side, as a share of its arrays."""
     shape = SHAPES[name]
     prefix = write_sparse(directory, shape)
     dataset = megaindex.IndexedDataset(prefix)
+    _remove_caches(directory)
     samples = _num_samples(dataset, shape)
     if side == "ours":
         megaindex.backend()

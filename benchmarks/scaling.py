@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import filecmp
 import itertools
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.corpora import Shape, write_sparse
-from benchmarks.timing import Comparison, timed
+from benchmarks.timing import Comparison, remove_cache, timed
 from megaindex import BuildSettings, build_many, open_engine
 from megaindex.builders.single import BuildTask
 
@@ -77,13 +76,7 @@ def _seconds(run: Callable[[Path], None], directory: Path) -> float:
     try:
         return timed(lambda: run(cache))
     finally:
-        _remove(cache)
-
-
-def _remove(cache: Path) -> None:
-    """Remove a cache, also while entries are marked as synced in the background."""
-    while cache.exists():
-        shutil.rmtree(cache, ignore_errors=True)
+        remove_cache(cache)
 
 
 def _check(run: Callable[[Path], None], paths: list[str], directory: Path) -> int:
@@ -96,6 +89,6 @@ def _check(run: Callable[[Path], None], paths: list[str], directory: Path) -> in
     if not same or not all(filecmp.cmp(ours / a, loop / a, shallow=False) for a in arrays):
         raise SystemExit("scaling: the caches differ")
     nbytes = sum((loop / array).stat().st_size for array in arrays)
-    _remove(ours)
-    _remove(loop)
+    remove_cache(ours)
+    remove_cache(loop)
     return nbytes

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import resource
+import shutil
 import statistics
 import threading
 import time
@@ -65,15 +66,23 @@ class Clock:
 
 
 def alternate(
-    ours: Callable[[], object], peer: Callable[[], object], rounds: int
+    ours: Callable[[], object],
+    peer: Callable[[], object],
+    rounds: int,
+    prepare: Callable[[], object] = lambda: None,
 ) -> tuple[list[float], list[float]]:
-    """Time ``rounds`` alternating runs of each side, after a warm-up of each."""
-    ours()
-    peer()
+    """Time ``rounds`` alternating runs of each side, after a warm-up of each.
+
+    ``prepare`` is called before each run and not timed.
+    """
     seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        seconds[0].append(timed(ours))
-        seconds[1].append(timed(peer))
+    for number in range(rounds + 1):
+        for side, run in zip(seconds, (ours, peer), strict=True):
+            prepare()
+            if number == 0:
+                run()
+            else:
+                side.append(timed(run))
     return seconds
 
 
@@ -85,6 +94,12 @@ def timed(run: Callable[[], object]) -> float:
     seconds = Clock.now() - start
     del result  # freeing is not timed
     return seconds
+
+
+def remove_cache(cache: Path) -> None:
+    """Remove a cache, also while entries are marked as synced in the background."""
+    while cache.exists():
+        shutil.rmtree(cache, ignore_errors=True)
 
 
 def timed_after(batches: Iterator[Any], warm_up: int) -> float:
