@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -64,7 +65,7 @@ def main() -> None:
             figures = _packing(options, console, notes)
         if _includes(options, "cold", unasked=False):
             console.print(cold.describe_device(directory))
-        copies = _roofline(rows)
+        copies = {} if Clock.is_of_processor else _roofline(rows)
     if rows:
         console.print(_table(rows, copies))
     for name, sides in memory:
@@ -173,7 +174,10 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
 
 
 def _quick(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
-    """Yield jobs of a minute and a half that `benchmarks.baseline` compares with earlier ones."""
+    """Yield jobs of a minute that `benchmarks.baseline` compares with earlier ones."""
+    from benchmarks import peer  # noqa: F401
+
+    gc.freeze()  # torch's objects, which take a quarter of a second to go through before each run
     yield "index", partial(index_build.compare, "1B", directory, rounds)
     yield "sample_index", partial(kernels.sample_index, "1B", directory, rounds)
     yield "shuffle", partial(kernels.shuffle, rounds, 4_000_000)
@@ -280,7 +284,7 @@ def _loading(options: argparse.Namespace, directory: Path) -> Iterator[Job]:
 def _roofline(rows: list[Comparison]) -> dict[int, tuple[float, float]]:
     """Return the seconds to copy each output's bytes into fresh and into reused memory."""
     copies = {}
-    for nbytes in {row.output_bytes for row in rows}:
+    for nbytes in {row.output_bytes for row in rows if row.output_bytes}:
         source, target = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
         np.copyto(target, source)
         fresh = statistics.median(timed(source.copy) for _ in range(3))
@@ -306,7 +310,7 @@ def _table(rows: list[Comparison], copies: dict[int, tuple[float, float]]) -> Ta
             "" if row.asked is None else f"{row.asked:g}",
             f"{row.nanoseconds(row.ours):,.1f}",
             f"{row.nanoseconds(row.peer):,.1f}",
-            f"{ours / copies[row.output_bytes][0]:.1f}",
+            f"{ours / copies[row.output_bytes][0]:.1f}" if row.output_bytes in copies else "",
         )
     return table
 
@@ -317,6 +321,9 @@ def _memory_line(name: str, sides: dict[str, dict[str, float]]) -> str:
         f"peak memory beyond the arrays of {name} ({ours['outputs'] / 1e6:,.0f} MB), each in its "
         f"own process: {100 * ours['share']:.1f} % here, {100 * peer['share']:.1f} % there"
     )
+
+
+_COPIES = ("copy_fresh_seconds", "copy_reused_seconds")
 
 
 def _report(
@@ -339,9 +346,8 @@ def _report(
                 "peer_seconds": row.peer,
                 f"ns_per_{row.unit}": row.nanoseconds(row.ours),
                 "output_bytes": row.output_bytes,
-                "copy_fresh_seconds": copies[row.output_bytes][0],
-                "copy_reused_seconds": copies[row.output_bytes][1],
             }
+            | dict(zip(_COPIES, copies.get(row.output_bytes, ()), strict=False))
             for row in rows
         ],
         "memory": dict(memory),

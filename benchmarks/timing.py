@@ -54,14 +54,16 @@ class Clock:
     """Clock of all measurements of a run: wall time, or the processor time of both sides."""
 
     _VARIABLE = "MEGAINDEX_BENCH_PROCESSOR_TIME"  # for child processes
+    is_of_processor = bool(os.environ.get(_VARIABLE))
     now: Callable[[], float] = staticmethod(
-        processor_seconds if os.environ.get(_VARIABLE) else time.perf_counter
+        processor_seconds if is_of_processor else time.perf_counter
     )
 
     @classmethod
     def use_processor_time(cls) -> None:
         """Measure processor time, also in child processes that are started from now on."""
         os.environ[cls._VARIABLE] = "1"
+        cls.is_of_processor = True
         cls.now = staticmethod(processor_seconds)
 
 
@@ -87,7 +89,8 @@ def alternate(
 
 
 def timed(run: Callable[[], object]) -> float:
-    os.sync()  # write-back of the previous run
+    if not Clock.is_of_processor:
+        os.sync()  # write-back of the previous run
     gc.collect()  # else each side would pay for the other's objects
     start = Clock.now()
     result = run()
