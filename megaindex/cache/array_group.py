@@ -278,11 +278,23 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            # unfreezing would also unfreeze the caller's objects
-            if gc.get_freeze_count() <= _FROZEN_BY_PYTHON:
+            if not _Frozen.by_program():  # unfreezing would also unfreeze its objects
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+class _Frozen:
+    """Objects that are not collected by `gc`. Counting many takes long, and is done once."""
+
+    are_known = False
+
+    @classmethod
+    def by_program(cls) -> bool:
+        """Return whether the program has frozen objects."""
+        if not cls.are_known:
+            cls.are_known = gc.get_freeze_count() > _FROZEN_BY_PYTHON
+        return cls.are_known
 
 
 @contextlib.contextmanager

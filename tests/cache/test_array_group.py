@@ -8,12 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megaindex.cache import array_group
 from megaindex.cache.array_files import ArrayFiles, Identity, Listing
 from megaindex.cache.array_group import ArrayWriter, uncollected
 from megaindex.cache.sidecar import find_arrays, map_arrays
 from megaindex.errors import FormatError
 
 
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call has seen frozen objects so far."""
+    monkeypatch.setattr(array_group._Frozen, "are_known", False)
+
+
+@pytest.mark.usefixtures("unknown")
 def test_what_is_made_counts_as_old() -> None:
     gc.collect()
     with uncollected():
@@ -25,16 +33,25 @@ def test_what_is_made_counts_as_old() -> None:
     assert not any(object_ is lists for object_ in gc.get_objects(generation=0))
 
 
-def test_what_was_frozen_stays_so() -> None:
+@pytest.mark.usefixtures("unknown")
+def test_what_was_frozen_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = gc.get_freeze_count
+    counts: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(count()) or counts[-1])
+    with uncollected():
+        pass
     gc.freeze()
     try:
-        before = gc.get_freeze_count()
-        with uncollected():
-            made = [[number] for number in range(100)]
+        before = count()
+        for _ in range(3):
+            with uncollected():
+                made = [[number] for number in range(100)]
         assert made
-        assert 0 < gc.get_freeze_count() <= before
+        assert 0 < count() <= before
     finally:
         gc.unfreeze()
+    assert len(counts) == 2  # counting takes milliseconds for 100,000 objects
+    assert counts[0] < 1000 < counts[1]
 
 
 def test_a_disabled_collector_stays_disabled() -> None:

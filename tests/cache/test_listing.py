@@ -63,14 +63,3 @@ def test_what_was_made_without_collections_is_collected_later() -> None:
     assert gc.get_freeze_count() == 0
     gc.collect()
     assert gone() is None
-
-
-def test_what_others_have_frozen_stays_frozen() -> None:
-    gc.freeze()
-    try:
-        before = gc.get_freeze_count()
-        with uncollected():
-            pass
-        assert gc.get_freeze_count() > before // 2  # some die meanwhile
-    finally:
-        gc.unfreeze()
