@@ -7,7 +7,7 @@
 # make bench  time every kernel and the whole build against megatron-core; with
 #             NEOX=checkout also against a GPT-NeoX checkout whose helpers are compiled, and with
 #             MEGATRON=checkout against one of Megatron-LM main
-# make bench-quick  a minute and a half of it, and which speed-ups fell since benchmarks/baseline.json
+# make bench-quick  a minute of it, and which speed-ups fell since benchmarks/baseline.json
 # make matrix the Megatron adapter against every release of megatron-core
 # make wheels the sdist, and a manylinux wheel of every Python that is found, each tested without a
 #             compiler, in dist/
@@ -77,7 +77,7 @@ bench: $(VENV)/.test-installed
 	$(BIN)/python -m benchmarks $(if $(NEOX),--neox $(NEOX)) $(if $(MEGATRON),--megatron $(MEGATRON))
 
 bench-quick: $(VENV)/.test-installed
-	$(BIN)/python -m benchmarks --quick --rounds 7 --json benchmarks/results/quick.json
+	$(BIN)/python -m benchmarks --quick --rounds 15 --json benchmarks/results/quick.json
 	$(BIN)/python -m benchmarks.baseline benchmarks/results/quick.json
 
 # MATRIX_VERSIONS="0.15.3 0.16.1" for those alone

@@ -180,7 +180,7 @@ def _quick(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
     gc.freeze()  # torch's objects, which take a quarter of a second to go through before each run
     yield "index", partial(index_build.compare, "1B", directory, rounds)
     yield "sample_index", partial(kernels.sample_index, "1B", directory, rounds)
-    yield "shuffle", partial(kernels.shuffle, rounds, 4_000_000)
+    yield "shuffle", partial(kernels.shuffle, rounds, 16_000_000)
     for count in (2, 8, 100, 1000):
         yield "blend", partial(kernels.greedy, "lognormal", count, rounds)
     for count in (8, 100, 1000):
