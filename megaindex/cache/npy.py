@@ -12,7 +12,7 @@ import os
 import tokenize
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import xxhash
@@ -32,7 +32,6 @@ _HUGE_PAGE = 2 << 20  # bytes, on x86-64 and with 4 KB pages on aarch64
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 _POPULATED_AT_ONCE = 4 << 20  # bytes; meanwhile other threads cannot map memory, nor start threads
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise
-_T = TypeVar("_T")
 
 
 class Written(NamedTuple):
@@ -48,6 +47,17 @@ class Written(NamedTuple):
     """Status of the file after writing; None while the array is mapped."""
 
 
+class _Sealed(NamedTuple):
+    """Array that a thread writes."""
+
+    written: Future[Written]
+    write: Callable[[], Written]
+
+    def result(self) -> Written:
+        """Write the array in this thread if the other has not begun to."""
+        return self.write() if self.written.cancel() else self.written.result()
+
+
 class MappedArrays:
     """Sink that writes each array to a new .npy file.
 
@@ -59,7 +69,8 @@ class MappedArrays:
         self.arrays: dict[str, IntArray] = {}
         """Allocated arrays by name, until `finish`."""
         self._mapped: set[str] = set()
-        self._written: dict[str, Written | Future[Written]] = {}
+        self._populated: list[Future[None]] = []
+        self._written: dict[str, Written | _Sealed] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def path_of(self, name: str) -> str:
@@ -73,7 +84,7 @@ class MappedArrays:
         if can_reserve and is_local(os.path.dirname(path) or "."):
             array = map_new(path, shape, dtype)
             self._mapped.add(name)
-            self._submit(populate, array)
+            self._populated.append(self._threads().submit(populate, array))
         else:
             array = _in_memory(shape, dtype)
         self.arrays[name] = array
@@ -83,11 +94,13 @@ class MappedArrays:
         """Write an array that is complete."""
         array, path = self.arrays[name], self.path_of(name)
         if name in self._mapped:
-            self._written[name] = self._submit(_describe, array, array_bytes(array))
-        elif array.nbytes >= _WORTH_A_THREAD:
-            self._written[name] = self._submit(write_new, path, array)
+            write = functools.partial(_describe, array, array_bytes(array))
         else:
-            self._written[name] = write_new(path, array)
+            write = functools.partial(write_new, path, array)
+        if name in self._mapped or array.nbytes >= _WORTH_A_THREAD:
+            self._written[name] = _Sealed(self._threads().submit(write), write)
+        else:
+            self._written[name] = write()
 
     def write(self, name: str, array: IntArray) -> None:
         """Write an array of the caller."""
@@ -99,10 +112,14 @@ class MappedArrays:
 
     def finish(self) -> dict[str, Written]:
         """Wait until every array is sealed, drop the arrays, and describe their files."""
+        for populated in self._populated:
+            if not populated.cancel():
+                populated.result()
         written = {}
-        for name in self.arrays:
+        for name in reversed(self.arrays):  # the thread begins with the first ones
             file = self._written[name]
-            written[name] = file.result() if isinstance(file, Future) else file
+            written[name] = file.result() if isinstance(file, _Sealed) else file
+        written = {name: written[name] for name in self.arrays}
         self.arrays.clear()
         for name in self._mapped:  # after all writes: touching mapped pages changes the file time
             path = self.path_of(name)
@@ -111,15 +128,15 @@ class MappedArrays:
         return written
 
     def close(self) -> None:
-        """End the threads and drop the arrays."""
+        """End the thread and drop the arrays."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self.arrays.clear()
 
-    def _submit(self, task: Callable[..., _T], *args: object) -> Future[_T]:
+    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(2, "megaindex-arrays")
-        return self._pool.submit(task, *args)
+            self._pool = ThreadPoolExecutor(1, "megaindex-arrays")
+        return self._pool
 
 
 def _in_memory(shape: tuple[int, ...], dtype: str) -> IntArray:
