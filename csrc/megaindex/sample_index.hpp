@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -252,9 +253,31 @@ int64_t sum_lengths(const Reader& lengths, int64_t begin, int64_t end) {
   return sum;
 }
 
-// Cut [0, n) with `threads` >= 2 threads. With the total of tokens, one thread can cut from the
-// front and one from the back; meanwhile the blocks between are summed, and then cut. Return false
-// if the sums contradict the total.
+// Cut [0, n) with two threads, one from the front and one from the back, until they meet: where one
+// shares its core with another program, it cuts less. Return false if the lengths contradict the
+// total of tokens.
+template <class Reader, class T>
+bool cut_from_both_ends(const Reader& lengths, const SampleGeometry& g, int64_t n, T* rows) {
+  constexpr int64_t kBlock = 1 << 14;
+  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  std::atomic<int64_t> begun{0};
+  int64_t tokens[2] = {0, g.total_tokens};  // where each thread is
+  run_parallel(2, [&](int64_t side) {
+    int64_t at = tokens[side];
+    for (int64_t b = 0; begun.fetch_add(1, std::memory_order_relaxed) < blocks; ++b) {
+      if (side == 0) {
+        at = cut_forward(lengths, g, b * kBlock, std::min(n, (b + 1) * kBlock), at, rows);
+      } else {
+        const int64_t begin = (blocks - 1 - b) * kBlock;
+        at = cut_backward(lengths, g, begin, std::min(n, begin + kBlock), at, rows);
+      }
+    }
+    tokens[side] = at;
+  });
+  return tokens[0] == tokens[1];
+}
+
+// As cut_from_both_ends, with `threads` >= 3: meanwhile the blocks between are summed, then cut.
 template <class Reader, class T>
 bool cut_parallel(const Reader& lengths, const SampleGeometry& g, int64_t n, int threads,
                   T* rows) {
@@ -274,12 +297,10 @@ bool cut_parallel(const Reader& lengths, const SampleGeometry& g, int64_t n, int
   std::vector<int64_t> starts(static_cast<size_t>(blocks), 0);
   for (size_t b = 1; b < starts.size(); ++b) starts[b] = starts[b - 1] + tokens[b - 1];
   if (starts.back() != tokens.back()) return false;
-  if (blocks > 2) {
-    run_parallel(blocks - 2, [&](int64_t b) {
-      const int64_t start = starts[static_cast<size_t>(b) + 1];
-      cut_forward(lengths, g, bound(b + 1), bound(b + 2), start, rows);
-    });
-  }
+  run_parallel(blocks - 2, [&](int64_t b) {
+    const int64_t start = starts[static_cast<size_t>(b) + 1];
+    cut_forward(lengths, g, bound(b + 1), bound(b + 2), start, rows);
+  });
   return true;
 }
 
@@ -302,7 +323,10 @@ void cut(const Reader& reader, int64_t num_documents, const SampleGeometry& g, i
   const auto threads = static_cast<int>(
       std::min<int64_t>(std::max(num_threads, 1), 1 + num_documents / kWorthAThread));
   int64_t tokens = g.total_tokens;
-  if (threads == 1 || !cut_parallel(reader, g, num_documents, threads, rows)) {
+  const bool is_cut = threads == 2
+                          ? cut_from_both_ends(reader, g, num_documents, rows)
+                          : threads > 2 && cut_parallel(reader, g, num_documents, threads, rows);
+  if (!is_cut) {
     tokens = cut_forward(reader, g, 0, num_documents, 0, rows);
   }
   const int64_t needed = g.num_samples * g.sequence_length + g.extra;
