@@ -371,7 +371,9 @@ def test_settings_files(prefix: Path, tmp_path: Path) -> None:
         (["seed=1", "{list}"], "must be a mapping"),
         (["seed=1", "{broken}"], "must be YAML or JSON"),
         (["seed=1", "{pickled}"], "must be a .npy file of integers"),
-        (["seed=1", "{outside}"], "must be in [0, 1), got 9 to 9"),
+        (["seed=1", "{shuffle}"], "shuffle_index must be in [0, 1), got 1 to 1"),
+        (["seed=1", "{negative}"], "shuffle_index must be in [0, 1), got -1 to -1"),
+        (["seed=1", "{document}"], "sample_index must be in [0, 9), got 0 to 9"),
         (["seed=1", "{float}"], "must have integers"),
         (["seed=1", "{falling}"], "sample_index must not decrease"),
     ],
@@ -384,17 +386,19 @@ def test_bad_input_ends_in_one_line(
     for name, documents in (
         ("empty", None),
         ("pickled", np.array([{}], object)),
-        ("outside", np.zeros(9, np.int32)),
+        ("shuffle", np.zeros(9, np.int32)),
+        ("negative", np.zeros(9, np.int32)),
+        ("document", np.zeros(9, np.int32)),
         ("float", np.zeros(3)),
         ("falling", np.zeros(9, np.int32)),
     ):
         (tmp_path / name).mkdir()
         if documents is not None:
             np.save(tmp_path / name / "document_index.npy", documents)
-            samples = np.array([[1, 0], [0, 0]] if name == "falling" else [[0, 0], [0, 0]])
-            np.save(tmp_path / name / "sample_index.npy", samples)
-            shuffle = np.array([9 if name == "outside" else 0])
-            np.save(tmp_path / name / "shuffle_index.npy", shuffle)
+            begin, end = {"falling": (1, 0), "document": (0, 9)}.get(name, (0, 0))
+            np.save(tmp_path / name / "sample_index.npy", [[begin, 0], [end, 0]])
+            shuffle = {"shuffle": 1, "negative": -1}.get(name, 0)
+            np.save(tmp_path / name / "shuffle_index.npy", [shuffle])
     sides = [word.replace("{", f"{tmp_path}/").replace("}", "") for word in words]
     common = ["--data-path", prefix, "--seq-length", 16]
     status, out, err = cli("diff-order", *common, *sides)

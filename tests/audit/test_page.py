@@ -77,6 +77,22 @@ def test_ticks_of_steps_are_round_and_evenly_placed(page: str) -> None:
         np.testing.assert_allclose(np.diff([float(place) for place, _ in ticks], n=2), 0, atol=0.01)
 
 
+def test_the_past_is_marked_at_the_step_where_it_ends(page: str) -> None:
+    plots = [text for text in page.split("<figcaption>") if ">step<" in text]
+    assert len(plots) > 2
+    for plot in plots:
+        end = re.search(r'<text x="([\d.]+)%" [^>]*>50<', plot)
+        past = re.search(r'<rect class="past" x="([\d.]+)%" y="\d+" width="([\d.]+)%"', plot)
+        line = re.search(r'<line class="now" x1="([\d.]+)%" x2="([\d.]+)%"', plot)
+        word = re.search(r'<text class="now" x="([\d.]+)%" [^>]*>now<', plot)
+        assert end is not None
+        assert past is not None
+        assert line is not None
+        assert word is not None
+        assert float(past[1]) + float(past[2]) == pytest.approx(float(end[1]), abs=0.01)
+        assert {line[1], line[2], word[1]} == {end[1]}
+
+
 def test_the_numbers_are_on_it(page: str) -> None:
     assert "of which 50 are past" in page
     for words in ("earlier exposures", "web", "books", "so far", "after all steps", "@media print"):

@@ -24,10 +24,17 @@ def test_counts_that_are_none_or_too_long_to_write(text: str) -> None:
         parse_count(text, "--train-samples")
 
 
-@pytest.mark.parametrize(("samples", "final"), [(2**62, 2**61), (2**60, 3), (10, 2**40)])
+@pytest.mark.parametrize(("samples", "final"), [(2**62, 2**61), (2**60, 3), (10, 1_000_002)])
 def test_ramps_of_more_steps_than_doubles_tell_apart(samples: int, final: int) -> None:
     with pytest.raises(InvalidArgument, match="at most 1000000 over"):
         ramp_up(1, 1, samples, final, "--rampup-batch-size")
+
+
+def test_the_longest_ramp_that_doubles_tell_apart() -> None:
+    ramp = ramp_up(1, 1, 2**53, 3, "--rampup-batch-size")
+    assert ramp.stages == ((0, 1), (2**52, 2), (2**53, 3))
+    with pytest.raises(InvalidArgument, match="at most 1000000 over"):
+        ramp_up(1, 1, 2**53 + 1, 3, "--rampup-batch-size")
 
 
 def test_samples_of_no_tokens() -> None:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaindex import IndexedDatasetWriter
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.index.mixing import row_of_weights
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.loader import CostModel, RecipeLoader, SampleOptions, check_receipts, join_states
@@ -28,6 +28,7 @@ from megaindex.lock import make_lock
 from megaindex.plan.recipe_plan import make_recipe_plan
 from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
 from megaindex.recipe.amend import earliest_repeats
+from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import to_mapping
 
@@ -533,6 +534,34 @@ def test_a_file_of_changes_gives_the_same_run(folder: Path, tmp_path: Path) -> N
         np.save(tmp_path / "mix.npy", np.ones(shape, dtype))
         with pytest.raises(FormatError, match="not the changes of a mix"):
             read_recipe(tmp_path / "run.yaml")
+    (tmp_path / "mix.npy").write_text("0 1 1 1")
+    with pytest.raises(FormatError, match="mix.npy: not an array in .npy format"):
+        read_recipe(tmp_path / "run.yaml")
+    (tmp_path / "mix.npy").unlink()
+    with pytest.raises(MissingFile, match="mix.npy: the file of mix changes is not there"):
+        read_recipe(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong"),
+    [
+        ([[0, 2**31, 0], [2**60, 0, 2**31]], ""),
+        ([[0, 2**31, 0], [2**60 + 1, 0, 2**31]], "samples from 0 to"),
+        ([[-1, 2**31, 0], [5, 0, 2**31]], "samples from 0 to"),
+        ([[3, 2**31, 0], [3, 0, 2**31]], "samples that increase"),
+        ([[0, 2**31, 0], [4, 0, 2**31], [3, 0, 2**31], [9, 0, 2**31]], "samples that increase"),
+        ([[0, 2**31 - 1, 0], [5, 0, 2**31]], "weights from 0 that sum to"),
+        ([[0, 2**31 + 1, -1]], "weights from 0 that sum to"),
+    ],
+)
+def test_rows_of_a_file_of_changes(tmp_path: Path, rows: list[list[int]], wrong: str) -> None:
+    path = str(tmp_path / "mix.npy")
+    np.save(path, np.array(rows, np.int64))
+    if wrong:
+        with pytest.raises(FormatError, match=f"mix.npy: not .* it must have {wrong}"):
+            MixChanges.read(path)
+    else:
+        assert MixChanges.read(path).to_array().tolist() == rows
 
 
 PROCESS = """

@@ -153,6 +153,7 @@ def test_the_command_plans_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("5ba", "1ep", "eval_interval must be a number of batches"),
         ("global_train_batch_size: 16", "", "global_train_batch_size"),
         (", proportion: 0.25", "", "give all streams one, or none"),
+        ('local: "${variables.data}/code", ', "", "streams.code: give local, the folder"),
     ],
 )
 def test_what_has_no_counterpart_is_refused(folder: Path, old: str, new: str, message: str) -> None:
