@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.corpora import write_sparse_corpus
 from support.megatron_blends import build, one_process, write_corpora
+from support.megatron_dataset import megatron_dataset
 from support.megatron_training import (
     MegatronPretrainingRandomSampler,
     MegatronPretrainingSampler,
@@ -158,6 +160,21 @@ def test_what_is_refused(training: Any, tmp_path: Path) -> None:
     dataset.__class__ = Rearranging
     with pytest.raises(InvalidArgument, match="got Rearranging"):
         training.build_pretraining_data_loader(dataset, 0)
+
+
+def test_squares_of_a_step_fit_64_bits(training: Any, tmp_path: Path) -> None:
+    write_sparse_corpus(tmp_path / "c", [2**31 - 1] * 5)
+    dataset = megatron_dataset(
+        training.core, str(tmp_path / "c"), num_samples=9, sequence_length=2**30, seed=3
+    )
+    adapter.install(balance=COST)
+    training.args.micro, training.args.size = 1, 1
+    start(training, 7)
+    batches = iter(training.build_pretraining_data_loader(dataset, 0).batch_sampler)
+    assert sorted(next(batches)[0] for _ in range(7)) == list(range(7))
+    start(training, 8)
+    with pytest.raises(InvalidArgument, match=r"8 rows of .* less than 2\*\*63"):
+        next(iter(training.build_pretraining_data_loader(dataset, 0).batch_sampler))
 
 
 def test_without_balance_nothing_changes(training: Any, tmp_path: Path) -> None:

@@ -149,6 +149,20 @@ def test_uninstall_puts_everything_back(exact: bool, neox: Any) -> None:
     assert itertools.cycle is sys.modules["megatron.data.data_utils"].cycle
 
 
+def test_datasets_made_before_uninstall_are_complete(neox: Any, tmp_path: Path) -> None:
+    """Attributes that nobody asked for while the patches were there."""
+    args = arguments(tmp_path, SIZES[:1])
+    names = ("doc_idx", "sample_idx", "shuffle_idx", "sample_idx_len", "shuffle_idx_len")
+    adapter.install()
+    asked, unasked = (loaders_of(args)["train"].dataset.datasets[0] for _ in range(2))
+    values = [getattr(asked, name) for name in names]
+    adapter.uninstall()
+    for name, value in zip(names, values, strict=True):
+        np.testing.assert_array_equal(getattr(unasked, name), value, err_msg=name)
+    assert unasked.sample_idx.shape == (unasked.sample_idx_len + 1, 2)
+    assert unasked.shuffle_idx.size == unasked.shuffle_idx_len + 1
+
+
 def test_the_helpers_are_megaindex_and_nothing_is_compiled(
     neox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import neox_stand_in
+from support.corpora import write_sparse_corpus
 from support.neox_running import arguments, loaders_of
 
 import megaindex.adapters.neox as adapter
@@ -101,6 +102,29 @@ def test_what_is_refused(neox: Any, tmp_path: Path) -> None:
     args = settings(tmp_path, split="60,20,20", train_epochs=1, train_iters=300)
     with pytest.raises(InvalidArgument, match="second pass"):
         served(args, 1)
+
+
+def test_squares_of_a_step_fit_64_bits(neox: Any, tmp_path: Path) -> None:
+    write_sparse_corpus(tmp_path / "c0", [2**31 - 1] * 10)
+    one = {"world_size": 1, "batch_size": 1, "train_iters": 1, "split": "60,20,20"}
+    adapter.install(balance=COST)
+    for rows in (7, 8):
+        args = settings(
+            tmp_path,
+            **one,
+            seq_length=2**30,
+            gradient_accumulation_steps=rows,
+            train_batch_size=rows,
+        )
+        loader = loaders_of(args)["train"]
+        loaders = {"train": loader, "valid": None, "test": None}
+        neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
+        batches = iter(loader.batch_sampler)
+        if rows == 7:
+            assert sorted(next(batches)[0] for _ in range(7)) == list(range(7))
+        else:
+            with pytest.raises(InvalidArgument, match=r"8 rows of .* less than 2\*\*63"):
+                next(batches)
 
 
 def test_without_attention_rows_stay_in_order(neox: Any, tmp_path: Path) -> None:

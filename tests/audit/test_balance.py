@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.command_line import cli, plan, plan_json
-from support.corpora import write_corpus
+from support.corpora import write_corpus, write_sparse_corpus
 from support.worked_pages import DOCS
 
 import megaindex
@@ -172,3 +172,17 @@ def test_what_is_refused(prefix: Path) -> None:
     )
     with pytest.raises(InvalidArgument, match="no step has whole micro batches"):
         audit(stream, cost_model=COST)
+
+
+@pytest.mark.parametrize("rows", [7, 8])
+def test_squares_of_a_step_fit_64_bits(tmp_path: Path, rows: int) -> None:
+    corpus = write_sparse_corpus(tmp_path / "c", [2**31 - 1] * 5)
+    index = megaindex.build_index(corpus, sequence_length=2**30)
+    stream = stream_of_index(
+        index, global_batch_size=rows, micro_batch_size=1, data_parallel_size=1, num_steps=1
+    )
+    if rows == 7:
+        assert audit(stream, cost_model=COST).balance is not None
+    else:
+        with pytest.raises(InvalidArgument, match=r"8 rows of .* less than 2\*\*63"):
+            audit(stream, cost_model=COST)

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.format.pair import IndexSpool
 from megaindex.format.provenance import ProvenanceSpool, RowFile, provenance_path
 
 
@@ -29,6 +30,20 @@ def write_corpus(
     # a disk that is waited for would take longer than most tests
     with patch.object(os, "fsync"), IndexedDatasetWriter(str(prefix), dtype) as writer:
         writer.add_documents(tokens, sizes)
+    return IndexedDataset(str(prefix))
+
+
+def write_sparse_corpus(prefix: Path, lengths: list[int]) -> IndexedDataset:
+    """Documents of zeros, uint16, in a ``.bin`` without a page on the disk."""
+    with open(f"{prefix}.bin", "wb") as file:
+        file.truncate(2 * sum(lengths))
+    spool = IndexSpool(str(prefix.parent), multimodal=False)
+    spool.open()
+    for length in lengths:
+        spool.add_one(length)
+    with open(f"{prefix}.idx", "wb") as file:
+        spool.assemble(file, dtype_code=8, itemsize=2)
+    spool.close()
     return IndexedDataset(str(prefix))
 
 
