@@ -48,6 +48,21 @@ def remove(prefix: Path) -> None:
         prefix.with_suffix(suffix).unlink()
 
 
+@pytest.mark.parametrize("steps", [1, 3, 9])
+def test_a_source_that_is_read_from_its_start_again_repeats_at_once(
+    run_file: Path, steps: int
+) -> None:
+    run_file.write_text(
+        "sequence_length: 16\nbatch: {global_batch_size: 1}\nsources: {web: web}\nstages:\n"
+        "  one: {steps: 4, mix: {web: 1}}\n"
+        f"  two: {{steps: {steps}, mix: {{web: {{proportion: 1, restart: true}}}}}}\n"
+    )
+    draws = json.loads(cli("plan", "--recipe", run_file, "--json")[1])["draws"]
+    assert [draw["first_repeat"] for draw in draws] == [None, 4]
+    index = open_recipe(read_recipe(run_file)).index
+    assert index.origin(np.arange(4 + steps))[1].tolist() == [*range(4), *range(steps)]
+
+
 def test_plan_index_and_audit_agree(run_file: Path) -> None:
     status, out, err = cli("plan", "--recipe", run_file, "--json")
     assert (status, err) == (0, "")

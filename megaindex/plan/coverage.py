@@ -143,7 +143,7 @@ def expected(draw: SourceDraw) -> Coverage:
         return _packed(draw, "expected")
     blocks = _framework_blocks(draw) if draw.row.is_framework else _epoch_blocks(draw)
     served = blocks.served * draw.sequence_length
-    if blocks.carried == 0 or blocks.served == 0:
+    if blocks.carried == 0:
         shares = _chances(draw, blocks, blocks.carried, served)
     else:
         # With this chance the sample that begins in the block before is served.

@@ -148,11 +148,11 @@ class Sizing:
     weights: tuple[float | int, ...] | None
     """Explicit weights, or None."""
     buffer: Buffer
-    asks_one_epoch: bool = False
+    asks_one_epoch: bool
     """True if one epoch of each source is requested: GPT-NeoX's train_epochs."""
     pass_samples: tuple[int, ...] | None = None
     """Samples of one pass over each source's documents, for samples of whole documents."""
-    pass_samples_vary: bool = False
+    pass_samples_vary: bool
     """True if `pass_samples` are lower bounds over the orders of the documents."""
     walk: str = "auto"
     """`Run.blend_counts`."""

@@ -341,8 +341,6 @@ def _loader_length(run: Run, rows: Sequence[Row], requested: int) -> int | None:
         return requested
     if not weights:
         return min(requested, sum(built))
-    if len(rows) == 1:
-        return requested
     shares = request_weights(weights, run.row)
     return sum(run.row.samples_requested(requested, share, 1.0, len(rows)) for share in shares)
 

@@ -121,6 +121,8 @@ def test_the_blend_draws_what_the_plan_counts(prefix: Path, order: str) -> None:
         tokens=tuple(index.tokens_per_epoch for index in indices),
         weights=(5, 2, 1),
         buffer="exact",
+        asks_one_epoch=False,
+        pass_samples_vary=False,
     )
     index = blend_index(indices, sizing, 300)
     seen = np.zeros(3, int)

@@ -157,6 +157,21 @@ def test_a_resumed_run_has_the_coverage_of_the_whole_run() -> None:
         assert one.distinct == other.distinct
 
 
+def test_rows_leave_out_what_dropped_steps_do_not_serve() -> None:
+    settings: dict[str, Any] = {"order": "window", "sequence_length": 16, "tokens_per_epoch": 1700,
+                                "global_batch_size": 8, "train_iters": 12}  # fmt: skip
+    for skip, drawn in (
+        (megaindex.Skip(steps="3 8-9"), 72),
+        (megaindex.Skip(steps="3 8-9", move=True), 96),
+        (megaindex.Skip(source="source 1", from_step=5), 96),
+    ):
+        plan = make_plan(**settings, skip=skip)
+        (row,) = plan.rows("train")
+        assert row.drawn == drawn
+        assert row.coverage.tokens[1] == pytest.approx(drawn * 16 / 1700)
+        assert not any("skipped samples included" in text for text in plan.warnings)
+
+
 def test_numbers_of_epochs_as_text() -> None:
     assert [epochs_text(n) for n in (1, 3, None)] == ["one epoch", "3 epochs", "? epochs"]
 

@@ -212,6 +212,28 @@ def test_tokens_of_a_recipe_that_are_not_counted(
     assert "tokens of web are means over seeds" in plan.warnings[-1]
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "located"),
+    [
+        (70, 75, 5),  # of one epoch, the samples read
+        (10, 98, 12),  # or the others
+        (0, 97, 3),
+        (95, 203, 8),  # of each of two
+        (30, 140, 70),
+        (300, 500, 0),
+    ],
+)
+def test_samples_that_are_located_to_count_their_tokens(
+    monkeypatch: pytest.MonkeyPatch, begin: int, end: int, located: int
+) -> None:
+    epoch: Any = Mock(num_samples=100)
+    monkeypatch.setattr(sizing, "_MOST_LOCATED", located)
+    assert sizing.is_countable(epoch, sizing.BUILD_LIMIT, begin, end)
+    assert not sizing.is_countable(epoch, sizing.BUILD_LIMIT + 1, begin, end)
+    monkeypatch.setattr(sizing, "_MOST_LOCATED", located - 1)
+    assert not sizing.is_countable(epoch, 1, begin, end)
+
+
 def test_the_json_has_the_facts_in_order_packed_alone(corpus: str) -> None:
     common: dict[str, Any] = {"data_path": corpus, "sequence_length": 32, "epochs": 1,
                               "global_batch_size": 4}  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import plan as cli
@@ -342,6 +343,7 @@ def test_megatron_evaluates_only_on_validation_data(corpora: list[str]) -> None:
     assert "stops at its first evaluation without validation data" in err
 
 
+UNWEIGHTED = ["--order", "megatron", "--data-path", "@a", "@b", "--variance-buffer"]
 REASONS = [
     ("neox", ["--data-path", "@a", "@b", "--split", "8,1,1"], "`megaindex split`"),
     ("neox", ["--train-data-path", "@a", "--valid-data-path", "@b"], "--test-data-path too"),
@@ -351,6 +353,10 @@ REASONS = [
     ("neox", ["--data-path", "@a", "--eval-global-batch-size", "3"], "batch of training"),
     ("neox", ["--data-path", "@a", "--tail", "pad"], "masks no sample"),
     ("megatron", ["--data-path", "@a"], "Megatron does not run order neox"),
+    ("megatron", [*UNWEIGHTED, "exact"], "for one epoch; give weights, or remove"),
+    ("megatron", [*UNWEIGHTED, "1.25"], "no buffer to paths without weights; give weights"),
+    ("recipe", ["--data-path", "@a", "@b"], "sources of a mix have weights"),
+    ("recipe", ["--data-path", "@a", "@b", "@b", "--order", "megatron"], "of a mix have weights"),
 ]
 
 
@@ -359,11 +365,27 @@ def test_what_a_framework_cannot_say_is_refused(
     corpora: list[str], framework: str, words: list[str], reason: str
 ) -> None:
     given = [word.replace("@a", corpora[0]).replace("@b", corpora[1]) for word in words]
-    status, out, err = cli(*given, "--order", "neox", "--seq-length", 8, "--global-batch-size", 6,
+    status, out, err = cli("--order", "neox", *given, "--seq-length", 8, "--global-batch-size", 6,
                            "--epochs", "1", "--print-config", framework)  # fmt: skip
     assert (status, out) == (2, "")
     assert f"--print-config {framework}: " in err
     assert reason in err
+
+
+def test_what_is_printed_without_weights(corpora: list[str]) -> None:
+    """One path, or epochs for each of several, which are their weights."""
+    words = ["--seq-length", 8, "--global-batch-size", 6, "--order", "megatron"]
+    one, two = ["--data-path", corpora[0], "--epochs", 1], ["--data-path", *corpora[:2]]
+    for more in ([], ["--variance-buffer", "exact"]):
+        assert cli(*words, *one, *more, "--print-config", "megatron")[0] == 0
+    assert cli(*words, *two, "--train-iters", 3, "--print-config", "megatron")[0] == 0
+    epochs = [*two, "--epochs", "2,1"]
+    for words_of in (one, epochs):
+        status, text, _ = cli(*words, *words_of, "--print-config", "recipe")
+        assert status == 0
+        mix = yaml.safe_load(text)["stages"]["all"]["mix"]
+        weights = [row.get("weight") or 1 for row in plan_json(*words, *words_of)["datasets"]]
+        assert list(mix.values()) == weights
 
 
 def test_a_recipe_has_the_sources_weights_and_steps(corpora: list[str], tmp_path: Path) -> None:
