@@ -40,7 +40,8 @@ class RayEngine:
         self._ray = import_ray()
         self._wanted = workers
         self._is_ours = join_cluster(self._ray, address, workers)
-        self._cpus, self._looked = 0, -_LOOK_AGAIN
+        self._cpus: int
+        self._looked = -_LOOK_AGAIN
 
     @property
     def workers(self) -> int:

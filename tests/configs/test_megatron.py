@@ -169,6 +169,9 @@ def test_words_are_what_the_shell_would_pass(text: str, words: list[str]) -> Non
         'A=(--a 1) # c\nA+=(\n  --b "2 3" # d\n  --c=4\n)\nrun "${A[@]}" \\\n  --last',
         'X=; run "$X" ${X:-d} ${UNSET_HERE:-e} "${UNSET_HERE:-f g}" a\\ b \'c\'"d"e',
         'export P="a" Q=b && run $P$Q "$P"\'$Q\'',
+        "N=2\n((N>1))&&run a\n((N>2))||run b",
+        "N=2; ((N>2))||run a; ((N>1))||run b",
+        "N=1; ((N))\nrun a; ((N > 0))&&((N < 2))&& run $((N))",
     ],
 )
 def test_words_are_what_bash_passes(text: str) -> None:
@@ -177,7 +180,8 @@ def test_words_are_what_bash_passes(text: str) -> None:
         ["bash", "-c", "run() { printf '%s\\0' run \"$@\"; }\n" + text],
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert Script(text, environment).commands[-1] == shown.stdout.split("\0")[:-1]
+    commands = Script(text, environment).commands
+    assert [word for command in commands for word in command] == shown.stdout.split("\0")[:-1]
 
 
 def flags(extra: str = "", **over: Any) -> Settings:

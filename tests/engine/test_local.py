@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.engine_tasks import Raising, all_tidied, refuse, square, until
+from support.engine_tasks import Raising, all_tidied, process_id, refuse, square, until
 
 from megaindex.engine import local, open_engine
 from megaindex.errors import EngineError, InvalidArgument, MissingFile
@@ -38,6 +38,22 @@ def test_iterators_may_be_left_open() -> None:
         assert result == number**2
         assert sorted(engine.run(square, [3, 4])) == [(0, 9), (1, 16)]  # beside it
     assert not engine._alive  # type: ignore[attr-defined]
+
+
+def test_workers_that_are_killed_while_idle_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """Between a result and the next task, while the caller takes its time."""
+    with open_engine(workers=2) as engine:
+        results = engine.run(process_id, range(40))
+        found = [next(results)]
+        while len({pid for _, pid in found}) < 2:
+            found.append(next(results))
+        time.sleep(0.2)
+        for pid in {pid for _, pid in found}:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+        found += results
+    assert sorted(number for number, _ in found) == list(range(40))
+    assert "was lost" not in caplog.text
 
 
 SCRIPT = """

@@ -58,6 +58,7 @@ def test_the_environment_names_the_cluster(
 
         assert ray.get_runtime_context().gcs_address == ray_address
         assert engine.workers == 2
+        assert engine.in_flight >= engine.workers  # no CPU waits
 
 
 def look_up(real: Callable[..., Any], host: object, *more: Any, **options: Any) -> Any:

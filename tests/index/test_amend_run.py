@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex import BlendChange, amend_run
+from megaindex import AmendedBlend, BlendChange, amend_run
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import scan, served_tokens
@@ -164,6 +164,14 @@ def test_wrong_changes_are_refused(corpora: Any, changes: Any, message: str) -> 
             variance_buffer="exact",
             changes=[BlendChange(consumed_samples=n, weights=w) for n, w in changes],
         )  # fmt: skip
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    change = BlendChange(consumed_samples=np.uint8(96), weights={"a": 1})  # type: ignore[arg-type]
+    assert change == BlendChange(consumed_samples=96, weights={"a": 1})
+    assert type(change.consumed_samples) is int
+    blend = AmendedBlend(data_path="a", num_samples=np.uint8(100), changes=[change])  # type: ignore[arg-type]
+    assert type(blend.num_samples) is int
 
 
 def test_an_amended_run_is_trained_on_from_its_checkpoint(corpora: list[IndexedDataset]) -> None:

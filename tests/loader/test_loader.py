@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from megaindex.loader.batch import BatchMaker, SampleOptions
 from megaindex.loader.batch_reader import BufferPool
 from megaindex.loader.loader import Loader
 from megaindex.loader.positional_reader import AutoTokens, PositionalTokens
-from megaindex.loader.token_readers import MappedTokens
+from megaindex.loader.token_readers import MappedTokens, PrefetchingTokens
 
 EOD = 7
 Batch = dict[str, torch.Tensor]
@@ -484,8 +485,24 @@ def test_it_is_not_pickled(corpus: IndexedDataset, index: Index) -> None:
 
 
 def test_auto_times_both_ways_and_says_what_it_chose(
-    corpus: IndexedDataset, index: Index, caplog: pytest.LogCaptureFixture
+    corpus: IndexedDataset,
+    index: Index,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    timed: Counter[str] = Counter()
+
+    def count(kind: str, cls: type[Any]) -> None:
+        original = cls.fill
+
+        def fill(self: Any, request: Any) -> None:
+            timed[kind] += loader.reader.choice is None
+            original(self, request)
+
+        monkeypatch.setattr(cls, "fill", fill)
+
+    count("mapped", PrefetchingTokens)
+    count("positional", PositionalTokens)
     with caplog.at_level("INFO", "megaindex"):
         loader = Loader(index, corpus, sampler(index), reader="auto", num_threads=4)
         for _ in loader:
@@ -493,6 +510,7 @@ def test_auto_times_both_ways_and_says_what_it_chose(
     reader = loader.reader
     assert isinstance(reader, AutoTokens)
     assert reader.choice is not None
+    assert abs(timed["mapped"] - timed["positional"]) < 4  # batches under way at the choice
     said = [r.getMessage() for r in caplog.records if "tokens are read" in r.getMessage()]
     assert said == [f"tokens are read {reader.choice.reader}: {reader.choice.reason}"]
 

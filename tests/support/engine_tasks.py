@@ -18,6 +18,12 @@ def square(number: int) -> int:
     return number * number
 
 
+def process_id(_: int) -> int:
+    """Takes so long that every worker gets some of a few tasks."""
+    time.sleep(0.02)
+    return os.getpid()
+
+
 def note_and_sleep(folder: str) -> None:
     """Says which process runs it, then takes longer than any test."""
     path = Path(folder) / f"pid-{os.getpid()}"
