@@ -77,6 +77,17 @@ def test_ticks_of_steps_are_round_and_evenly_placed(page: str) -> None:
         np.testing.assert_allclose(np.diff([float(place) for place, _ in ticks], n=2), 0, atol=0.01)
 
 
+def test_lines_of_values_lie_between_the_axes(page: str) -> None:
+    plots = [text for text in page.split("<figcaption>") if ">step<" in text]
+    for plot in plots:
+        inner = re.search(r'<svg x="[\d.]+%" y="(\d+)" width="[\d.]+%" height="(\d+)"', plot)
+        assert inner is not None
+        top, height = int(inner[1]), int(inner[2])
+        lines = [float(y) for y in re.findall(r'class="grid" x1=.*? y1="([\d.]+)"', plot)]
+        assert max(lines) == lines[0] == top + height  # of 0
+        assert min(lines) == lines[-1] >= top
+
+
 def test_the_past_is_marked_at_the_step_where_it_ends(page: str) -> None:
     plots = [text for text in page.split("<figcaption>") if ">step<" in text]
     assert len(plots) > 2

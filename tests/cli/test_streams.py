@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.corpora import write_corpus
+
+from megaindex.cli import main
 
 RUN = ("--seq-length", "8", "--micro-batch-size", "1", "--data-parallel-size", "1")
 VERBS = {
@@ -151,6 +154,20 @@ def test_ctrl_c_while_modules_are_imported(
     )  # fmt: skip
     assert done.stderr == f"megaindex {name}: interrupted, nothing half-written was left\n"
     assert done.returncode == 130
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+@pytest.mark.parametrize("closed", [False, True])
+def test_streams_that_a_caller_has_taken_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, closed: bool
+) -> None:
+    """Within a process, as under pythonw or a service."""
+    monkeypatch.chdir(folder)
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, name, stream if closed else None)
+    assert main(["verify", "a"]) == 0
+    assert main(["verify", "damaged"]) == 1
 
 
 def test_progress_needs_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,11 @@ def test_epochs_of_each_source() -> None:
         ({"eval_interval": 0}, "--eval-interval must be at least 1"),
         ({"eval_iters": -1}, "--eval-iters must be at least 0, got -1"),
         ({"eval_global_batch_size": 0}, "--eval-global-batch-size must be at least 1"),
+        (
+            {"order": "megatron", "eval_global_batch_size": 12, "eval_micro_batch_size": 8,
+             "global_batch_size": 8, "micro_batch_size": 1, "data_parallel_size": 1},
+            "batch of 12 samples must be a multiple of its micro batch 8 x data-parallel size 1",
+        ),
         ({"phase_transition_iterations": (5, 5)}, "must be positive and rising"),
         ({"phase_transition_iterations": (0,)}, "must be positive and rising"),
         ({"consumed_samples": "x"}, "--consumed-samples: 'x' is not a whole number"),

@@ -55,6 +55,21 @@ def test_no_more_than_the_depth_is_ahead() -> None:
             assert len(begun) <= taken + 1 + 3
 
 
+def test_no_task_begins_after_the_end() -> None:
+    begun: list[int] = []
+
+    def prepare(task: int) -> int:
+        begun.append(task)
+        time.sleep(0.001)
+        return task
+
+    with ReadAhead(iter(range(3000)), prepare, depth=3, threads=2) as ahead:
+        assert [next(ahead), next(ahead)] == [0, 1]
+    assert len(begun) <= 2 + 3
+    time.sleep(0.02)
+    assert len(begun) <= 2 + 3
+
+
 @pytest.mark.parametrize("at", [0, 1, 7, 30])
 def test_an_error_is_raised_in_its_place(at: int) -> None:
     release = threading.Event()
