@@ -31,7 +31,7 @@ from megaindex.index.receipts import (
     planned_block_receipts,
     sample_receipts,
 )
-from megaindex.index.skips import skips_of
+from megaindex.index.skips import Skips, skips_of
 from megaindex.index.spans import Index, Spans
 from megaindex.loader.sampler_state import RankLayout
 from megaindex.loader.samplers import MicroBatchSampler
@@ -54,11 +54,17 @@ class Round(NamedTuple):
     end: int
     num_samples: int
     """Samples of the order; the positions of a wrapped last step are taken modulo this."""
+    skips: Skips | None = None
+    """Skips of the run; a wrapped last step then serves its first samples that are not skipped."""
 
     def count(self, positions: I64) -> int:
         """Return the number of these positions that are in the round."""
-        begin = self.begin % max(1, self.num_samples)
-        within = (positions - begin) % max(1, self.num_samples)
+        size = max(1, self.num_samples)
+        if self.skips is not None and self.end > size:
+            beyond = np.arange(max(self.begin, size), self.end) - size
+            inside = (positions >= self.begin) & (positions < size)
+            return int((inside | np.isin(positions, self.skips.positions_of(beyond))).sum())
+        within = (positions - self.begin % size) % size
         return int((within < self.end - self.begin).sum())
 
 
@@ -489,8 +495,8 @@ def rounds_of(sampler: Any, first: int = 0) -> Iterator[Round | None]:
         state = state_after(first)
         step = before.get("step", state.get("step"))
         if step is None:
-            yield Round(before["consumed_samples"], state["consumed_samples"], size)
+            yield Round(before["consumed_samples"], state["consumed_samples"], size, skips)
         else:  # balanced: the samples of a step are served in any of its rounds
-            yield Round(step["first"], step["first"] + step["samples"], size)
+            yield Round(step["first"], step["first"] + step["samples"], size, skips)
     while True:
         yield None

@@ -440,8 +440,8 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
 
     def loader(**changes: Any) -> Loader:
         sampler = MicroBatchSampler(
-            num_samples=index.num_samples, micro_batch_size=4, data_parallel_rank=0,
-            data_parallel_size=1, **changes,
+            num_samples=index.num_samples, data_parallel_rank=0, data_parallel_size=1,
+            **{"micro_batch_size": 4, **changes},
         )  # fmt: skip
         recorder = Recorder([corpus_fingerprint(web)])
         return Loader(
@@ -461,6 +461,15 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
     state = skipped.state_dict()
     view = skipped._sampler.skipped(index)
     assert check_receipts([state], view).equal
+    # of a last step that wraps to the first samples that are not skipped
+    rows = index.num_samples % 6
+    assert rows
+    wrapping = loader(micro_batch_size=6, skip=Skip(steps="0"), tail="wrap")
+    *_, last = wrapping
+    first = torch.cat([batch["tokens"] for batch in plain])[6:12]
+    assert torch.equal(last["tokens"][rows:], first[:-rows])
+    wrapped = wrapping._sampler.skipped(index)
+    assert check_receipts([wrapping.state_dict()], wrapped).equal
     with pytest.raises(InvalidArgument, match="does not; give the recipe, the sampler"):
         loader().load_state_dict(state)
     settings = {"num_samples": 8, "micro_batch_size": 1, "data_parallel_rank": 0}
