@@ -60,9 +60,9 @@ class Round(NamedTuple):
     def count(self, positions: I64) -> int:
         """Return the number of these positions that are in the round."""
         size = max(1, self.num_samples)
-        if self.skips is not None and self.end > size:
+        if self.skips is not None:
             beyond = np.arange(max(self.begin, size), self.end) - size
-            inside = (positions >= self.begin) & (positions < size)
+            inside = (positions >= self.begin) & (positions < self.end)
             return int((inside | np.isin(positions, self.skips.positions_of(beyond))).sum())
         within = (positions - self.begin % size) % size
         return int((within < self.end - self.begin).sum())

@@ -41,6 +41,7 @@ from megaindex.loader import (  # noqa: E402
     compare_records,
     join_states,
 )
+from megaindex.loader.receipts import Round  # noqa: E402
 
 S = 16
 
@@ -563,6 +564,15 @@ def test_no_range_is_served_after_a_hole_at_the_end() -> None:
     assert skips is not None
     assert list(skips.segments()) == [(0, 4), (12, 32)]
     assert list(skips.segments(4, 12)) == []
+
+
+def test_samples_of_a_round_that_wraps() -> None:
+    skips = resolve_skips([Skip(steps="0")], BatchSchedule.constant(4), num_samples=14)
+    for begin, end, served in ((8, 12, [8, 9, 10, 11]), (12, 16, [12, 13, 4, 5]),
+                               (16, 20, [6, 7, 8, 9])):  # fmt: skip
+        counts = [Round(begin, end, 14, skips).count(np.array([n])) for n in range(14)]
+        assert np.flatnonzero(counts).tolist() == sorted(served)
+        assert max(counts) == 1
 
 
 def test_damaged_skips_of_a_state_are_refused() -> None:
