@@ -37,6 +37,11 @@ def test_sample_idx_forms(functions: Any, megatron_datasets: Any, rng: np.random
             actual = getattr(functions, name)(*arguments, *flags)
             assert actual.dtype == expected.dtype
             np.testing.assert_array_equal(actual, expected)
+    longest = np.array([2**31 - 1], np.int32), np.zeros(1, np.int32), 2**30, 1, 2**31 - 1
+    expected = theirs.build_sample_idx(*longest, True, 1)
+    assert expected.dtype == np.int32
+    assert functions.build_sample_idx(*longest, True, 1).dtype == np.int32
+    np.testing.assert_array_equal(functions.build_sample_idx(*longest, True, 1), expected)
     five = functions.build_sample_idx_int32(*arguments)  # GPT-NeoX's form
     np.testing.assert_array_equal(five, theirs.build_sample_idx(*arguments))
 

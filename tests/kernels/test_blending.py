@@ -282,6 +282,21 @@ def test_products_and_differences_are_rounded_apart(
     assert_same((*actual, counts), (*expected, expected_counts))
 
 
+@pytest.mark.parametrize("n", [3, 20, 90])
+def test_limits_met_from_counts_that_no_blend_has_reached(backend: Any, n: int) -> None:
+    """The last draws of each dataset, of which some are far behind their shares."""
+    if backend is REFERENCE:
+        pytest.skip("the others are compared with it")
+    left = np.resize([1, 15, 16, 17, 63, 100, 255, 257, 0, 40], n)
+    sizes = 2000 + 300 * np.arange(n)
+    counts, expected_counts = sizes - left, sizes - left
+    draws = int(counts.sum()), int(sizes.sum())
+    actual = blend(backend.blend_exhaustive, sizes, *draws, counts)
+    expected = blend(REFERENCE.blend_exhaustive, sizes, *draws, expected_counts)
+    assert_same((*actual, counts), (*expected, expected_counts))
+    np.testing.assert_array_equal(counts, sizes)
+
+
 def test_ties_among_very_many(backend: Any) -> None:
     """The native core gives its windows up for a stretch of plain scanning."""
     if backend is REFERENCE:

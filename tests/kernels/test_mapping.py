@@ -13,7 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
-from megaindex.helpers import check_blocks_mapping, check_mapping
+from megaindex.helpers import (
+    build_blocks_mapping,
+    build_mapping,
+    check_blocks_mapping,
+    check_mapping,
+)
 from megaindex.kernels.reference.mapping import MT19937, MT19937_64, mersenne_twister
 
 INT32_MAX = 2**31 - 1
@@ -258,12 +263,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED)
-def test_both_checks_refuse(change: dict[str, Any], message: str) -> None:
+def test_both_functions_refuse(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        check_mapping(**{**VALID, **change}, short_seq_prob=0.1)
+        build_mapping(**{**VALID, **change}, short_seq_prob=0.1)
     titles = np.array([1, 1, 1], np.int32)
     with pytest.raises(InvalidArgument, match=message):
-        check_blocks_mapping(**{**VALID, **change}, titles_sizes=titles, use_one_sent_blocks=True)
+        build_blocks_mapping(**{**VALID, **change}, titles_sizes=titles, use_one_sent_blocks=True)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,18 @@ def test_positions_far_behind(backend: Any) -> None:
     assert ordinals.max() < counts[-1].max()
 
 
+def test_long_ranges_are_drawn_as_short_ones(backend: Any) -> None:
+    row = row_of_weights([Fraction(weight) for weight in (5, 1, 3, 1, 7)])
+    zero = np.zeros((1, 5), np.int64)
+    streams, ordinals = np.empty(9000, np.int16), np.empty(9000, np.int64)
+    backend.mix_fill(row[None], zero[0, :1], zero, zero, 1, streams, ordinals)
+    for begin in range(0, 9000, 100):
+        part = np.empty(100, np.int16), np.empty(100, np.int64)
+        backend.mix_fill(row[None], zero[0, :1], zero, zero, 1 + begin, *part)
+        np.testing.assert_array_equal(streams[begin : begin + 100], part[0])
+        np.testing.assert_array_equal(ordinals[begin : begin + 100], part[1])
+
+
 @pytest.mark.parametrize("change", ["sum", "deficit", "length", "begin", "starts"])
 def test_tables_out_of_range_are_refused(backend: Any, change: str) -> None:
     shares = np.full((2, 2), UNIT // 2, np.uint32)

@@ -226,6 +226,7 @@ def test_mates_are_those_of_a_fair_draw(n: int) -> None:
         ({"starts": 5}, "belong together"),
         ({"bin": -1}, "bin -1 of"),
         ({"bin": 10**6}, "bin 1000000 of"),
+        ({"bin": 9}, "bin 9 of 9"),  # the first behind the last
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_belong_together(

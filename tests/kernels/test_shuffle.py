@@ -34,6 +34,15 @@ def test_two_shuffles_of_one_stream_are_numpys(backend: Any, dtype: type, thread
         assert state[-1] == position
 
 
+def test_a_word_that_only_the_first_steps_of_a_block_accept(backend: Any) -> None:
+    """The 48th word is one above the limit of its step, and 46 below that of the first step."""
+    expected = np.arange(4096)
+    actual = expected.copy()
+    np.random.RandomState(7150).shuffle(expected)
+    backend.shuffle(backend.seed_state(7150), actual, 1)
+    np.testing.assert_array_equal(actual, expected)
+
+
 @pytest.mark.parametrize(
     ("dtype", "threads"), [(np.int32, 2), (np.uint32, 5), (np.int64, 2), (np.int32, 40)]
 )
