@@ -202,7 +202,9 @@ def test_damaged_arrays(core: Any, corpora: list[str], tmp_path: Path) -> None:
         assert_equal(samples(build(core, SIZES, tmp_path, **config)), expected)
 
 
-def test_a_page_that_no_sampled_row_lies_in(core: Any, tmp_path: Path) -> None:
+def test_a_page_that_no_sampled_row_lies_in(
+    core: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of arrays without a sidecar every row is compared with the one before it."""
     prefix, cache = str(tmp_path / "c"), tmp_path / "cache"
     write_corpus(Path(prefix), [4000] * 1000)
@@ -211,11 +213,15 @@ def test_a_page_that_no_sampled_row_lies_in(core: Any, tmp_path: Path) -> None:
     victim = next(cache.glob("*-train-sample_index.npy"))
     rows = np.load(victim)
     assert len(rows) > 100_000
-    row = len(rows) // 2 + 40
-    rows[row : row + 100] = 0
-    np.save(victim, rows)
-    with installed(), pytest.raises(FormatError, match="written by the framework"):
-        build(core, (None, None, None), cache, **config)
+    middle = len(rows) // 2 + 40
+    for begin, end, now in ((middle, middle + 100, 0), (2, 3, rows[1]), (-3, -2, rows[-2])):
+        damaged = rows.copy()
+        damaged[begin:end] = now
+        np.save(victim, damaged)
+        caplog.clear()
+        with installed(), pytest.raises(FormatError, match="written by the framework"):
+            build(core, (None, None, None), cache, **config)
+        assert "sample_index must increase from row to row" in caplog.text
 
 
 def test_foreign_blends_are_checked(core: Any, corpora: list[str], tmp_path: Path) -> None:

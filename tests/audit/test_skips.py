@@ -313,6 +313,26 @@ def test_flags_and_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert reason in megaindex(*flags, *wrong, status=2)
 
 
+def test_samples_served_from_any_position_on() -> None:
+    """Moved ranges of several lengths, entered at each of their samples."""
+    from megaindex.configs.batch_schedule import skip_steps, step_bounds
+
+    schedule = BatchSchedule(stages=((0, 2), (8, 4)))
+    bounds, _ = step_bounds(schedule, 0, 32)
+    skip = [Skip(steps="0 3 6-7", move=True), Skip(steps="1")]
+    steps = skip_steps(skip, schedule, bounds, num_samples=60)
+    assert steps is not None
+    skips = steps.skips
+    served = np.concatenate([np.arange(begin, end) for begin, end in skips.segments()])
+    for first in range(skips.run_end + 1):
+        for end in range(first, skips.run_end + 1):
+            ranges = list(skips.served_samples(end, first))
+            assert all(begin < stop for begin, stop in ranges)
+            found = [sample for begin, stop in ranges for sample in range(begin, stop)]
+            chosen = served[(served >= first) & (served < end)]
+            assert found == skips.samples_at(chosen).tolist()
+
+
 def test_schedules_that_moved_samples_continue() -> None:
     """Moved samples of smaller batches do not fill the last one: left over, or padded."""
     from megaindex.configs.batch_schedule import skip_steps, step_bounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -73,13 +74,29 @@ def test_bounds_that_end_early_imply_neox(tmp_path: Path) -> None:
     assert [g.possible for g in described(tmp_path / "c").dialects] == [False, True, False]
 
 
-def test_pointers_in_any_order(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "c", [3, 4])
+@pytest.mark.parametrize("chunk", [1, 2, 1 << 20])
+@pytest.mark.parametrize(
+    ("pointers", "expected"),
+    [
+        ([0, 4, 6, 12], (True, True)),
+        ([0, 6, 6, 16], (False, True)),
+        ([4, 4, 6, 12], (False, True)),
+        ([0, 6, 4, 12], (False, False)),
+        ([0, 4, 12, 6], (False, False)),
+        ([4, 0, 6, 12], (False, False)),
+    ],
+)
+def test_pointers_in_any_order(
+    tmp_path: Path, pointers: list[int], expected: tuple[bool, bool], chunk: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys.modules[inspect.__module__], "_CHUNK", chunk)
+    write_corpus(tmp_path / "c", [2, 1, 3, 4], np.uint16)
     with open(tmp_path / "c.idx", "r+b") as file:
-        file.seek(34 + 8)
-        file.write(np.array([16, 0], np.int64).tobytes())
+        file.seek(34 + 16)
+        file.write(np.array(pointers, np.int64).tobytes())
     pair = described(tmp_path / "c")
-    assert (pair.contiguous, pair.rising) == (False, False)
+    assert (pair.contiguous, pair.rising) == expected
 
 
 def test_modes_and_companions(tmp_path: Path) -> None:

@@ -366,7 +366,7 @@ def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
 
 def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
     from megaindex.tokenize.inputs import check_settings
-    from megaindex.tokenize.tokenizers import find_tokenizer
+    from megaindex.tokenize.tokenizers import find_tokenizer, load
 
     for path, named in (
         (train_bpe(tmp_path / "bpe"), r"; its special tokens are '<eos>' \(1\), '<bos>' \(0\)$"),
@@ -379,6 +379,9 @@ def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
         file = find_tokenizer(path, add_special_tokens=True)
         with pytest.raises(InvalidArgument, match=named):
             check_settings(file, ["text"], eod="<|none|>", append_eod=False, dtype=None)
+        size = load(file).vocab_size
+        with pytest.raises(InvalidArgument, match=f"an id from 0 to {size - 1}, got {size}"):
+            check_settings(file, ["text"], eod=size, append_eod=False, dtype=None)
 
 
 def test_an_input_by_a_url_of_a_file(tmp_path: Path) -> None:

@@ -109,7 +109,11 @@ def test_a_bin_cut_short_and_one_too_long(prefix: str) -> None:
     assert rules(prefix, full=True) == {"unused-bytes": 1, "partial-token": 1}
 
 
-def test_tokens_beyond_the_vocabulary_are_counted_and_located(prefix: str) -> None:
+@pytest.mark.parametrize("chunk", [3, 8, 1 << 22])
+def test_tokens_beyond_the_vocabulary_are_counted_and_located(
+    prefix: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "_CHUNK_BYTES", chunk)  # 3: a read ends inside a token
     report = verify(prefix, full=True, vocab_size=20)
     finding = only(report.findings)
     # ids count on: 0 … 3 7 | 5 … 10 7 | 12 … 19 7 | 21 22 7
@@ -117,6 +121,10 @@ def test_tokens_beyond_the_vocabulary_are_counted_and_located(prefix: str) -> No
     assert finding.where == "byte 42, sequence 4"
     assert verify(prefix, full=True, vocab_size=23).is_clean
     assert verify(prefix, full=True, vocab_size=2**40).is_clean
+    with open(prefix + ".bin", "ab") as file:
+        file.write(b"\1")
+    partial = next(f for f in verify(prefix, full=True).findings if f.rule == "partial-token")
+    assert (partial.where, partial.found) == ("byte 48", "1 bytes")
 
 
 def test_negative_ids_are_outside_every_vocabulary(tmp_path: Path) -> None:
@@ -168,6 +176,22 @@ def test_gaps_overlaps_and_duplicates(
     assert all(f.severity == "warning" for f in findings.values())
     assert findings["overlap"].where == "sequence 3"
     assert findings["unused-bytes"].where == "byte 5"
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
+@pytest.mark.parametrize("seed", range(3))
+def test_findings_do_not_depend_on_the_sequences_sorted_together(
+    tmp_path: Path, at_once: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    path = str(tmp_path / "c")
+    lay_out(path, rng.integers(0, 4, 12).tolist(), rng.integers(3, 15, 12).tolist(), 20)
+    expected = verify(path, full=True).findings
+    monkeypatch.setattr(pair, "_AT_ONCE", at_once)
+    found = verify(path, full=True).findings
+    assert {f.rule: (f.count, f.where) for f in found} == {
+        f.rule: (f.count, f.where) for f in expected
+    }
 
 
 def test_shuffled_pointers_without_gaps_are_only_out_of_order(tmp_path: Path) -> None:
