@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import re
 import tracemalloc
 from pathlib import Path
@@ -233,6 +234,13 @@ def test_damaged_mds_folders(tmp_path: Path) -> None:
     shard.write_bytes(b"no gzip at all")
     with pytest.raises(FormatError, match="cannot be decompressed"):
         import_pair(open_mds(folder), str(tmp_path / "a"))
+    shard.unlink()
+    os.mkfifo(shard)
+    pipe = os.open(shard, os.O_RDWR)  # with a writer, so that reading it would not wait
+    os.write(pipe, b"no gzip")
+    with pytest.raises(StorageError, match=r"shard\.00000\.mds\.gz: .* not a regular file"):
+        import_pair(open_mds(folder), str(tmp_path / "a"))
+    os.close(pipe)
     shard.unlink()
     with pytest.raises(MissingFile, match=r"shard\.00000\.mds\.gz: cannot read"):
         import_pair(open_mds(folder), str(tmp_path / "a"))

@@ -7,6 +7,7 @@ import logging
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -251,11 +252,16 @@ def test_a_copy_is_checked_once(
     sum_of = cache._checksum
     monkeypatch.setattr(cache, "_checksum", lambda path: checked.append(path) or sum_of(path))
     _, url = store()
-    monkeypatch.setattr(cache, "_SETTLED", 1 << 62)
+    age = 10**9  # ns since the copy was written
+
+    def now() -> int:
+        return max(path.stat().st_ctime_ns for path in (tmp_path / "cache").glob("*.object")) + age
+
+    monkeypatch.setattr(cache, "time", SimpleNamespace(time_ns=now))
     for _ in range(3):
         IndexedDataset(url)
     assert len(checked) == 2
-    monkeypatch.setattr(cache, "_SETTLED", 0)
+    age = 3 * 10**9
     for _ in range(3):
         IndexedDataset(url)
     assert len(checked) == 3
