@@ -115,7 +115,6 @@ class AtomicFiles:
         for stream in self._streams.values():
             with contextlib.suppress(OSError):  # a failed flush must not keep the file alive
                 stream.close()
-        self._streams.clear()
         try:
             if not self._is_published:
                 self.take_back()
