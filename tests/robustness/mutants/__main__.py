@@ -45,7 +45,7 @@ from robustness.mutants.reached import Reached, collect
 ROOT = Path(__file__).parents[3]
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 REACHED = ROOT / "build/mutants-reached.data"
-COMPILED = ("tests/kernels/", "tests/index/")
+COMPILED = ("tests/kernels/", "tests/index/", "tests/cache/test_mapped_files")
 LEAST_SCORE = 95  # percent
 BACKENDS = {"reference", "numba", "native"}
 _FEWEST = 2  # mutants of each package
