@@ -219,7 +219,7 @@ class BlockReceipts:
         blocks = {}
         for key, pair in given.part("blocks", "the blocks of block receipts").values.items():
             number = int(key) if key.isdecimal() and len(key) <= 19 else -1
-            if str(number) != key or number * stride > INT64_MAX:
+            if number < 0 or str(number) != key or number * stride > INT64_MAX:
                 raise given.error("the keys of blocks must be block numbers", key)
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise given.error(f"block {key} must be a receipt and a number of samples", pair)

@@ -210,10 +210,30 @@ def test_damaged_receipts_are_refused(stored: dict[str, Any]) -> None:
         Receipt.from_dict(stored)
 
 
-@pytest.mark.parametrize("stored", [{}, {"stride": 2, "blocks": 5}, {"blocks": {}, "stride": "a"}])
-def test_damaged_block_receipts_are_refused(stored: dict[str, Any]) -> None:
-    with pytest.raises(megaindex.FormatError, match="a stride and blocks"):
+BLOCK = ["0" * 32, 1]
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({}, "a stride and blocks"),
+        ({"stride": 2, "blocks": 5}, "a stride and blocks"),
+        ({"blocks": {}, "stride": "a"}, "a stride and blocks"),
+        ({"stride": 0, "blocks": {}}, "a stride and blocks"),
+        ({"stride": 6, "blocks": {}}, "stride must be a power of two"),
+        ({"stride": 2, "blocks": {"-1": BLOCK}}, "keys of blocks must be block numbers"),
+        ({"stride": 2, "blocks": {"03": BLOCK}}, "keys of blocks must be block numbers"),
+        ({"stride": 2, "blocks": {str(2**62): BLOCK}}, "keys of blocks must be block numbers"),
+    ],
+)
+def test_damaged_block_receipts_are_refused(stored: dict[str, Any], message: str) -> None:
+    with pytest.raises(megaindex.FormatError, match=message):
         BlockReceipts.from_dict(stored)
+
+
+def test_the_last_block_of_a_stride() -> None:
+    last = {"stride": 2, "blocks": {str(2**62 - 1): BLOCK}}
+    assert BlockReceipts.from_dict(last).to_dict() == last
 
 
 @pytest.mark.parametrize("pair", [[], ["0" * 32], ["0" * 32, 1, 1], "01", {"0" * 32: 1}])
