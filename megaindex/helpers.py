@@ -331,7 +331,7 @@ def _sample_idx(
             "num_epochs * tokens_per_epoch; count tokens_per_epoch over the documents of one epoch"
         )
     out: IntArray = np.empty((num_samples + 1, 2), dtype)
-    if dtype is np.int32 and max(documents.size, int(lengths.max(initial=0))) > INT32_MAX:
+    if dtype is np.int32 and documents.size > INT32_MAX:
         raise InvalidArgument(
             f"document_idx: {documents.size} documents do not fit int32 rows; use "
             "build_sample_idx_int64"

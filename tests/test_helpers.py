@@ -327,6 +327,8 @@ def test_arguments_of_another_kind_are_refused(change: dict[str, Any], message: 
     [
         ([0.5, np.nan], 2, 4, "weights must be finite"),
         ([0.5, -1], 2, 4, "weights must be finite and >= 0"),
+        ([0.5, 1j], 2, 4, "weights must be real numbers, got complex128"),
+        (["a", "b"], 2, 4, "weights must be numbers"),
         ([0.5, 0.5], 3, 4, "at most the 2 weights given, got 3"),
         ([0.5, 0.5], 0, 4, "num_datasets must be from 1"),
         ([0.5, 0.5], 2, 5, "must hold 5 draws, got 4 and 4"),

@@ -224,6 +224,36 @@ def test_a_page_that_no_sampled_row_lies_in(
         assert "sample_index must increase from row to row" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "value", "reason"),
+    [
+        ("shuffle", 0, 1, "shuffle_index must contain each of"),
+        ("shuffle", 0, 2**31, "shuffle_index must contain each of"),
+        ("document", 0, 1, "document_index must contain each of"),
+        ("document", 0, -1, "document_index must contain each of"),
+        ("document", 0, 50, "document_index must contain each of"),
+        ("sample", (0, 0), -1, "sample_index has rows outside document_index"),
+        ("sample", (0, 1), -1, "sample_index has rows outside document_index"),
+        ("sample", (-1, 0), 51, "sample_index has rows outside document_index"),
+        ("sample", (0, 1), 1, "sample 0 must have 16 tokens, got 15"),
+    ],
+)
+def test_foreign_arrays_are_checked(
+    core: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, place: Any, value: int,
+    reason: str,
+) -> None:  # fmt: skip
+    write_corpus(tmp_path / "c", [40] * 50)
+    config = {"blend": ([str(tmp_path / "c")], None), "split": "100"}
+    build(core, (None, None, None), tmp_path / "cache", **config)
+    victim = next((tmp_path / "cache").glob(f"*-train-{name}_index.npy"))
+    array = np.load(victim)
+    array[place] = value if value != 1 or name == "sample" else array[1]
+    np.save(victim, array)
+    with installed(), pytest.raises(FormatError, match="written by the framework"):
+        build(core, (None, None, None), tmp_path / "cache", **config)
+    assert reason in caplog.text
+
+
 def test_foreign_blends_are_checked(core: Any, corpora: list[str], tmp_path: Path) -> None:
     config = {"blend": (corpora[:3], [1.0, 2.0, 3.0]), **SPLIT, "mid_level_dataset_surplus": 0.5}
     build(core, SIZES, tmp_path, **config)

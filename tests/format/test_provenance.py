@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import provenance as module
 from megaindex.format.pair import PairSink
 from megaindex.format.provenance import (
@@ -158,6 +158,15 @@ def test_a_flipped_byte_anywhere_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(FormatError, match=r"c\.provenance: "):
             opened(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    path = small(tmp_path)
+    with pytest.raises(MissingFile, match=r"d\.provenance: does not exist; megaindex tokenize"):
+        Provenance(str(tmp_path / "d.provenance"), None)
+    path.with_suffix(".idx").unlink()
+    with pytest.raises(MissingFile, match=r"c\.idx: does not exist; put the \.idx beside"):
+        opened(path)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import struct
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,12 @@ def test_mds_tokens_that_do_not_fit(tmp_path: Path) -> None:
     assert names(tmp_path) == ["mds"]
 
 
+def with_size(raw: bytes, size: int) -> bytes:
+    """Return the shard with another size of the column in its first sample."""
+    (begin,) = struct.unpack_from("<I", raw, 4)
+    return raw[:begin] + struct.pack("<I", size) + raw[begin + 4 :]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -174,6 +181,9 @@ def test_mds_tokens_that_do_not_fit(tmp_path: Path) -> None:
             r"offsets of samples must rise .* got 0 to",
         ),
         (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "offsets of samples must rise"),
+        (lambda raw: raw + b"\0", r"must end at byte \d+"),
+        (lambda raw: raw[:8] + raw[4:8] + raw[12:], "column 'tokens': a sample has 0 bytes"),
+        (lambda raw: with_size(raw, 2**31), r"column 'tokens': has \d+ of 2147483648 bytes"),
     ],
 )
 def test_damaged_mds_shards(tmp_path: Path, damage: Any, message: str) -> None:

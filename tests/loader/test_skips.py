@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, Skip, build_index
-from megaindex.index.skips import read_ids, resolve_skips
+from megaindex.index.skips import read_ids, read_skips, resolve_skips
 from megaindex.recipe import (
     BatchSchedule,
     Recipe,
@@ -494,12 +494,31 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
         ({"documents": [[1]]}, "integers in one dimension"),
         ({"documents": []}, "must hold"),
         ({"documents": [-4]}, "must hold sequence ids from 0, got -4"),
+        ({"documents": [2**62 + 1]}, "must hold sequence ids from 0, got 4611686018427387905"),
+        ({"documents": np.zeros(0, np.int64)}, "must hold at least one id"),
+        ({"documents": [[1], [1, 2]]}, "documents must be a list of ids"),
+        ({"source": 7}, "source must be a name, got 7"),
+        ({"source": ""}, "source must be a name, got ''"),
         ({"source": "web", "from_step": -1}, "from_step must be"),
     ],
 )
 def test_a_wrong_skip_is_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         Skip(**settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("3", "skip must be a mapping with steps, documents or source"),
+        ([{"steps": "3"}, 3], "skip must be a mapping with steps, documents or source"),
+        ({"documents": 3, "source": "web"}, "documents must be the path of a file of ids, got 3"),
+        ([{"steps": "3"}, {"steps": "x"}], r"skip\[1\]: steps must be numbers"),
+    ],
+)
+def test_a_wrong_skip_of_a_file_is_refused(tmp_path: Path, value: Any, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        read_skips(value, "skip", tmp_path)
 
 
 def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
