@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 from support.command_line import Terminal, stderr_as
 
-from megaindex.progress import copying
+from megaindex.progress import copying, ignore, polling
 
 
 @pytest.mark.parametrize(("stream", "shown"), [(Terminal(), True), (io.StringIO(), False)])
@@ -39,3 +40,26 @@ def test_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with copying("downloading c.idx") as bar:
         bar(100)(100)
     assert "downloading c.idx" in stream.getvalue()
+
+
+def test_progress_of_tasks_in_other_processes() -> None:
+    """It goes on between the ends of tasks, and back not even where a task begins again."""
+    seen: list[int] = []
+    processed = iter([30, 80, 20])
+    looked = threading.Event()
+
+    def under_way() -> int:
+        number = next(processed, 0)
+        if number == 0:
+            looked.set()
+        return number
+
+    with polling(under_way, seen.append, seconds=0.001) as finished:
+        assert looked.wait(30)
+        assert (sum(seen), min(seen)) == (80, 30)
+        finished(70)
+        finished(50)
+        assert (sum(seen), min(seen)) == (120, 30)
+    assert "megaindex-progress" not in {thread.name for thread in threading.enumerate()}
+    with polling(under_way, ignore) as finished:
+        assert finished is ignore
