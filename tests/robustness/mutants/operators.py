@@ -88,6 +88,8 @@ class _Finder(ast.NodeVisitor):
             self.visit(child)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        if "Protocol" in map(ast.unparse, node.bases):  # of which only the signatures are used
+            return
         for child in node.body:
             self.visit(child)
 

@@ -22,6 +22,8 @@ def f(a: int = 1) -> bool:
     logger.info("%d", 5)
     a += 4
     return a in (6,)
+class G(Protocol):
+    def g(self, b: int = 5) -> None: ...
 '''
 CPP = """// at most 3 < 4
 for (int64_t k = 0; k < n; ++k) {
@@ -45,7 +47,7 @@ def test_each_python_mutation_changes_what_a_line_does() -> None:
         "if not a <= max(a, 2):", "if not a <= min(a, 3):", "pass", "return a not in (6,)",
         "return a in (7,)",
     }  # fmt: skip
-    kept = ('"""', "assert", "logger")  # texts, assertions and messages
+    kept = ('"""', "assert", "logger", "def g")  # texts, assertions, messages and protocols
     assert not [old for old, _ in lines if old.startswith(kept)]
     assert PYTHON not in changed
 
