@@ -190,7 +190,7 @@ class ArrayIndex(StoredIndex):
         samples = places_of(self.shuffle_index, cut, len(self.sample_index) - 1)
         return served_in(self, samples, documents)
 
-    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate in cutting order; InvalidArgument as `locate`, or if samples repeat."""
         samples = len(self.sample_index) - 1
         has_positions = self.shuffle_index.dtype == np.uint32

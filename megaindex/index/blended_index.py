@@ -219,7 +219,7 @@ class BlendedIndex(CombinedIndex):
         wanted = contains(membership(found.sample), samples)
         return serve(found, samples[wanted], drawn[wanted])
 
-    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over the samples of each source in its fastest order, window by window."""
         if end - begin < WORTH_SORTING * len(self.indices):
             yield from iterate_in_order(self, begin, end, part, parts)

@@ -719,7 +719,7 @@ class SkippedIndex(CombinedIndex):
             ]
         )
 
-    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over the positions begin ... end - 1 that are served, in any order."""
         for first, stop in self.skips.segments(begin, end):
             middle = min(max(first, self.skips.end), stop)

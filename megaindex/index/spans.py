@@ -236,7 +236,7 @@ class ConsecutiveIndex(CombinedIndex):
         pieces = [(places, part.locate(local)) for places, part, local in self._divided(ids)]
         return pieces[0][1] if len(pieces) == 1 else join_spans(pieces, ids.size)
 
-    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over the samples of each part in its fastest order."""
         for each, first in zip(self._parts, self._bounds[:-1].tolist(), strict=True):
             low, high = max(begin - first, 0), min(end - first, each.num_samples)
@@ -371,7 +371,7 @@ class _HasLocate(Protocol):
 class IterableIndex(Protocol):
     """Index with an iteration faster than `locate` in training order."""
 
-    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks: ...
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks: ...
 
 
 def iterate_spans(index: Index, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:

@@ -186,7 +186,7 @@ class StagedIndex(CombinedIndex):
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         return locate_each(self.sources, *self.origin(sample_ids))
 
-    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over the samples of each source in its fastest order, window by window."""
         begin = max(begin, min(end, self.first_position))
         if end - begin < WORTH_SORTING * len(self.sources):

@@ -135,7 +135,7 @@ class BlockOrder(ShownIndex):
             pieces.append((places, self._served(block, ids[places])))
         return join_spans(pieces, ids.size)
 
-    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         number = int(self._block_of(np.array([begin]))[0])
         while begin < end:
             block = self._block(number)

@@ -246,7 +246,7 @@ class PackedIndex(DocumentOrder):
     def _locate_inputs(self, begin: int, end: int) -> int:
         return sum(
             int(spans.input_lengths(self.sequence_length).sum())
-            for _, spans in self.iterate_spans(begin, end)
+            for _, spans in self.iterate_spans(begin, end, part=0, parts=1)
         )
 
     def _cut(self, block: Block, numbers: I64) -> Spans:
