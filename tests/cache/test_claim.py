@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +226,25 @@ def test_a_slow_removal_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "unlink", slow_unlink)
     remove_dead(path, path.read_text(), stale_after=0.12)
     assert len({*seen}) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_removal_that_another_machine_left_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is finished even where the time to wait for the builder has passed."""
+    text = json.dumps({"token": "0" * 16, "host": "elsewhere", "pid": 1, "count": 0})
+    (tmp_path / "key.claim").write_text(text)
+    (tmp_path / f"key.claim.{'0' * 16}.claim").write_text(text.replace("0" * 16, "1" * 16))
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(claim, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    assert Claim(tmp_path, "key", stale_after=60).wait(deadline=61)
+    assert 120 < now < 125
     assert list(tmp_path.iterdir()) == []
 
 

@@ -162,6 +162,10 @@ def test_the_provenance_is_carried_on_or_named_as_lost(
     made = repair(prefix, tmp_path / "same")
     assert made.certain[-1].startswith("provenance of 5 documents: the new .idx is the one")
     assert (tmp_path / "same.provenance").read_bytes() == recorded
+    write_provenance(Path(prefix))  # of the pair as it was written, with a wrong pointer
+    made = repair(prefix, tmp_path / "wrong")
+    assert made.certain[-1] == "provenance of 5 documents, the first of those of the damaged pair"
+    Path(f"{prefix}.provenance").write_bytes(recorded)
     damage(prefix, original)
     os.truncate(f"{prefix}.bin", 40)
     made = repair(prefix, tmp_path / "cut")
