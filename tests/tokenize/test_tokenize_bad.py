@@ -173,6 +173,7 @@ def holding(name: str, content: bytes | pa.Table) -> Callable[[Path], Path]:
 
 truncated_gzip = holding("a.jsonl.gz", gzip.compress(GOOD * 5000)[:-20])
 truncated_zstd = holding("a.jsonl.zst", zstandard.ZstdCompressor().compress(GOOD * 50_000)[:-20])
+packed_parquet = holding("a.parquet.gz", gzip.compress(b"PAR1"))
 damaged_gzip = holding("a.jsonl.gz", gzip.compress(GOOD) + b"garbage behind it")
 damaged_zstd = holding(
     "a.jsonl.zst", zstandard.ZstdCompressor().compress(GOOD) + b"garbage behind it"
@@ -227,6 +228,7 @@ def no_files(folder: Path) -> Path:
         (blank, FormatError, r"a\.jsonl: no document in 2 lines, of which 2 are blank"),
         (unknown, InvalidArgument, r"a\.csv: its suffix must be one of .*--format"),
         (no_parquet, FormatError, r"a\.parquet: cannot be read as Parquet: .*; write the file"),
+        (packed_parquet, FormatError, r"a\.parquet\.gz: is Parquet inside gzip; decompress it"),
         (cut_parquet, FormatError, r"a\.parquet: cannot be read as Parquet: "),
         (no_rows, FormatError, r"a\.parquet: has 0 rows; leave it out"),
         (no_column, InvalidArgument, r"a\.parquet: has no column 'text'; choose from body"),
