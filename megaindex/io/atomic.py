@@ -139,6 +139,9 @@ class AtomicFiles:
                 if _is_still(path, identity):
                     self._was_placed = True
                     os.unlink(path)
+                    if path == last:  # or a power loss might bring it back without the others
+                        with contextlib.suppress(StorageError):
+                            sync_directory(self._directory)
             self._placed.clear()
         if self._aside and not self._was_placed:
             restoring = as_storage_error(last, f"cannot restore it from {self._aside}")

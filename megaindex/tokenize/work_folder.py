@@ -498,15 +498,16 @@ def is_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
 
 
 def is_half_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
-    """Return True if a killed run published the .bin of the merged `parts` without its .idx.
+    """Return True if a killed run left a part of the pair of the merged `parts`.
 
-    After a power loss only the file of provenance may be left, which a run removes with the .bin.
+    After a power loss this may be the .idx or the provenance without the .bin, which a run that
+    cannot publish removes last.
     """
     tokens, provenance, index = written_paths(prefix)
     try:
         whole = os.path.getsize(tokens) == sum(size for size, _ in parts)
     except FileNotFoundError:
-        whole = os.path.lexists(provenance)
+        return os.path.lexists(provenance) or os.path.lexists(index)
     except OSError:
         return False
     return whole and not os.path.lexists(index)

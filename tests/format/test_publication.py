@@ -154,6 +154,25 @@ def test_of_two_writers_that_overwrite_one_pair_none_leaves_a_mixture(
     assert names(tmp_path) == ["a.bin"]
 
 
+@pytest.mark.parametrize("stays_broken", [False, True])
+def test_the_removal_of_the_idx_is_synced_before_that_of_the_bin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays_broken: bool
+) -> None:
+    """Else a power loss might bring the .idx back alone."""
+    found: list[list[str]] = []
+
+    def sync(directory: str) -> None:
+        found.append(names(tmp_path))
+        if len(found) == 2 or (stays_broken and len(found) > 2):
+            raise StorageError(f"{directory}: cannot sync the directory")
+
+    monkeypatch.setattr(atomic, "sync_directory", sync)
+    with pytest.raises(StorageError, match="cannot sync the directory"):
+        write(tmp_path / "a", NEW)
+    assert found[1:] == [["a.bin", "a.idx"], ["a.bin"]]
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("hard_links", [True, False])
 def test_the_second_of_two_writers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard_links: bool

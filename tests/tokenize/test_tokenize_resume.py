@@ -424,12 +424,13 @@ def test_a_pair_of_a_killed_run_is_synced_before_its_parts_go(
     assert not (tmp_path / "o.parts").exists()
 
 
-def test_provenance_that_a_power_loss_left_alone_is_replaced(
-    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gone", [(".bin", ".idx"), (".bin", ".provenance"), (".bin",)], ids=str)
+def test_files_that_a_power_loss_left_without_the_bin_are_replaced(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...]
 ) -> None:
-    """The removal of the .bin and .idx may be on the disk, and not that of the provenance."""
+    """Of the removal of a pair only a part may be on the disk."""
     end_after_publishing(monkeypatch, tmp_path / "o", small)
-    for suffix in (".bin", ".idx"):
+    for suffix in gone:
         (tmp_path / f"o{suffix}").unlink()
     made = run(tmp_path / "o", [small])
     assert made.resumed == made.parts

@@ -25,7 +25,7 @@ from megaindex.cache.claim import build_once
 from megaindex.cache.sidecar import find_arrays, map_arrays
 from megaindex.errors import FormatError, MegaIndexError, MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.format.pair import written_paths
+from megaindex.format.pair import pair_paths, written_paths
 from megaindex.io.atomic import write_file
 from megaindex.io.paths import as_storage_error
 
@@ -405,7 +405,7 @@ class Tokenizing(Scenario):
         return isinstance(error, StorageError) or super().may_raise(error)
 
     def audit(self) -> None:
-        if os.path.exists(f"{FOLDER}/out.idx"):
+        if all(map(os.path.exists, pair_paths(f"{FOLDER}/out"))):  # else it is no pair
             require(self._outputs("out") == self.expected, "other bytes than those of one run")
         else:
             self._tokenize("out")
