@@ -144,7 +144,7 @@ faults: $(VENV)/.test-installed
 	$(BIN)/python tests/robustness/faults
 
 # Small changes of the code, each of which a test should notice: SAMPLE of them, drawn by SEED. The
-# survivors of seed 27 have been given tests; another SEED tells how the tests do on others
+# survivors of seed 27 have been given tests; another SEED measures changes that nobody has looked at
 mutants: $(VENV)/.test-installed $(VENV)/.kernels-compiled
 	$(PIP) -r requirements/coverage.txt
 	$(BIN)/python tests/robustness/mutants --sample $(or $(SAMPLE),300) --seed $(or $(SEED),27)

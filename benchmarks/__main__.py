@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="jobs of a minute and a half, by processor time; see benchmarks.baseline",
+        help="jobs of a minute, by processor time; see benchmarks.baseline",
     )
     parser.add_argument(
         "--processor-time",

@@ -264,20 +264,26 @@ bool cut_from_both_ends(const Reader& lengths, const SampleGeometry& g, int64_t 
   int64_t tokens[2] = {0, g.total_tokens};  // where each thread is
   run_parallel(2, [&](int64_t side) {
     int64_t at = tokens[side];
-    for (int64_t b = 0; begun.fetch_add(1, std::memory_order_relaxed) < blocks; ++b) {
-      if (side == 0) {
-        at = cut_forward(lengths, g, b * kBlock, std::min(n, (b + 1) * kBlock), at, rows);
-      } else {
-        const int64_t begin = (blocks - 1 - b) * kBlock;
-        at = cut_backward(lengths, g, begin, std::min(n, begin + kBlock), at, rows);
+    try {
+      for (int64_t b = 0; begun.fetch_add(1, std::memory_order_relaxed) < blocks; ++b) {
+        if (side == 0) {
+          at = cut_forward(lengths, g, b * kBlock, std::min(n, (b + 1) * kBlock), at, rows);
+        } else {
+          const int64_t begin = (blocks - 1 - b) * kBlock;
+          at = cut_backward(lengths, g, begin, std::min(n, begin + kBlock), at, rows);
+        }
       }
+    } catch (...) {
+      begun.store(blocks, std::memory_order_relaxed);  // the other side need not go on
+      throw;
     }
     tokens[side] = at;
   });
   return tokens[0] == tokens[1];
 }
 
-// As cut_from_both_ends, with `threads` >= 3: meanwhile the blocks between are summed, then cut.
+// Cut [0, n) with `threads` >= 3 threads: one cuts a block at the front and one a block at the back;
+// meanwhile the blocks between are summed, then cut. Return false as cut_from_both_ends.
 template <class Reader, class T>
 bool cut_parallel(const Reader& lengths, const SampleGeometry& g, int64_t n, int threads,
                   T* rows) {

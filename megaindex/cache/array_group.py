@@ -285,7 +285,8 @@ def uncollected() -> Iterator[None]:
 
 
 class _Frozen:
-    """Objects that are not collected by `gc`. Counting many takes long, and is done once."""
+    """Objects that are not collected by `gc`. Counting many takes long: once some were found,
+    they are not counted again."""
 
     are_known = False
 

@@ -10,7 +10,6 @@ import math
 import mmap
 import os
 import tokenize
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple
 
@@ -47,17 +46,6 @@ class Written(NamedTuple):
     """Status of the file after writing; None while the array is mapped."""
 
 
-class _Sealed(NamedTuple):
-    """Array that a thread writes."""
-
-    written: Future[Written]
-    write: Callable[[], Written]
-
-    def result(self) -> Written:
-        """Write the array in this thread if the other has not begun to."""
-        return self.write() if self.written.cancel() else self.written.result()
-
-
 class MappedArrays:
     """Sink that writes each array to a new .npy file.
 
@@ -70,7 +58,7 @@ class MappedArrays:
         """Allocated arrays by name, until `finish`."""
         self._mapped: set[str] = set()
         self._populated: list[Future[None]] = []
-        self._written: dict[str, Written | _Sealed] = {}
+        self._written: dict[str, Written | Future[Written]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._is_finished = False
 
@@ -93,15 +81,16 @@ class MappedArrays:
 
     def seal(self, name: str) -> None:
         """Write an array that is complete."""
-        array, path = self.arrays[name], self.path_of(name)
+        if name in self._mapped or self.arrays[name].nbytes >= _WORTH_A_THREAD:
+            self._written[name] = self._threads().submit(self._write_array, name)
+        else:
+            self._written[name] = self._write_array(name)
+
+    def _write_array(self, name: str) -> Written:
+        array = self.arrays[name]
         if name in self._mapped:
-            write = functools.partial(_describe, array, array_bytes(array))
-        else:
-            write = functools.partial(write_new, path, array)
-        if name in self._mapped or array.nbytes >= _WORTH_A_THREAD:
-            self._written[name] = _Sealed(self._threads().submit(write), write)
-        else:
-            self._written[name] = write()
+            return _describe(array, array_bytes(array))
+        return write_new(self.path_of(name), array)
 
     def write(self, name: str, array: IntArray) -> None:
         """Write an array of the caller."""
@@ -112,16 +101,12 @@ class MappedArrays:
         self.seal(name)
 
     def finish(self) -> dict[str, Written]:
-        """Wait until every array is sealed, drop the arrays, and describe their files."""
+        """Wait until every array is written, and describe their files; the arrays are dropped."""
         for populated in self._populated:
             if not populated.cancel():
                 populated.result()
-        written = {}
-        for name in reversed(self.arrays):  # the thread begins with the first ones
-            file = self._written[name]
-            written[name] = file.result() if isinstance(file, _Sealed) else file
-        written = {name: written[name] for name in self.arrays}
-        self._written.clear()
+        last_first = {name: self._result(name) for name in reversed(self.arrays)}
+        written = {name: last_first[name] for name in self.arrays}
         if self._mapped:
             self._threads().submit(self.arrays.clear)  # unmapping takes a tenth of a second a GB
             self._is_finished = True
@@ -134,12 +119,18 @@ class MappedArrays:
         return written
 
     def close(self) -> None:
-        """End the thread and drop the arrays; those that are finished later, in the thread."""
+        """End the thread and drop the arrays; after `finish` it drops mapped ones by itself."""
         if self._pool is not None:
             unfinished = not self._is_finished
             self._pool.shutdown(wait=unfinished, cancel_futures=unfinished)
         if not self._is_finished:
             self.arrays.clear()
+
+    def _result(self, name: str) -> Written:
+        file = self._written[name]
+        if not isinstance(file, Future):
+            return file
+        return self._write_array(name) if file.cancel() else file.result()
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:

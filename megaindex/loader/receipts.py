@@ -53,7 +53,7 @@ class Round(NamedTuple):
     begin: int
     end: int
     num_samples: int
-    """Samples of the order; the positions of a wrapped last step are taken modulo this."""
+    """Samples of the order; without skips positions of a wrapped step are taken modulo this."""
     skips: Skips | None = None
     """Skips of the run; a wrapped last step then serves its first samples that are not skipped."""
 

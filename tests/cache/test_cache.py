@@ -8,7 +8,8 @@ import os
 import pickle
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,34 @@ def test_a_failing_build_leaves_nothing(
     with pytest.raises(RuntimeError, match="killed"):
         build(corpus, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("mapped", [0, 1 << 40])
+def test_arrays_of_a_build_that_is_interrupted_are_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped: int
+) -> None:
+    """Also while the exception lives, as in a notebook: mapped ones keep their disk space."""
+    monkeypatch.setattr(npy, "WORTH_MAPPING", mapped)
+    monkeypatch.setattr(npy, "_WORTH_A_THREAD", 1)
+
+    def interrupt(file: Future[Any]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Future, "cancel", lambda file: False)
+
+    made = []
+
+    def build() -> None:
+        with entry_module.EntryWriter(tmp_path, "key") as writer:
+            made.append(weakref.ref(writer.allocate("a", (1000,), "int32")))
+            writer.seal("a")
+            writer.publish({})
+
+    monkeypatch.setattr(Future, "result", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        build()
+    assert caught.value.__traceback__ is not None
+    assert [array() for array in made] == [None]
 
 
 def test_a_cache_that_cannot_be_written_is_named(corpus: IndexedDataset, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class _BalancedSteps:
 
     def micro_batches(self, sampler: Any, end: int) -> Iterator[list[int]]:
         """Yield this rank's micro batches from ``start_iter`` to ``end``, a pass over the data."""
-        if _reshuffles(sampler.sampler.data_source) and sampler.epoch:
+        if getattr(sampler, "epoch", 0) and _reshuffles(sampler.sampler.data_source):
             raise InvalidArgument(_NEXT_ORDER)
         size, ranks = sampler.batch_size, sampler.world_size
         layout = RankLayout(
