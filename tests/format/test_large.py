@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.corpora import write_sparse_corpus
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
@@ -21,19 +22,7 @@ LONGEST = 2**31 - 1
 def test_reading_past_two_to_the_31(tmp_path: Path, megatron_datasets: Any) -> None:
     """Two sequences of uint16: one of 2^31 - 1 tokens, then 20 that begin near 4 GiB."""
     begin = 2 * LONGEST
-    with (tmp_path / "train.bin").open("wb") as stream:
-        stream.truncate(begin)
-        stream.seek(begin)
-        stream.write(np.arange(20, dtype=np.uint16).tobytes())
-    spool = IndexSpool(str(tmp_path), multimodal=False)
-    spool.open()
-    spool.add_one(LONGEST)
-    spool.add_one(20)
-    with (tmp_path / "train.idx").open("wb") as stream:
-        spool.assemble(stream, dtype_code=8, itemsize=2)
-    spool.close()
-
-    dataset = IndexedDataset(tmp_path / "train")
+    dataset = write_sparse_corpus(tmp_path / "train", [LONGEST, 20], last=range(20))
     assert dataset.num_tokens == 2**31 + 19
     assert dataset.sequence_pointers.tolist() == [0, begin]
     assert dataset[1].tolist() == list(range(20))

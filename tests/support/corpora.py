@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -33,16 +34,21 @@ def write_corpus(
     return IndexedDataset(str(prefix))
 
 
-def write_sparse_corpus(prefix: Path, lengths: list[int]) -> IndexedDataset:
-    """Documents of zeros, uint16, in a ``.bin`` without a page on the disk."""
+def write_sparse_corpus(
+    prefix: Path, lengths: list[int], last: Sequence[int] = (), dtype: type = np.uint16
+) -> IndexedDataset:
+    """Documents of zeros, uint16 or uint8, in a sparse file, but for the last tokens."""
+    itemsize = np.dtype(dtype).itemsize
     with open(f"{prefix}.bin", "wb") as file:
-        file.truncate(2 * sum(lengths))
+        file.truncate(itemsize * sum(lengths))
+        file.seek(itemsize * (sum(lengths) - len(last)))
+        file.write(np.array(last, dtype).tobytes())
     spool = IndexSpool(str(prefix.parent), multimodal=False)
     spool.open()
     for length in lengths:
         spool.add_one(length)
     with open(f"{prefix}.idx", "wb") as file:
-        spool.assemble(file, dtype_code=8, itemsize=2)
+        spool.assemble(file, dtype_code={1: 1, 2: 8}[itemsize], itemsize=itemsize)
     spool.close()
     return IndexedDataset(str(prefix))
 

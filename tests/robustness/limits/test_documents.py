@@ -10,33 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.corpora import write_corpus
+from support.corpora import write_corpus, write_sparse_corpus
 
 import megaindex
-from megaindex.format import IndexedDataset
-from megaindex.format.pair import IndexSpool
 from megaindex.index.spans import Spans
 from megaindex.loader.positional_reader import PositionalTokens
 from megaindex.loader.token_readers import MappedTokens
 
 LONGEST = 2**31 - 1
 ORDERS = ("megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window")
-
-
-def sparse_corpus(prefix: Path, lengths: list[int], last: int) -> IndexedDataset:
-    """uint8 zeros that take no room on the disk, but for the last token."""
-    spool = IndexSpool(str(prefix.parent), multimodal=False)
-    spool.open()
-    for length in lengths:
-        spool.add_one(length)
-    with open(f"{prefix}.idx", "wb") as stream:
-        spool.assemble(stream, dtype_code=1, itemsize=1)
-    spool.close()
-    with open(f"{prefix}.bin", "wb") as stream:
-        stream.truncate(sum(lengths))
-        stream.seek(sum(lengths) - 1)
-        stream.write(bytes([last]))
-    return IndexedDataset(prefix)
 
 
 def tokens_of(spans: Spans) -> Counter[tuple[int, int]]:
@@ -73,7 +55,9 @@ def test_empty_documents_anywhere(
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_shortest_and_the_longest_document_there_are(tmp_path: Path, order: str) -> None:
-    corpus = sparse_corpus(tmp_path / "c", [1, 0, LONGEST, 1, LONGEST, 0, 1], last=77)
+    corpus = write_sparse_corpus(
+        tmp_path / "c", [1, 0, LONGEST, 1, LONGEST, 0, 1], last=[77], dtype=np.uint8
+    )
     length = 2**22
     index = megaindex.build_index(corpus, sequence_length=length, seed=1, order=order)
     assert corpus.num_tokens == 2 * LONGEST + 3 > 2**32
@@ -86,7 +70,7 @@ def test_the_shortest_and_the_longest_document_there_are(tmp_path: Path, order: 
 
 def test_both_readers_at_the_far_end(tmp_path: Path) -> None:
     """The last token of the second of two longest documents, near byte 2**32."""
-    corpus = sparse_corpus(tmp_path / "c", [LONGEST, 1, LONGEST], last=77)
+    corpus = write_sparse_corpus(tmp_path / "c", [LONGEST, 1, LONGEST], last=[77], dtype=np.uint8)
     spans = Spans.of_one_source(
         np.array([0, 1, 2]), np.array([LONGEST - 2, 0, LONGEST - 2]), np.array([2, 1, 2]),
         np.array([0, 3]),
@@ -101,7 +85,7 @@ def test_both_readers_at_the_far_end(tmp_path: Path) -> None:
 
 def test_more_than_two_to_the_31_samples_over_real_files(tmp_path: Path) -> None:
     """Order window with a token a sample: 4.3 thousand million samples, none of them stored."""
-    corpus = sparse_corpus(tmp_path / "c", [LONGEST, 3, LONGEST], last=77)
+    corpus = write_sparse_corpus(tmp_path / "c", [LONGEST, 3, LONGEST], last=[77], dtype=np.uint8)
     index = megaindex.build_index(corpus, sequence_length=1, seed=3, order="window")
     assert index.num_samples == corpus.num_tokens - 1 == 2**32 > 2**31
     ids = np.unique(np.random.default_rng(1).integers(0, 2**32, 100_000))
