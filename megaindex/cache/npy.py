@@ -60,7 +60,6 @@ class MappedArrays:
         self._populated: list[Future[None]] = []
         self._written: dict[str, Written | Future[Written]] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._is_finished = False
 
     def path_of(self, name: str) -> str:
         """Return the path of the file for an array."""
@@ -107,11 +106,11 @@ class MappedArrays:
                 populated.result()
         last_first = {name: self._result(name) for name in reversed(self.arrays)}
         written = {name: last_first[name] for name in self.arrays}
-        if self._mapped:
-            self._threads().submit(self.arrays.clear)  # unmapping takes a tenth of a second a GB
-            self._is_finished = True
-        else:
-            self.arrays.clear()
+        arrays, self.arrays = self.arrays, {}
+        if self._pool is not None:  # unmapping takes a tenth of a second a GB
+            self._pool.submit(arrays.clear)
+            self._pool.shutdown(wait=False)
+            self._pool = None
         for name in self._mapped:  # after all writes: touching mapped pages changes the file time
             path = self.path_of(name)
             with as_storage_error(path, "cannot read its status"):
@@ -119,12 +118,10 @@ class MappedArrays:
         return written
 
     def close(self) -> None:
-        """End the thread and drop the arrays; after `finish` it drops mapped ones by itself."""
+        """End the thread and drop the arrays; after `finish` the thread does both by itself."""
         if self._pool is not None:
-            unfinished = not self._is_finished
-            self._pool.shutdown(wait=unfinished, cancel_futures=unfinished)
-        if not self._is_finished:
-            self.arrays.clear()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self.arrays.clear()
 
     def _result(self, name: str) -> Written:
         file = self._written[name]
