@@ -20,6 +20,8 @@ void cut(const py::array& lengths, const py::array& document_index, int64_t sequ
               total_tokens >= 0 && num_samples <= total_tokens / sequence_length + 1,
           "sequence_length must be >= 1, extra 0 or 1, and num_samples at most total_tokens / "
           "sequence_length + 1");
+  require(sequence_length <= (INT64_MAX - 1 - total_tokens) / 2,  // of the token after the last row
+          "total_tokens + 2 * sequence_length must be less than 2**63 - 1");
   require(document_index.size() > 0, "document_index: must not be empty");
   if (out.ndim() != 2 || out.shape(0) != num_samples + 1 || out.shape(1) != 2) {
     throw InvalidInput("out: expected shape (num_samples + 1, 2), got " + describe(out));

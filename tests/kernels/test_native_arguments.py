@@ -51,6 +51,16 @@ def test_more_samples_than_any_array_holds(epochs: int) -> None:
         assert len(call(7)) >= 7
 
 
+def test_samples_whose_tokens_no_integer_counts() -> None:
+    """The token after the last row has a number: with a length of 2^63 - 1 it was negative."""
+    lengths, documents, rows = np.array([5], np.int32), np.zeros(1, np.int32), np.zeros((2, 2), int)
+    for length in (2**62 - 3, 2**63 - 1):
+        with pytest.raises(InvalidArgument, match="must be less than 2"):
+            native.cut_samples(lengths, documents, length, 1, 1, 5, rows)
+    native.cut_samples(lengths, documents, 2**62 - 4, 1, 1, 5, rows)
+    assert rows.tolist() == [[0, 0], [0, 4]]
+
+
 class Interrupted(Exception):
     """Raised by the signal handler, as KeyboardInterrupt is by Ctrl-C."""
 
