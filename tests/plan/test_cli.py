@@ -272,6 +272,12 @@ BAD = [
       "--epochs", 1], "--split must be up to three"),
     (["--tokens-per-epoch", 9, "--seq-length", 64, "--global-batch-size", 1, "--epochs", 1,
       "--order", "epoch"], "holds 9 tokens, one sample needs 65"),
+    (["--tokens-per-epoch", 900, 900, "--seq-length", 64, "--global-batch-size", 1, "--epochs",
+      "1,1/20"], "--epochs: source 2 gives no sample of 64 tokens; raise its epochs"),
+    ([*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1562],
+     "ends before the ramp's 1562, where Megatron-LM runs one iteration more"),
+    (["--order", "neox", "--full-validation", *SIZED, "--epochs", 1],
+     "--full-validation is a setting of order megatron, not neox"),
 ]  # fmt: skip
 
 
@@ -291,6 +297,64 @@ def test_a_bad_split_or_an_empty_train_part_is_refused(paths: list[Path]) -> Non
         status, _, err = cli(*words, "--split", split)
         assert status == 2
         assert reason in err
+
+
+def test_full_validation_needs_what_each_rank_reads(paths: list[Path]) -> None:
+    words = ["--data-path", paths[0], "--seq-length", 64, "--epochs", 1, "--split", "90,10,0",
+             "--full-validation"]  # fmt: skip
+    status, _, err = cli(*words, "--global-batch-size", 8)
+    assert (status, "give --micro-batch-size and --world-size" in err) == (2, True)
+    batch = ["--micro-batch-size", 2, "--world-size", 4]
+    plan = plan_json(*words, *batch)
+    status, out, _ = cli(*words, *batch)
+    assert status == 0
+    samples = f"{plan['evaluation']['valid_samples']:,}"
+    assert f"iterations read all {samples} validation samples" in " ".join(out.split())
+
+
+def test_a_source_without_training_tokens_is_named(paths: list[Path], tmp_path: Path) -> None:
+    write_corpus(tmp_path / "empty", [0] * 10)
+    for order in ("megatron", "epoch"):
+        status, _, err = cli("--train-data-path", 1, paths[0], 1, tmp_path / "empty", "--seq-length",
+                             64, "--global-batch-size", 8, "--train-iters", 9, "--order", order)  # fmt: skip
+        assert status == 2
+        assert f"{tmp_path / 'empty'} holds no tokens for this split; leave it out" in err
+
+
+def test_what_the_tables_say_of_a_long_run() -> None:
+    """What was consumed before, batch sizes, phases, and how many sources are not shown."""
+    status, out, _ = cli(*TOKENS, "--global-batch-size", 12, "--rampup-batch-size", 2, 2, 600,
+                         "--train-samples", 1200, "--consumed-samples", 20)  # fmt: skip
+    assert status == 0
+    assert "64 tokens a sample, 2 → 4 → … → 12" in out
+    assert [line.split()[-2:] for line in out.splitlines() if "before this run" in line] == [
+        ["20", f"{20 * 64:,}"]
+    ]
+    status, out, _ = cli(*SIZED, "--train-iters", 300, "--phase-transition-iterations", 100,
+                         250)  # fmt: skip
+    assert status == 0
+    for number, text in enumerate(
+        ("0 to 100, 800 samples from 0", "100 to 250, 1,200 samples from 800",
+         "250 to 300, 400 samples from 2,000"), 1,
+    ):  # fmt: skip
+        assert f"phase {number}" in out
+        assert f"iterations {text} on" in out
+    many = ["--tokens-per-epoch", *[9000] * 26, "--weights", *range(1, 27)]
+    many += ["--seq-length", 64, "--global-batch-size", 8]
+    for coverage, tables in (("auto", 2), ("none", 1)):
+        status, out, _ = cli(*many, "--train-iters", 9, "--coverage", coverage)
+        assert status == 0
+        assert out.count("… 2 more: --json lists all") == tables
+        assert ("seen in" in out) == (coverage != "none")
+
+
+def test_moved_samples_that_fill_no_step_are_said() -> None:
+    words = [*SIZED, "--order", "window", "--epochs", 1, "--skip-steps", "3", "--move-skipped"]
+    plan = plan_json(*words)
+    status, out, _ = cli(*words)
+    assert status == 0
+    assert plan["skip"]["samples_moved"] == 8
+    assert "1 step moved behind the end, 8 samples" in out
 
 
 def test_unknown_arguments_are_one_line_too() -> None:
