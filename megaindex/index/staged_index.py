@@ -233,13 +233,6 @@ class StagedIndex(CombinedIndex):
                     pieces.append(serve(found, drawn, at + first))
         return join_served(pieces)
 
-    def drawn(self, position: int) -> list[I64]:
-        """Return int64[sources] for each stage: its draws before sample ``position``."""
-        return [
-            stage.drawn(min(max(position - begin, 0), stage.num_samples), len(self.sources))
-            for stage, begin in zip(self.stages, self._bounds[:-1].tolist(), strict=True)
-        ]
-
     def _repr_html_(self) -> str:
         return sources_html(repr(self), self.sources, self._paths)
 

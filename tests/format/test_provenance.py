@@ -197,6 +197,44 @@ def test_the_provenance_of_another_pair(tmp_path: Path) -> None:
     assert rules == ["provenance-pair", "provenance-documents"]
 
 
+def forged(data: bytes) -> bytes:
+    """Return a provenance whose checksums are right for its content."""
+    documents, blocks, json_bytes = struct.unpack_from("<QQQ", data, 16)
+    assert documents == 5
+    end = 96 + json_bytes + 40 * blocks
+    columns = xxhash.xxh3_128_digest(data[end:])
+    head = data[:56] + columns + bytes(24)
+    return head[:72] + xxhash.xxh3_128_digest(head + data[96:end]) + bytes(8) + data[96:]
+
+
+def test_values_that_a_forged_checksum_lets_through(tmp_path: Path) -> None:
+    """Any byte of any part: a typed error, or rows in order."""
+    path = small(tmp_path)
+    whole = path.read_bytes()
+    assert forged(whole) == whole
+    (json_bytes,) = struct.unpack_from("<Q", whole, 32)
+    rules, refusals = set(), []
+    for at in range(96, len(whole)):
+        for byte in (0, 0x7F, 0xFF):
+            path.write_bytes(forged(whole[:at] + bytes([byte]) + whole[at + 1 :]))
+            try:
+                found = Provenance(str(path), None)
+            except FormatError as error:
+                refusals.append((at < 96 + json_bytes, str(error)))
+                continue
+            fault = found.columns_fault()
+            if fault is not None:
+                rules.add(fault.rule)
+                continue
+            rows = found.locate(np.arange(5))
+            assert (rows.end >= rows.begin).all()
+    assert any("its list of files is damaged" in text for _, text in refusals)
+    beyond = {text for is_in_files, text in refusals if not is_in_files}
+    assert beyond
+    assert all("does not fit the documents and files" in text for text in beyond)
+    assert rules == {"provenance-order"}
+
+
 def test_documents_that_do_not_exist(tmp_path: Path) -> None:
     found = Provenance(str(small(tmp_path)), None)
     for wrong in (-1, 5):

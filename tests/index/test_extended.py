@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,23 @@ def test_bad_numbers_are_refused(
     old = build(corpus, "neox", 5, epochs=1)
     with pytest.raises(megaindex.InvalidArgument, match=message):
         extend(corpus, "neox", old, consumed, more)
+
+
+def test_a_further_epoch_without_a_sample_is_refused(corpus: IndexedDataset) -> None:
+    """It would be drawn without end."""
+    from megaindex.index.array_index import ArrayIndex
+
+    old = build(corpus, "neox", 5, epochs=1)
+    assert isinstance(old, ArrayIndex)
+
+    def without_samples(_: int) -> ArrayIndex:
+        return replace(old, shuffle_index=old.shuffle_index[:0], sample_index=old.sample_index[:1])
+
+    with pytest.raises(megaindex.InvalidArgument, match="must have at least 1 sample; use more"):
+        extend_index(
+            old, consumed_samples=0, more_samples=old.num_samples + 1, seed=5,
+            further=without_samples,
+        )  # fmt: skip
 
 
 def test_further_epochs_of_other_documents_are_refused(corpus: IndexedDataset) -> None:

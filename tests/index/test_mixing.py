@@ -125,6 +125,8 @@ def test_shares_are_checked(shares: tuple[int, ...], says: str) -> None:
         Stratified(shares=shares)
     with pytest.raises(InvalidArgument, match="batch_size must be from 1 to .*, got 0"):
         PerStream(shares=(1,), batch_sizes=(0,))
+    with pytest.raises(InvalidArgument, match="each of 2 streams must have a batch size, got 1"):
+        PerStream(shares=(1, 1), batch_sizes=(4,))
     with pytest.raises(InvalidArgument, match="period must be at least 1, got 0"):
         Random(shares=(1,), seed=0, name="", period=0)
     with pytest.raises(InvalidArgument, match=r"at most 2\*\*60 positions"):

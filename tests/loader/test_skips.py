@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
-from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, Skip, build_index
+from megaindex import (
+    FormatError,
+    InvalidArgument,
+    MissingFile,
+    OutOfRange,
+    Skip,
+    StorageError,
+    build_blend,
+    build_index,
+)
 from megaindex.index.skips import read_ids, read_skips, resolve_skips
 from megaindex.recipe import (
     BatchSchedule,
@@ -500,6 +509,8 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
         ({"source": 7}, "source must be a name, got 7"),
         ({"source": ""}, "source must be a name, got ''"),
         ({"source": "web", "from_step": -1}, "from_step must be"),
+        ({"steps": [(5, 3)]}, "steps 5-3 must begin with the smaller step"),
+        ({"steps": ["3", "x"]}, "steps must be numbers from 0 and ranges"),
     ],
 )
 def test_a_wrong_skip_is_refused(settings: dict[str, Any], reason: str) -> None:
@@ -552,8 +563,50 @@ def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidArgument, match=reason):
             open_recipe(recipe(tmp_path, skip))
+    with pytest.raises(StorageError, match="the document ids cannot be read"):
+        open_recipe(recipe(tmp_path, Skip(documents=tmp_path, source="web")))
     with pytest.raises(MissingFile, match="gone: the file of document ids"):
         open_recipe(recipe(tmp_path, Skip(documents=tmp_path / "gone", source="web")))
+
+
+def test_a_source_is_its_name_or_its_number(tmp_path: Path) -> None:
+    """A settings file may have a name of digits without quotes."""
+    (tmp_path / "ids").write_text("1 2")
+    for source in (7, "7"):
+        (skip,) = read_skips({"documents": "ids", "source": source}, "skip", tmp_path)
+        assert skip.source == "7"
+    for name in ("web", "code"):
+        write_corpus(tmp_path / name, [9] * 40)
+    blend = build_blend([tmp_path / "web", tmp_path / "code"], num_samples=30, sequence_length=S)
+    rows = np.arange(30)
+    spans = blend.locate(rows)
+    for source in ("1", str(tmp_path / "code"), "2"):
+        skip = Skip(documents=[1, 8], source=source)
+        sampler = MicroBatchSampler(num_samples=30, micro_batch_size=1, data_parallel_rank=0,
+                                    data_parallel_size=1, skip=skip)  # fmt: skip
+        if source == "2":
+            with pytest.raises(InvalidArgument, match="skip: unknown source 2; the sources are"):
+                sampler.skipped(blend)
+            continue
+        masked = sampler.skipped(blend).locate(rows).masked
+        wanted = (spans.source == 1) & np.isin(spans.document, [1, 8])
+        assert wanted.any()
+        np.testing.assert_array_equal(masked, wanted)
+
+
+def test_documents_far_apart_are_masked_too(tmp_path: Path) -> None:
+    """Ids that are few for their range are searched, others looked up in a table of bits."""
+    write_corpus(tmp_path / "long", [3] * 20_000)
+    index = build_index(tmp_path / "long", sequence_length=S, order="window")
+    masked = [3, 19_000]
+    sampler = MicroBatchSampler(
+        num_samples=index.num_samples, micro_batch_size=1, data_parallel_rank=0,
+        data_parallel_size=1, skip=Skip(documents=masked),
+    )  # fmt: skip
+    spans = sampler.skipped(index).locate(np.arange(index.num_samples))
+    assert spans.masked is not None
+    np.testing.assert_array_equal(spans.masked, np.isin(spans.document, masked))
+    assert spans.masked.any()
 
 
 def test_steps_that_do_not_line_up_are_refused() -> None:

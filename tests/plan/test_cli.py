@@ -315,8 +315,10 @@ def test_full_validation_needs_what_each_rank_reads(paths: list[Path]) -> None:
 def test_a_source_without_training_tokens_is_named(paths: list[Path], tmp_path: Path) -> None:
     write_corpus(tmp_path / "empty", [0] * 10)
     for order in ("megatron", "epoch"):
-        status, _, err = cli("--train-data-path", 1, paths[0], 1, tmp_path / "empty", "--seq-length",
-                             64, "--global-batch-size", 8, "--train-iters", 9, "--order", order)  # fmt: skip
+        status, _, err = cli(
+            "--train-data-path", 1, paths[0], 1, tmp_path / "empty", "--seq-length", 64,
+            "--global-batch-size", 8, "--train-iters", 9, "--order", order,
+        )  # fmt: skip
         assert status == 2
         assert f"{tmp_path / 'empty'} holds no tokens for this split; leave it out" in err
 
