@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import megaindex
+from megaindex.builders.described import build_described
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.description import describe_index
@@ -33,6 +34,25 @@ def test_values_that_all_sources_have_stand_once(prefix: str) -> None:
         {key: value for key, value in describe_index(index).items() if key not in node["common"]}
         for index in blend.indices
     ]
+
+
+@pytest.mark.parametrize("order", ["epoch", "window"])
+def test_a_description_that_does_not_fit_its_dataset_is_refused(prefix: str, order: str) -> None:
+    dataset = megaindex.IndexedDataset(prefix)
+    index = megaindex.build_index(dataset, sequence_length=32, order=order)
+    node = describe_index(index)
+    samples = node["samples"]
+    ids = np.arange(samples)
+    again = build_described(node, [dataset])
+    np.testing.assert_array_equal(again.locate(ids).document, index.locate(ids).document)
+    for change, message in (
+        ({"samples": samples + 1}, f"must have {samples + 1} samples, got {samples}; restore"),
+        ({"documents": [0, 41]}, "are 0 to 40, and it has 40; restore the dataset"),
+        ({"documents": [-1, 40]}, "are -1 to 39, and it has 40"),
+        ({"documents": [7, 7]}, "are 7 to 6, and it has 40"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            build_described({**node, **change}, [dataset])
 
 
 def test_passes_of_a_loader_that_starts_over_are_ranges(prefix: str) -> None:

@@ -383,6 +383,7 @@ def test_long_blends_are_bounded_until_counted() -> None:
     for row, bound in zip(counted["datasets"], bounded["datasets"], strict=True):
         assert bound["drawn"] is None
         assert bound["drawn_bounds"][0] <= row["drawn"] <= bound["drawn_bounds"][1]
+        assert bound["drawn_bounds"][1] - bound["drawn_bounds"][0] == 1  # of two sources
     assert cli(*words, "--blend-counts", "bounds")[0] == 0
 
 

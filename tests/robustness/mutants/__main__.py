@@ -1,9 +1,10 @@
 """Mutation score of the package and of the native core: ``make mutants``.
 
 Draws a sample of small changes to the code, applies each alone in a copy of the tree, and runs the
-tests that reach it, the nearest and fastest first, until one fails. A change that no test notices
-has survived. Results are appended to a file, so that a run that was ended goes on where it was.
-A first run of all tests, kept for later ones, finds out which lines each of them reaches.
+tests that reach it, the nearest and fastest first, until one fails; for a header at last the C++
+driver of ``make sanitize``. A change that no test notices has survived. Results are appended to a
+file, so that a run that was ended goes on where it was. A first run of all tests, kept for later
+ones, finds out which lines each of them reaches.
 
 ``equivalent.json`` lists survivors that change no result, each with the reason; they do not count.
 """
@@ -45,11 +46,12 @@ from robustness.mutants.reached import Reached, collect
 ROOT = Path(__file__).parents[3]
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 REACHED = ROOT / "build/mutants-reached.data"
+DRIVER = "tests/robustness/sanitize/driver.cpp"
 COMPILED = ("tests/kernels/", "tests/index/", "tests/cache/test_mapped_files")
 LEAST_SCORE = 95  # percent
 BACKENDS = {"reference", "numba", "native"}
 _FEWEST = 2  # mutants of each package
-_BATCHES = (1, 5, 30)  # seconds of tests, without a mutation, after which a batch ends
+_BATCHES = (1, 5, 30, 100)  # seconds of tests, under coverage, after which a batch ends
 _SECONDS = 30  # of CPU time, added to twice what the tests take without a mutation
 _JIT_SECONDS = 150  # where kernels are compiled again
 _WAIT = 15  # times as long by the clock, on a machine that does other work
@@ -259,6 +261,17 @@ class Tree:
         os.replace(core, self.root / self._core)
         return linked
 
+    def drives(self, seconds: float) -> bool:
+        """Return whether the driver of ``make sanitize`` passes on the headers within a time."""
+        driver = str(self._built / "driver")
+        if not self._run("g++", *_FLAGS, "-w", DRIVER, "-o", driver):
+            return False
+        try:
+            subprocess.run([driver], capture_output=True, check=True, timeout=seconds)
+        except subprocess.SubprocessError:
+            return False
+        return True
+
     def _run(self, *command: str) -> bool:
         done = subprocess.run(command, cwd=self.root, capture_output=True, check=False)
         return done.returncode == 0
@@ -374,6 +387,8 @@ class Run:
                     return "crashed or too slow", ""
                 if status:
                     return "killed", tree.failed()
+            if mutant.package == "csrc" and not tree.drives(_WAIT * _SECONDS):
+                return "killed", DRIVER
         return "survived", ""
 
     def _record(self, mutant: Mutant, result: str, test: str, seconds: float) -> None:
