@@ -7,12 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.array_sets import Request, files_of, fill
 
 from megaindex.cache import array_group
 from megaindex.cache.array_files import ArrayFiles, Identity, Listing
-from megaindex.cache.array_group import ArrayWriter, uncollected
+from megaindex.cache.array_group import (
+    ArrayWriter,
+    fetch_together,
+    uncollected,
+    write_together,
+)
 from megaindex.cache.sidecar import find_arrays, map_arrays
-from megaindex.errors import FormatError
+from megaindex.errors import FormatError, StorageError
+
+CONTENTS = {"a": np.arange(5, dtype=np.int32), "b": np.arange(3, dtype=np.int64)}
+IDENTITY = Identity(settings=dict, corpus=str)
 
 
 @pytest.fixture
@@ -104,3 +113,108 @@ def test_a_reused_inode_is_looked_at(tmp_path: Path) -> None:
     assert listing is not None
     assert find_arrays(files, identity("second"), checked.append, listing) is not None
     assert [list(arrays["a"]) for arrays in checked] == [list(range(5)), list(range(6))]
+
+
+def test_requests_of_unknown_content_are_built_each_by_itself(tmp_path: Path) -> None:
+    requests = [Request(tmp_path, name, size) for name, size in (("x", 3), ("y", 4), ("z", 5))]
+    missing: list[int] = []
+    for was_built in (True, False):
+        found = fetch_together(requests, str(tmp_path), "key", missing.append)
+        assert [each.was_built for each in found] == [was_built] * 3
+        for request, each in zip(requests, found, strict=True):
+            np.testing.assert_array_equal(request.open(each.sidecar)["a"], np.arange(request.size))
+    assert missing == [3]
+
+
+def test_arrays_of_a_corpus_that_changed_since_are_not_mapped_in_their_place(
+    tmp_path: Path,
+) -> None:
+    """Another process built those of the new corpus after this one looked the old ones up."""
+    request = Request(tmp_path, "x", 5)
+    sidecar = request.fetch().sidecar
+    Request(tmp_path, "x", 6, "second").fetch()
+    request.size, request.corpus = 6, "second"
+    with pytest.raises(FormatError, match="not the files"):
+        request.open(sidecar)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_set_without_its_marker_is_built_again(tmp_path: Path, listed: bool) -> None:
+    """The framework does not find it."""
+    request = Request(tmp_path, "x", 5)
+    request.fetch()
+    assert request.files is not None
+    assert request.files.marker is not None
+    assert Path(request.files.marker).read_text() == "text"
+    os.unlink(request.files.marker)
+    listing = Listing.of(str(tmp_path), at_most=100) if listed else None
+    assert request.find(listing) is None
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_set_whose_builder_ended_after_its_last_file_is_known_as_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """So that it is rebuilt, not refused, when the corpus changes."""
+    files, rename = files_of(tmp_path, CONTENTS, "set"), ArrayWriter.rename_into_place
+
+    def end(writer: ArrayWriter, text: str = "") -> None:
+        rename(writer, text)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ArrayWriter, "rename_into_place", end)
+
+    def build() -> None:
+        if together:
+            write_together([(ArrayWriter(files), IDENTITY, "")], lambda _, w: fill(w, CONTENTS))
+            return
+        with ArrayWriter(files) as writer:
+            fill(writer, CONTENTS)
+            writer.publish(IDENTITY)
+
+    with pytest.raises(KeyboardInterrupt):
+        build()
+    found = find_arrays(files, IDENTITY, lambda arrays: pytest.fail("known by its sidecar"))
+    assert found is not None
+    assert found.origin == "built"
+
+
+@pytest.mark.parametrize("renamed", range(3))
+def test_a_set_is_absent_until_its_last_file_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int
+) -> None:
+    """A framework would read arrays of the old and of the new corpus together."""
+    files, rename = files_of(tmp_path, CONTENTS, "set"), os.rename
+    with ArrayWriter(files) as writer:
+        fill(writer, CONTENTS)
+        writer.publish(IDENTITY)
+    assert files.are_there()
+    left = [*[True] * renamed, False]
+
+    def fail(source: str, target: str) -> None:
+        if target in files.paths and not left.pop(0):
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with ArrayWriter(files) as writer:
+        fill(writer, CONTENTS)
+        with pytest.raises(StorageError, match="cannot publish: No space left"):
+            writer.publish(IDENTITY)
+    assert not files.are_there()
+
+
+def test_a_file_of_another_size_is_rebuilt_if_it_is_ours(tmp_path: Path) -> None:
+    """A file of another inode was written by the framework, whose arrays are never replaced."""
+    request = Request(tmp_path, "x", 5)
+    request.fetch()
+    assert request.files is not None
+    path = request.files.arrays["a"]
+    os.truncate(path, os.path.getsize(path) - 4)
+    assert request.find() is None
+    assert request.fetch().was_built
+    np.save(tmp_path / "other.npy", np.arange(6, dtype=np.int32))
+    os.replace(tmp_path / "other.npy", path)
+    with pytest.raises(FormatError, match="written by the framework, not by megaindex"):
+        request.fetch()
+    np.testing.assert_array_equal(np.load(path), np.arange(6))

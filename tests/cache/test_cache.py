@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex import MegatronOrder
+from megaindex.cache import cache as cache_module
 from megaindex.cache import entry as entry_module
 from megaindex.cache import npy
 from megaindex.cache.cache import map_array
@@ -239,6 +241,89 @@ def test_after_a_reboot_bytes_are_verified_until_they_were_synced(
     build(corpus, cache)
     assert len(builds) == 2
     assert "document_index.npy: the manifest promises checksum" in caplog.text
+
+
+def test_an_entry_is_verified_at_every_opening_on_a_machine_without_a_boot_id(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: list[int]
+) -> None:
+    """Two boots without an id look like one."""
+    for module in ("cache", "entry"):
+        monkeypatch.setattr(f"megaindex.cache.{module}.boot_id", lambda: "unknown")
+        monkeypatch.setattr(f"megaindex.cache.{module}.make_durable_later", lambda entry: None)
+    cache = tmp_path / "cache"
+    build(corpus, cache)
+    path = only_entry(cache) / "document_index.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    build(corpus, cache)
+    assert len(builds) == 2
+
+
+def test_after_a_reboot_an_entry_is_verified_once(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading an index of 100 GB at each start would take minutes."""
+    monkeypatch.setattr(entry_module, "make_durable_later", lambda entry: None)
+    monkeypatch.setattr("megaindex.cache.cache.make_durable_later", make_durable)
+    cache, verified = tmp_path / "cache", []
+    build(corpus, cache)
+    real = cache_module.checksum_fault
+    monkeypatch.setattr(
+        cache_module, "checksum_fault", lambda *given: verified.append(1) or real(*given)
+    )
+    for number in range(3):
+        monkeypatch.setattr("megaindex.cache.cache.boot_id", lambda number=number: f"boot {number}")
+        build(corpus, cache)
+    assert len(verified) == 3  # arrays, once each
+
+
+@pytest.mark.parametrize("error", [errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, None])
+def test_an_entry_that_another_process_published_first(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: list[int],
+    error: int | None,
+) -> None:  # fmt: skip
+    """It is taken, also where a network file system shows it late, and not built again."""
+    cache, rename = tmp_path / "cache", os.rename
+    shown = 0
+
+    def publish_before(source: Any, target: Any) -> None:
+        shutil.copytree(source, target)
+        if error is None:  # the file system's own answer
+            rename(source, target)
+        raise OSError(error, "refused")
+
+    def show_late(entry: Path, expected: Any = None) -> Any:
+        nonlocal shown
+        shown += (entry / "manifest.json").exists()
+        return load(entry, expected) if shown > 2 else None
+
+    load = cache_module.load_entry
+    monkeypatch.setattr(cache_module, "load_entry", show_late)
+    monkeypatch.setattr(os, "rename", publish_before)
+    index = build(corpus, cache)
+    monkeypatch.undo()
+    expected = megaindex.build_index(corpus, sequence_length=16, seed=1)
+    np.testing.assert_array_equal(index.shuffle_index, expected.shuffle_index)
+    assert len(builds) == 1
+    assert [path.name for path in cache.iterdir()] == [only_entry(cache).name]
+
+
+def test_a_forked_process_syncs_its_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of its parent that does so does not exist in it."""
+    monkeypatch.setattr(entry_module, "_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(entry_module, "_worker", entry_module._Worker())  # without earlier tasks
+    done = threading.Event()
+    entry_module.sync_later(done.set)
+    assert done.wait(30)
+    child = os.fork()
+    if child == 0:
+        synced = threading.Event()
+        entry_module.sync_later(synced.set)
+        os._exit(0 if synced.wait(30) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_durable_is_marked_after_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

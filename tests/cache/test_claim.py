@@ -113,6 +113,31 @@ def test_only_processes_that_can_be_seen_are_known_to_have_ended(field: str) -> 
         assert not holder_is_dead(json.dumps({**ended, field: other}))
 
 
+def test_a_machine_without_a_boot_id_is_not_known_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Containers of several machines may have one host name, and processes of equal numbers."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    monkeypatch.setattr(claim, "boot_id", lambda: "unknown")
+    assert not holder_is_dead(json.dumps({**this_process(), "pid": child}))
+
+
+def test_a_process_that_its_parent_has_not_waited_for_has_ended() -> None:
+    """A builder that was killed under a launcher keeps its number until the launcher looks."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert holder_is_dead(json.dumps({**this_process(), "pid": child}))
+    finally:
+        os.waitpid(child, 0)
+    assert not holder_is_dead(json.dumps(this_process()))
+
+
 def test_a_builder_of_another_machine_is_replaced(tmp_path: Path) -> None:
     """It is known by its counter alone, which no longer moves."""
     other = Claim(tmp_path, "key")
@@ -194,15 +219,27 @@ def test_ctrl_c_while_the_heartbeat_starts_frees_the_claim(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_claim_of_the_next_builder_stays(tmp_path: Path) -> None:
-    """A waiter read the claim of a process that ended; meanwhile another removed it and builds."""
+@pytest.mark.parametrize("late", [False, True])
+def test_the_claim_of_the_next_builder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """A waiter read the claim of a process that ended; meanwhile another removed it and builds:
+    before the waiter looks again, or, ``late``, after."""
     dead = Claim(tmp_path, "key")
     assert dead.acquire()
     path = tmp_path / "key.claim"
     text = path.read_text()
-    path.unlink()
-    fast = Claim(tmp_path, "key")
-    assert fast.acquire()
+    fast, acquire = Claim(tmp_path, "key"), Claim.acquire
+
+    def build_next(guard: Claim | None = None) -> bool:
+        monkeypatch.setattr(Claim, "acquire", acquire)
+        path.unlink()
+        return fast.acquire() and (guard is None or guard.acquire())
+
+    if late:
+        monkeypatch.setattr(Claim, "acquire", build_next)
+    else:
+        assert build_next()
     remove_dead(path, text)
     assert json.loads(path.read_text())["token"] == fast._token
     assert sorted(p.name for p in tmp_path.iterdir()) == ["key.claim"]
@@ -248,7 +285,20 @@ def test_a_removal_that_another_machine_left_undone(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP])
+def test_a_dead_claim_is_removed_with_the_guard_of_its_removal(tmp_path: Path) -> None:
+    """Both processes ended; the next build of another key removes what they left."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    ended = {**this_process(), "pid": child}
+    for name, token in (("key.claim", "0" * 16), (f"key.claim.{'0' * 16}.claim", "1" * 16)):
+        (tmp_path / name).write_text(json.dumps({**ended, "token": token}))
+    assert build_once(tmp_path, "other", lambda: None, lambda: 1) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK])
 def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     def refuse(*args: Any) -> None:
         raise OSError(error, os.strerror(error))

@@ -82,10 +82,13 @@ def test_a_claim_of_another_key_stops_nobody(tmp_path: Path, text: bytes) -> Non
     others = [tmp_path / f"tmp.{digit * 32}.{'a' * 16}" for digit in "01"]
     for path in (mine, *others):
         path.mkdir()
+    named = tmp_path / f"set-sample_index.npy.tmp.{'a' * 16}"  # of any key
+    named.touch()
     leftovers._listed.clear()
     assert build_once(tmp_path, "key", lambda: None, lambda: 1, timeout=30) == 1
     assert not mine.exists()  # nobody claims it
     assert all(path.is_dir() for path in others)
+    assert named.exists()
 
 
 def test_a_claim_that_is_overwritten_does_not_break_its_holder(

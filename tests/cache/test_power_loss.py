@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.array_sets import files_of, fill
+from support.array_sets import Request, files_of, fill
 
 from megaindex.cache import npy, sidecar
 from megaindex.cache.array_files import (
@@ -24,12 +24,13 @@ from megaindex.cache.array_files import (
     Listing,
     Sidecar,
 )
-from megaindex.cache.array_group import ArrayWriter, write_together
+from megaindex.cache.array_group import ArrayWriter, fetch_together, write_together
 from megaindex.cache.sidecar import (
     find_arrays,
     make_sets_durable,
     map_arrays,
     parse_sidecar,
+    write_sidecars,
 )
 from megaindex.errors import FormatError, StorageError
 
@@ -268,6 +269,30 @@ def test_only_what_was_recorded_is_noted(tmp_path: Path, machine: Machine) -> No
     assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "1"
 
 
+def test_a_set_that_is_being_replaced_is_not_noted(tmp_path: Path, machine: Machine) -> None:
+    """Its new sidecar stands before its new arrays, which are not synced yet."""
+    files = build(tmp_path)
+    first = find(files)
+    assert first is not None
+    with ArrayWriter(files) as writer:
+        fill(writer, CONTENTS)
+        write_sidecars([(files, writer.sidecar(IDENTITY))])
+        make_sets_durable([(files, first)])
+        assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "0"
+
+
+def test_sets_that_are_looked_up_together_are_read_once(tmp_path: Path, machine: Machine) -> None:
+    requests = [Request(tmp_path, name, 5) for name in "xyz"]
+    fetch_together(requests, str(tmp_path), "key", repr)
+    machine.boot()  # before anything was synced
+    for read in (["x", "y", "z"], []):
+        found = fetch_together(requests, str(tmp_path), "key", repr)
+        assert not any(each.was_built for each in found)
+        assert machine.read == read
+        machine.sync()
+        machine.boot()
+
+
 def test_an_error_while_sets_are_marked_ends_no_thread(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +321,13 @@ def test_a_lost_header_is_a_typed_error(tmp_path: Path, page: bytes) -> None:
     path.write_bytes(content.replace(b"(20,), }", page[: len(b"(20,), }")].ljust(8, b"\0")))
     with pytest.raises(FormatError, match=r"a\.npy: not an array that NumPy saved"):
         npy.map_npy(str(path))
+
+
+def test_an_array_in_column_order_is_refused(tmp_path: Path) -> None:
+    """Its bytes, read row by row, would be another array."""
+    np.save(tmp_path / "a.npy", np.asfortranarray(np.arange(10).reshape(5, 2)))
+    with pytest.raises(FormatError, match=r"a\.npy: not an array .* must be C-contiguous"):
+        npy.map_npy(str(tmp_path / "a.npy"))
 
 
 def test_a_header_that_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:
@@ -343,6 +375,9 @@ def test_a_sidecar_that_cannot_be_read(
     assert found is not None
     assert found.origin == "found"
     assert len(checked) == 1
+    assert find(files) is not None
+    machine.sync()
+    machine.boot()
     assert find(files) is not None
     assert machine.read == []
 
