@@ -175,6 +175,7 @@ BAD_ENTRIES = [
     ({"pointers": [0, -4, 4]}, "sequence 1 takes bytes -4 to -4 + 1·4 = 0 of the .bin"),
     ({"pointers": [0, 16, 4]}, "sequence 1 takes bytes 16 to 16 + 1·4 = 20"),
     ({"pointers": [0, 2**63 - 1, 4]}, f"sequence 1 takes bytes {2**63 - 1} to"),
+    ({"pointers": [0, 2**63 - 4, 4]}, f"sequence 1 takes bytes {2**63 - 4} to"),
     ({"pointers": [0, 2, 4]}, "sequence 1 begins at byte 2 of the .bin, inside a token"),
 ]
 
@@ -193,6 +194,16 @@ def test_bad_entries_are_found_by_validate_and_by_reading(
     for read in (lambda: dataset[1], lambda: dataset[:], lambda: dataset.get(1, 0, 0)):
         with pytest.raises(FormatError, match=re.escape(rule)):
             read()
+
+
+def test_the_first_of_several_bad_entries_is_named(raw_pair: RawPair) -> None:
+    """Of whatever rule."""
+    faults = [(1, 16), (-1, 4), (1, 2)]  # length and pointer: outside, negative, inside a token
+    for turn in range(3):
+        lengths, pointers = zip((1, 0), *faults[turn:], *faults[:turn], (2, 8), strict=True)
+        prefix = raw_pair(lengths, pointers=pointers, data=bytes(16), name=f"train{turn}")
+        with pytest.raises(FormatError, match="sequence 1 "):
+            IndexedDataset(prefix).validate()
 
 
 def test_bad_last_sequence_is_found_at_open(raw_pair: RawPair) -> None:

@@ -11,9 +11,16 @@ import numpy as np
 import pytest
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
+from megaindex.format import legacy
 from megaindex.format.legacy import open_legacy
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "token_files"
+
+
+@pytest.fixture(autouse=True, params=[1 << 17, 3])
+def checked_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of files of one chunk, and of several."""
+    monkeypatch.setattr(legacy, "_CHUNK", request.param)
 
 
 @pytest.fixture

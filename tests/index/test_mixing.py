@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
 from megaindex.index import mixing as module
-from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
+from megaindex.index.mixing import Mixing, PerStream, Random, Stratified, row_of_weights
+from megaindex.kernels.reference.blending import UNIT
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +28,18 @@ def mixing_of(kind: str, shares: tuple[int, ...], period: int) -> Mixing:
         return Stratified(shares=shares)
     if kind == "per stream":
         return PerStream(shares=shares, batch_sizes=(3,) * len(shares))
+    if kind == "own batches":
+        return PerStream(shares=shares, batch_sizes=(20, 20, 20, 1, 1)[: len(shares)])
     return Random(shares=shares, seed=5, name="stage", period=period)
 
 
-KINDS = ("stratified", "per stream", "random")
+KINDS = ("stratified", "per stream", "own batches", "random")
 SHARES = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(shares=SHARES, positions=st.lists(st.integers(0, 299), max_size=40))
+@example(shares=(1, 1, 1, 1, 1), positions=[])  # the first batches are the largest
 def test_any_position_is_what_walking_there_gives(
     kind: str, shares: tuple[int, ...], positions: list[int]
 ) -> None:
@@ -131,3 +136,14 @@ def test_shares_are_checked(shares: tuple[int, ...], says: str) -> None:
         Random(shares=(1,), seed=0, name="", period=0)
     with pytest.raises(InvalidArgument, match=r"at most 2\*\*60 positions"):
         Stratified(shares=(1,)).lookup(np.array([2**60]))
+
+
+@pytest.mark.parametrize("small", [Fraction(1, 2**40), Fraction(1, 2**32), Fraction(1, 2**20)])
+def test_every_weight_is_at_least_a_unit(small: Fraction) -> None:
+    """However small, a source with a weight is drawn, at the cost of the heaviest."""
+    weights = [small, Fraction(1), *[small] * 5, Fraction(0)]
+    row = row_of_weights(weights).tolist()
+    assert sum(row) == UNIT
+    assert row[-1] == 0
+    exact = small / sum(weights) * UNIT
+    assert all(max(1, int(exact)) <= row[k] <= max(1, int(exact) + 1) for k in (0, 2, 3, 4, 5, 6))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
@@ -24,6 +25,7 @@ from megaindex.index.receipts import (
     fingerprint_keys,
     planned_block_receipts,
     planned_receipt,
+    receipts_between,
     sample_receipts,
 )
 from megaindex.index.spans import Spans
@@ -125,6 +127,22 @@ def test_every_backend_plans_the_same(
     assert [r.count for r in expected.blocks.values()] == [59, 64, 64, 64, 64, 64, 16]
 
 
+def test_parts_of_several_threads_add_up(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = planned_block_receipts(setting.index, 5, 400, setting.keys, stride=8)
+    monkeypatch.setattr(receipts_module, "_WORTH_THREADS", 1)
+    for threads in (2, 3):
+        monkeypatch.setattr(receipts_module, "num_threads", lambda threads=threads: threads)
+        assert planned_block_receipts(setting.index, 5, 400, setting.keys, stride=8) == expected
+
+
+@given(bounds=st.lists(st.integers(0, 400), min_size=2, max_size=9, unique=True).map(sorted))
+@example(bounds=[0, 10, 20, 25, 40])  # even at first
+@example(bounds=[0, 10, 20, 30, 40, 47])  # but for the last
+def test_receipts_between_bounds(setting: Setting, bounds: list[int]) -> None:
+    expected = [planned_receipt(setting.index, *pair, setting.keys) for pair in pairwise(bounds)]
+    assert receipts_between(setting.index, bounds, setting.keys) == expected
+
+
 def test_rows_of_samples_add_up(setting: Setting) -> None:
     ids = np.array([7, 3, 99, 3])
     rows = sample_receipts(ids, setting.index.locate(ids), setting.keys)
@@ -148,6 +166,9 @@ def test_block_receipts_and_explain_find_the_first_difference(
     assert planned.first_difference(planned) is None
     block = wrong // stride
     assert planned.first_difference(changed) == (block * stride, (block + 1) * stride)
+    shorter = planned_block_receipts(index, 0, block * stride, setting.keys, stride=stride)
+    missing = (block * stride, (block + 1) * stride)
+    assert planned.first_difference(shorter) == shorter.first_difference(planned) == missing
 
     found = explain(index, other, 0, end, setting.keys)
     assert found is not None

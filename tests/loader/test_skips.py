@@ -23,7 +23,14 @@ from megaindex import (
     build_blend,
     build_index,
 )
-from megaindex.index.skips import read_ids, read_skips, resolve_skips
+from megaindex.index.skips import (
+    SkippedIndex,
+    StoredSkips,
+    read_ids,
+    read_skips,
+    resolve_skips,
+    skip_difference,
+)
 from megaindex.recipe import (
     BatchSchedule,
     Recipe,
@@ -661,3 +668,38 @@ def test_damaged_skips_of_a_state_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(FormatError):
             sampler.load_state_dict({**state, **changes})
+
+
+def test_positions_behind_the_run_are_the_samples_that_it_leaves(tmp_path: Path) -> None:
+    """A run of 40 of its samples, of which it moves one step and drops another."""
+    corpus = write_corpus(tmp_path / "web", np.full(60, 17))
+    index = build_index(corpus, sequence_length=S, epochs=1)
+    skips = resolve_skips(
+        [Skip(steps=2, move=True), Skip(steps=4)],
+        BatchSchedule.constant(4),
+        num_samples=index.num_samples,
+        train_samples=40,
+    )
+    assert skips is not None
+    whole = SkippedIndex.of(index, skips)
+    behind = np.arange(40, whole.num_samples)
+    expected = index.locate([*range(8, 12), *range(40, index.num_samples)])
+    for found, right in zip(whole.locate(behind), expected, strict=True):
+        np.testing.assert_array_equal(found, right)
+
+
+def test_the_position_after_samples_that_a_state_counts() -> None:
+    stored = StoredSkips(end=24, dropped=[[4, 8], [12, 16]], moved=[[8, 12]], masked=[])
+    served = [position for position in range(28) if not 4 <= position < 16]
+    expected = [0, *(position + 1 for position in served)]
+    assert [stored.position_of(count) for count in range(len(expected))] == expected
+
+
+def test_a_run_that_serves_moved_samples_keeps_its_end() -> None:
+    """With another number of samples they would have other positions."""
+    ours = StoredSkips(end=24, dropped=[], moved=[[8, 12]], masked=[])
+    longer = StoredSkips(end=32, dropped=[], moved=[[8, 12]], masked=[])
+    assert not skip_difference(ours, longer, consumed=20, decided=24)
+    assert not skip_difference(ours, ours, consumed=21, decided=25)
+    reason = skip_difference(ours, longer, consumed=21, decided=25)
+    assert "serves moved samples already" in reason
