@@ -228,19 +228,20 @@ def test_a_blend_goes_on_from_its_counts(
     np.testing.assert_array_equal(counts, whole_counts)
 
 
+@pytest.mark.parametrize("end", [40, 700])  # which takes another way than a few draws
 @pytest.mark.parametrize("ahead", [None, 0, 1])
 @pytest.mark.parametrize(
     "weights", [[3.0, 0.5], [0.3, 2.5, 0.2], [2.0, 1.5, 0.1], [1e307, 1e308], [1.2, 0.3, 0.2]]
 )
 def test_a_weight_far_above_the_others(
-    backend: Any, weights: list[float], ahead: int | None
+    backend: Any, weights: list[float], ahead: int | None, end: int
 ) -> None:
     """It is drawn alone, unless it is ahead of its share."""
     counts = np.zeros(len(weights), np.int64)
     if ahead is not None:
         counts[ahead] = 20
-    expected = blend(REFERENCE.blend_greedy, np.array(weights), 3, 40, counts.copy())
-    assert_same(blend(backend.blend_greedy, np.array(weights), 3, 40, counts), expected)
+    expected = blend(REFERENCE.blend_greedy, np.array(weights), 3, end, counts.copy())
+    assert_same(blend(backend.blend_greedy, np.array(weights), 3, end, counts), expected)
 
 
 @pytest.mark.parametrize("turn", ["last", "middle", "falling", "rising", "random"])

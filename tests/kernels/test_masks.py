@@ -94,11 +94,11 @@ def test_documents_end_with_their_run(
 
 
 def test_padding_belongs_to_the_last_document_and_the_extra_token_to_none(backend: Any) -> None:
-    """Rows of 5: documents of 2 and 1 tokens; of 5 and the extra one; none."""
+    """Rows of 5: documents of 2, 1 and no tokens; of 5 and the extra one; none."""
     positions, cu_seqlens = np.zeros((3, 5), np.int64), np.zeros((3, 6), np.int32)
     longest = np.zeros(3, np.int32)
     backend.documents_by_run(
-        np.array([2, 1, 5, 1]), np.array([0, 2, 4, 4]), 5, positions, cu_seqlens, longest
+        np.array([2, 1, 0, 5, 1]), np.array([0, 3, 5, 5]), 5, positions, cu_seqlens, longest
     )
     assert cu_seqlens.tolist() == [[0, 2, 5, 5, 5, 5], [0, 5, 5, 5, 5, 5], [0, 5, 5, 5, 5, 5]]
     assert positions.tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]

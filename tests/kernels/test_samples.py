@@ -140,6 +140,22 @@ def test_more_tokens_than_counted_are_cut_from_the_front(threads: int) -> None:
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("beyond", [1, 8_000])
+def test_fewer_tokens_than_counted_are_cut_from_the_front(threads: int, beyond: int) -> None:
+    """Or refused, if the samples need the others: ends that do not meet are not left so."""
+    lengths = np.full(400_000, 10, np.int32)
+    documents, total = np.arange(400_000, dtype=np.int32), 4_000_000 + beyond
+    native, out = load("native"), np.empty((101, 2), np.int32)
+    native.cut_samples(lengths, documents, 8, 1, 100, total, out, threads)
+    expected = np.empty_like(out)
+    load("reference").cut_samples(lengths, documents[:1000], 8, 1, 100, 801, expected)
+    np.testing.assert_array_equal(out, expected)
+    out = np.empty((samples_in(total, 8) + 1, 2), np.int32)
+    with pytest.raises(InvalidArgument, match="fewer tokens than"):
+        native.cut_samples(lengths, documents, 8, 1, len(out) - 1, total, out, threads)
+
+
 def test_huge_documents_are_cut_by_arithmetic(backend: Any, megatron_helpers: ModuleType) -> None:
     lengths = np.array([2**31 - 1, 3, 2**31 - 1], np.int32)
     documents = np.array([0, 1, 2], np.int32)

@@ -99,6 +99,20 @@ def test_samples_of_arrays_are_stretches_of_the_concatenated_documents(
     assert_equal(spans, load("reference").array_spans(shuffle, rows, documents, sizes, extra, ids))
 
 
+@pytest.mark.parametrize("ids", [[0, 2, 1, 3], [0, 1, 1, 3], [3, 2, 1, 0], [1, 2, 3, 4]])
+def test_samples_that_seem_to_follow_each_other(backend: Any, ids: list[int]) -> None:
+    """By their first and last."""
+    lengths = np.random.default_rng(2).integers(1, 9, 50).astype(np.int32)
+    _, rows, documents = arrays(lengths, 1, 10, 1, 2)
+    shuffle = np.arange(rows.shape[0] - 1, dtype=np.uint32)
+    found = backend.array_spans(shuffle, rows, documents, lengths, 1, np.array(ids))
+    stream = np.concatenate(
+        [np.arange(begins(lengths)[d], begins(lengths)[d + 1]) for d in documents]
+    )
+    expected = [stream[10 * s : 10 * s + 11].tolist() for s in ids]
+    assert token_lists(found, begins(lengths)) == expected
+
+
 def test_many_samples_of_many_documents(backend: Any) -> None:
     """More than are looked up together, and documents that are asked for late."""
     lengths = np.random.default_rng(1).integers(0, 9, 3000).astype(np.int32)
