@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megaindex import IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import provenance as module
 from megaindex.format.pair import PairSink
@@ -69,6 +70,18 @@ def test_a_pair_is_published_with_its_provenance(tmp_path: Path) -> None:
     assert [column.tolist() for column in found.locate(np.arange(2))] == [
         [0, 0], [4, 7], [10, 30], [20, 40]
     ]  # fmt: skip
+
+
+def test_a_pair_that_replaces_another_has_not_its_provenance(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "a")
+    for overwrite in (False, True):
+        with IndexedDatasetWriter(prefix, np.uint8, overwrite=overwrite) as writer:
+            writer.add_document([1, 2])
+        (tmp_path / "a.provenance").write_bytes(b"of the pair before")
+    with IndexedDatasetWriter(prefix, np.uint8, overwrite=True) as writer:
+        writer.add_document([3])
+    assert open_provenance(prefix) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"]
 
 
 def test_a_name_too_long_for_a_provenance_has_none(tmp_path: Path) -> None:
@@ -130,6 +143,32 @@ def test_a_document_takes_seven_bytes(tmp_path: Path) -> None:
     path = written(tmp_path / "a", [Rows(np.zeros(n, np.int64), rows, begins, begins + sizes)])
     assert path.stat().st_size / n < 7.05
     assert Provenance(str(path), None).files == tuple(FILES)
+
+
+@pytest.mark.parametrize(
+    ("end", "row", "begin", "blocks"),
+    [
+        (5, 2**16 - 1, 6, 1),
+        (5, 2**16, 6, 2),
+        (5, 1, 5 + 255, 1),
+        (5, 1, 5 + 256, 2),
+        (2**32 - 2, 1, 2**32 - 1, 1),
+        (2**32 - 2, 1, 2**32, 2),
+    ],
+)
+def test_documents_at_the_limits_of_a_block(
+    tmp_path: Path, end: int, row: int, begin: int, blocks: int
+) -> None:
+    """Rows of 16 bits, bytes of 32 and gaps of 8, from the first document of a block on."""
+    documents = [(0, 0, 0, end), (0, row, begin, begin + 1)]
+    found = Provenance(str(written(tmp_path / "a", [rows_of(documents)])), None)
+    assert len(found.blocks) == blocks
+    found.check_columns()
+    for column, wanted in zip(found.locate(np.arange(2)), rows_of(documents), strict=True):
+        np.testing.assert_array_equal(column, wanted)
+    assert found.documents_of(0, row, row).tolist() == [1]
+    assert found.documents_of(0, 0, row).tolist() == [0, 1]
+    assert found.documents_of(0, 0, row - 1).tolist() == [0]
 
 
 def test_documents_of_one_row_are_in_order(tmp_path: Path) -> None:

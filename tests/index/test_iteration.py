@@ -23,6 +23,7 @@ from megaindex.index import receipts as receipts_module
 from megaindex.index import spans as spans_module
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.extended_index import ExtendedIndex, extend_index
+from megaindex.index.mixing import Random, Stratified
 from megaindex.index.orders import epoch
 from megaindex.index.orders import keyed as blocks
 from megaindex.index.receipts import (
@@ -32,6 +33,7 @@ from megaindex.index.receipts import (
     planned_receipt,
 )
 from megaindex.index.spans import IterableIndex, Spans, iterate_spans, locate_range
+from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
 from megaindex.kernels import load
 
 KEYS = fingerprint_keys(["0123456789abcdef" * 2, "fedcba9876543210" * 2])
@@ -51,7 +53,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "_PLACED", 101)
     monkeypatch.setattr(staged_index, "_SORTED", 13)
     for name, number in (("WORTH_SORTING", 1), ("WINDOW", 83)):
-        monkeypatch.setattr(blended_index, name, number)
+        for module in (blended_index, staged_index):
+            monkeypatch.setattr(module, name, number)
 
 
 CARRIED = EpochOrder(left_over="carry")
@@ -85,6 +88,21 @@ def blended(corpus: IndexedDataset, in_order: bool) -> BlendedIndex:
     return BlendedIndex(indices=indices, dataset_index=which, dataset_sample_index=drawn)
 
 
+def staged(corpus: IndexedDataset, sequence_length: int = LENGTH) -> StagedIndex:
+    """Two sources that the second stage goes on to read, in the other order."""
+    indices = (
+        build(corpus, "epoch", sequence_length=sequence_length),
+        build(corpus, "window", sequence_length=sequence_length),
+    )
+    first, second = Stratified(shares=(2, 1)), Random(shares=(1, 3), seed=3, name="s", period=70)
+    begins = first.counts(130)[::-1].tolist()
+    stages = (
+        MixedStage(mixing=first, sources=(0, 1), begins=(0, 0), num_samples=130),
+        MixedStage(mixing=second, sources=(1, 0), begins=tuple(begins), num_samples=190),
+    )
+    return StagedIndex(sources=indices, stages=stages)
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "megatron": {"order": "megatron"},
     "neox": {"order": "neox", "epochs": None, "num_samples": 400},
@@ -102,6 +120,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "extended": {},
     "blended": {},
     "blended, draws in any order": {},
+    "staged": {},
+    "staged, two lengths": {},
 }
 
 
@@ -110,6 +130,10 @@ def index(request: pytest.FixtureRequest, corpus: IndexedDataset) -> Any:
     settings = SETTINGS[request.param]
     if request.param.startswith("blended"):
         return blended(corpus, in_order=request.param == "blended")
+    if request.param == "staged":
+        return staged(corpus)
+    if request.param.startswith("staged"):
+        return StageSequence(parts=(staged(corpus), staged(corpus, 7)))
     return build(corpus, **settings) if settings else extended(corpus)
 
 
@@ -262,3 +286,17 @@ def test_a_damaged_shuffle_is_named(corpus: IndexedDataset, entry: int, rule: st
     damaged = replace(index, shuffle_index=shuffle)
     with pytest.raises(megaindex.InvalidArgument, match=f"shuffle_index: {rule}.*build the index"):
         planned_receipt(damaged, 0, damaged.num_samples, KEYS)
+
+
+def test_a_stage_that_draws_more_than_a_source_has_is_refused(corpus: IndexedDataset) -> None:
+    index = build(corpus, "epoch")
+    last = index.num_samples - 10
+    for drawn in (10, 11):
+        stage = MixedStage(
+            mixing=Stratified(shares=(1,)), sources=(0,), begins=(last,), num_samples=drawn
+        )
+        if drawn == 10:
+            assert StagedIndex(sources=(index,), stages=(stage,)).num_samples == 10
+            continue
+        with pytest.raises(megaindex.InvalidArgument, match=f"must have {last + 11} samples"):
+            StagedIndex(sources=(index,), stages=(stage,))
