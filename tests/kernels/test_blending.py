@@ -480,6 +480,19 @@ def test_divisor_counts_of_another_blend_are_refused(backend: Any, counts: list[
         backend.divisor_fill(words, 1, 9, np.array(counts, np.int64), None, None)
 
 
+@pytest.mark.parametrize("position", [1, 6, 7, 80])
+def test_one_draw_of_another_dataset_is_noticed(backend: Any, position: int) -> None:
+    """Counts whose sum is right, and each is one from its place."""
+    words = np.array([3, 3, 1], np.uint64)
+    right = backend.divisor_counts(words, position)
+    backend.divisor_fill(words, position, position + 1, right.copy(), None, None)
+    for less, more in itertools.permutations(range(3), 2):
+        counts = right.copy()
+        counts[[less, more]] += [-1, 1]
+        with pytest.raises(InvalidArgument, match="divisor_counts"):
+            backend.divisor_fill(words, position, position + 9, counts, None, None)
+
+
 @pytest.mark.parametrize("weights", [[0, 0], [2**53, 1], [2**53 - 1] * 1025])
 def test_divisor_weights_out_of_range_are_refused(backend: Any, weights: list[int]) -> None:
     words, counts = np.array(weights, np.uint64), np.zeros(len(weights), np.int64)
