@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
+from megaindex import EpochOrder, MegatronOrder, NeoxOrder, PackedOrder
 from megaindex.builders.recipe import plan_recipe
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.plan.recipe_plan import make_recipe_plan
+from megaindex.recipe import BatchSchedule, Past, PastRead, Recipe
 from megaindex.recipe.nanotron_yaml import read_nanotron
 from megaindex.recipe.recipe import RecipeEvaluation, RecipeSource, RecipeStage, Stream, Weighting
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
@@ -212,3 +217,65 @@ def test_a_nanotron_file_that_cannot_be_is_refused(
     assert old in NANOTRON
     with pytest.raises(InvalidArgument, match=says):
         read_nanotron(written(tmp_path, NANOTRON.replace(old, new, 1)))
+
+
+SOURCE = RecipeSource(name="a", path="a")
+STAGE = RecipeStage(
+    name="s", streams=(Stream(source="a"),), length=Target(kind="iterations", value=5)
+)
+NUMBERS: list[tuple[Any, dict[str, Any]]] = [
+    (RecipeSource, {"name": "a", "tokens": 900}),
+    (RecipeSource, {"name": "a", "path": "a", "block_tokens": 700, "max_epochs": 3}),
+    (RecipeSource, {"name": "a", "path": "a", "max_fraction": 0.5}),
+    (RecipeSource, {"name": "a", "path": "a", "order": "packed", "max_documents": 4}),
+    (RecipeEvaluation, {"source": SOURCE, "interval": 10, "iterations": 2}),
+    (Stream, {"source": "a", "proportion": 0.5, "batch_size": 4}),
+    (Stream, {"source": "a", "repeat": 2}),
+    (Stream, {"source": "a", "choose": 30}),
+    (Weighting, {"alpha": 0.5}),
+    (RecipeStage, {"name": "s", "streams": (Stream(source="a"),), "first_step": 7}),
+    (RecipeStage, {"name": "s", "streams": (Stream(source="a"),), "sequence_length": 64}),
+    (Past, {"steps": 5, "mix": (("a", 1),), "global_batch_size": 4, "sequence_length": 32}),
+    (PastRead, {"source": "a", "tokens": 7}),
+    (PastRead, {"source": "a", "samples": 7}),
+    (PastRead, {"source": "a", "epochs": 2}),
+    (Target, {"kind": "iterations", "value": 12}),
+    (Target, {"kind": "epochs", "value": 1, "per_source": (1, 0.5)}),
+    (EpochOrder, {"epochs_mixed": 3}),
+    (PackedOrder, {"max_documents": 4}),
+    (NeoxOrder, {"final_epoch_threshold": 0.5, "separate_final_epoch": "auto"}),
+    (MegatronOrder, {"exact_num_epochs": 2}),
+    (BatchSchedule, {"stages": ((0, 4), (40, 8))}),
+    (
+        Recipe,
+        {
+            "sources": (SOURCE,), "stages": (STAGE,), "sequence_length": 64, "seed": 3,
+            "batch": BatchSchedule.constant(8), "micro_batch_size": 4, "data_parallel_size": 2,
+        },
+    ),
+]  # fmt: skip
+
+
+def as_numpy(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(as_numpy, value))
+    kinds = {int: np.int64, float: np.float64}
+    return kinds[type(value)](value) if type(value) in kinds else value
+
+
+def of_numpy(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(of_numpy, value))
+    if is_dataclass(value):
+        return any(of_numpy(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, Fraction):
+        return of_numpy(value.numerator) or of_numpy(value.denominator)
+    return isinstance(value, np.generic)
+
+
+@pytest.mark.parametrize(("kind", "values"), NUMBERS)
+def test_numbers_of_numpy_are_stored_as_pythons(kind: Any, values: dict[str, Any]) -> None:
+    """A lock or cache key would not be the same, and JSON refuses them."""
+    made = kind(**{name: as_numpy(value) for name, value in values.items()})
+    assert made == kind(**values)
+    assert [field.name for field in fields(made) if of_numpy(getattr(made, field.name))] == []
