@@ -1,7 +1,8 @@
 """Lines and branches that tests reach, of the native headers and of Python packages.
 
-`make coverage` runs the C++ driver of `make sanitize` and the kernel tests on a build for gcov,
-then the tests of `PACKAGES` under coverage.py, or with `TESTS=tests` all.
+``make coverage`` runs the C++ driver of ``make sanitize`` and the kernel tests on a build for gcov,
+then all tests that are not slow under coverage.py, or those in files that changed since the data of
+``make mutants`` was collected. Each line that is not reached has a reason here.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from robustness.mutants.reached import collect, relative_coverage
+
 ROOT = Path(__file__).resolve().parents[2]
+REACHED = ROOT / "build/mutants-reached.data"
 PACKAGES = ("index", "plan", "cache", "format")
 REASONS = {
     "blending.hpp": "without AVX2: make aarch64",
@@ -30,6 +36,25 @@ REASONS = {
     "shuffle.hpp": "without AVX2: make aarch64; a thread that waits long; beyond int32: make slow",
 }
 """Why lines of a header are not reached here."""
+_RACE = "another process removed or replaced it meanwhile: make simulate"
+REASONS_OF_FUNCTIONS = {
+    "cache/array_files:current_states": _RACE,
+    "cache/cache:fetch.build_and_publish": _RACE,
+    "cache/claim:_is_zombie": "the process ended between two reads",
+    "cache/claim:Claim._create": "another process was faster: make simulate",
+    "cache/claim:_held": _RACE,
+    "cache/claim:_is_left_over": _RACE,
+    "cache/entry:_remove_tree": "Ctrl-C while files are removed: make faults",
+    "cache/npy:MappedArrays.write": "64 MB or more: make slow",
+    "cache/npy:_in_memory": "a system without memory, or without huge pages",
+    "cache/npy:_write": "a write cut short: make faults",
+    "cache/npy:map_npy": _RACE,
+    "cache/sidecar:_verified": _RACE,
+    "format/pair:map_pair": _RACE,
+    "index/blending:GreedyDraws.longest": "an assertion",
+}
+"""Why lines of a function are not reached by the tests that are not slow."""
+_COUNTED = ("num_statements", "covered_lines", "num_branches", "covered_branches")
 _FLAGS = "-g -O1 --coverage -ffp-contract=off"
 Counts = dict[str, dict[tuple[int, int], int]]
 """Executions by file, then by line and number of a branch, -1 for the line itself."""
@@ -44,13 +69,36 @@ def main() -> int:
         if any(not count for key, count in counts[name].items() if key[-1] == -1):
             print(f"{'':28} {REASONS.get(name, 'NO REASON')}")
     print(row("all headers", {(n, *key): c for n in counts for key, c in counts[n].items()}))
-    run = [sys.executable, "-m", "coverage"]
-    measured = ",".join(f"megaindex.{package}" for package in PACKAGES)
-    tests = sys.argv[1:] or [f"tests/{package}" for package in PACKAGES]
-    options = ["--branch", f"--source={measured}", "-m", "pytest", "-q", "-m", "not slow"]
-    done = subprocess.run([*run, "run", *options, *tests], cwd=ROOT, check=False)
-    subprocess.run([*run, "report", "--show-missing", "--skip-covered"], cwd=ROOT, check=True)
-    return done.returncode
+    REACHED.parent.mkdir(exist_ok=True)
+    collect(REACHED, ROOT, os.cpu_count() or 1)
+    print_packages()
+    return 0
+
+
+def print_packages() -> None:
+    """Print lines and branches of each package, and the functions with lines not reached."""
+    os.chdir(ROOT)
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/report.json"
+        measured = [f"megaindex/{package}/*" for package in PACKAGES]
+        relative_coverage(REACHED).json_report(outfile=path, include=measured)
+        files: dict[str, Any] = json.loads(Path(path).read_text())["files"]
+    print(f"\n{'package':28} {'lines':>6} {'reached':>8} {'branches':>9} {'taken':>6}")
+    for package in PACKAGES:
+        counts = Counter[str]()
+        for file, found in files.items():
+            if file.startswith(f"megaindex/{package}/"):
+                counts.update({key: found["summary"].get(key, 0) for key in _COUNTED})
+        lines, covered, branches, covered_branches = (counts[key] for key in _COUNTED)
+        reached, taken = covered / lines, covered_branches / max(1, branches)
+        print(f"{package:28} {lines:6} {reached:8.1%} {branches:9} {taken:6.1%}")
+    print("\nlines not reached")
+    for file, found in files.items():
+        for function, part in found["functions"].items():
+            if part["missing_lines"]:
+                place = f"{file.removeprefix('megaindex/').removesuffix('.py')}:{function}"
+                numbers = " ".join(map(str, part["missing_lines"]))
+                print(f"{place} {numbers}: {REASONS_OF_FUNCTIONS.get(place, 'NO REASON')}")
 
 
 def native_counts(folder: Path) -> Counts:

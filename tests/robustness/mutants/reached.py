@@ -16,13 +16,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from coverage import Coverage
 
 _SETTINGS = """
 [run]
 data_file = {folder}/{data.name}
 parallel = true
+branch = true
 relative_files = true
 source = {root}/megaindex
 context = ${{PYTEST_CURRENT_TEST-}}
@@ -101,6 +106,18 @@ def collect(data: Path, root: Path, jobs: int) -> None:
         for path in Path(folder).glob("*.json"):
             times.update(json.loads(path.read_text()))
         data.with_suffix(".json").write_text(json.dumps(times))
+
+
+def relative_coverage(data: Path) -> Coverage:
+    """Return what ``collect`` has written, with names relative to the working directory."""
+    from coverage import Coverage
+
+    found = Coverage(data_file=str(data), config_file=False)
+    found.set_option("run:relative_files", True)
+    excluded = found.get_option("report:exclude_lines")
+    found.set_option("report:exclude_lines", [*excluded, "raise NotImplementedError"])
+    found.load()
+    return found
 
 
 def _times_of(data: Path) -> dict[str, float]:
