@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.arithmetic import shuffle_dtype
+from megaindex.arithmetic import samples_for_epochs, shuffle_dtype
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import (
     FRAMEWORK_RULES,
@@ -154,3 +155,22 @@ def test_megatron_has_no_exponents() -> None:
     with pytest.raises(InvalidArgument, match="three non-negative numbers"):
         framework_rules("megatron").shares("1e2,1,0")
     assert framework_rules("epoch").shares("1e2,1,0") == [100, 1, 0]
+
+
+@given(
+    epochs=st.fractions(Fraction(1, 9), 4, max_denominator=9),
+    tokens=st.integers(1, 200),
+    length=st.integers(1, 40),
+    extra=st.integers(0, 1),
+)
+def test_samples_of_epochs_fit_their_tokens(
+    epochs: Fraction, tokens: int, length: int, extra: int
+) -> None:
+    """Of whole and of parts of epochs; none where these hold less than a sample."""
+
+    def most(room: Fraction) -> int:
+        return max(n for n in range(801) if n == 0 or n * length + extra <= room)
+
+    assert samples_for_epochs(epochs, tokens, length, extra) == most(epochs * tokens)
+    whole = samples_for_epochs(epochs, tokens, length, extra, carry_left_over=False)
+    assert whole <= epochs * most(Fraction(tokens)) < whole + 1

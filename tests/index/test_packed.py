@@ -333,3 +333,19 @@ def test_the_longest_sample(folder: Path) -> None:
     index = build(write_corpus(folder / "longest", lengths), sequence_length=2**24, epochs=2)
     assert index.num_samples == 2
     check_epochs(index, lengths)
+
+
+@pytest.mark.parametrize(
+    ("sequence_length", "most"), [(8, 16), (543, 16), (544, 17), (575, 17), (1000, 31), (4096, 128)]
+)
+def test_the_default_number_of_documents(sequence_length: int, most: int) -> None:
+    """It is in the key of every run without a number of its own: another one is another order."""
+    assert most_documents(None, sequence_length) == most
+    assert most_documents(5, sequence_length) == 5
+
+
+def test_tokens_of_lengths_that_are_rare() -> None:
+    """Three pieces of a length meet others; one or two meet the same ones in every epoch."""
+    counts = np.zeros(17, np.int64)
+    counts[[3, 7, 9, 16]] = 3, 2, 1, 1  # 16: a whole sample
+    assert packed.pack_counts(counts, None).rare_tokens == 2 * 7 + 9
