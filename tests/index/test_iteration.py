@@ -300,3 +300,15 @@ def test_a_stage_that_draws_more_than_a_source_has_is_refused(corpus: IndexedDat
             continue
         with pytest.raises(megaindex.InvalidArgument, match=f"must have {last + 11} samples"):
             StagedIndex(sources=(index,), stages=(stage,))
+
+
+def test_rows_of_more_documents_than_32_bits_count_are_wide(
+    corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build(corpus, "epoch", epochs=1)
+    expected = arrays.arrays_of(index, corpus.sequence_lengths)
+    for most, dtype in ((expected.document_index.size, np.int32), (10, np.int64)):
+        monkeypatch.setattr(arrays, "INT32_MAX", most)
+        found = arrays.arrays_of(index, corpus.sequence_lengths)
+        assert found.sample_index.dtype == dtype
+        np.testing.assert_array_equal(found.sample_index, expected.sample_index)

@@ -13,7 +13,9 @@ from support.corpora import write_corpus
 from support.megatron_dataset import megatron_dataset
 
 import megaindex
+from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
+from megaindex.index.array_index import check_arrays
 from megaindex.index.frameworks import SPLITS, framework_rules
 
 
@@ -163,3 +165,17 @@ def test_a_sample_may_need_several_epochs(
     assert_equal_arrays(megaindex.build_index(corpus, num_samples=num_samples, **settings), theirs)
     with pytest.raises(megaindex.InvalidArgument, match="hold 10 tokens, one sample needs"):
         megaindex.build_index(corpus, epochs=1, **settings)
+
+
+@pytest.mark.parametrize("documents", [None, range(10, 60), [7, 3, 41, 3, 20]])
+def test_arrays_of_several_epochs_are_checked(tmp_path: Path, documents: Any) -> None:
+    """A document in the place of another of its length is found by its number alone."""
+    corpus = write_corpus(tmp_path / "c", np.full(80, 40))
+    index: Any = megaindex.build_index(corpus, sequence_length=16, epochs=3, documents=documents)
+    names = ("document_index", "sample_index", "shuffle_index")
+    arrays = {name: getattr(index, name).copy() for name in names}
+    check_arrays(index.request, corpus.sequence_lengths, **arrays)
+    order = arrays["document_index"]
+    order[0] = order[order != order[0]][0]
+    with pytest.raises(FormatError, match=r"document_index must contain each of \d+ documents 3"):
+        check_arrays(index.request, corpus.sequence_lengths, **arrays)

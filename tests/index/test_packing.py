@@ -284,3 +284,15 @@ def test_open_datasets_and_paths_are_the_same(tmp_path: Path) -> None:
     one = build(prefix, prefix + "_label")
     other = build(IndexedDataset(prefix, dialect="neox"), parts["label"])
     np.testing.assert_array_equal(one.document_index, other.document_index)
+
+
+@pytest.mark.parametrize("pack_impl", PACK_IMPLS)
+def test_a_pass_that_is_not_complete_is_an_epoch(tmp_path: Path, pack_impl: PackImpl) -> None:
+    corpus = write_corpus(tmp_path / "c", np.full(10, 17))
+    order = NeoxDocumentsOrder(pack_impl=pack_impl)
+    for num_samples in range(1, 31):
+        index: Any = megaindex.build_index(
+            corpus, sequence_length=16, order=order, num_samples=num_samples
+        )
+        passes = index.num_epochs
+        assert 10 * (passes - 1) < index.document_index.size <= 10 * passes
