@@ -15,7 +15,7 @@ from support.corpora import write_corpus
 from support.examples import one_in
 
 import megaindex
-from megaindex import EpochOrder
+from megaindex import EpochOrder, Skip
 from megaindex.format import IndexedDataset
 from megaindex.index import array_index as arrays
 from megaindex.index import blended_index, staged_index
@@ -32,9 +32,11 @@ from megaindex.index.receipts import (
     planned_block_receipts,
     planned_receipt,
 )
+from megaindex.index.skips import SkippedIndex, resolve_skips
 from megaindex.index.spans import IterableIndex, Spans, iterate_spans, locate_range
 from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
 from megaindex.kernels import load
+from megaindex.recipe import BatchSchedule
 
 KEYS = fingerprint_keys(["0123456789abcdef" * 2, "fedcba9876543210" * 2])
 LENGTH = 16
@@ -312,3 +314,11 @@ def test_rows_of_more_documents_than_32_bits_count_are_wide(
         found = arrays.arrays_of(index, corpus.sequence_lengths)
         assert found.sample_index.dtype == dtype
         np.testing.assert_array_equal(found.sample_index, expected.sample_index)
+
+
+def test_rows_of_an_index_that_skips_samples_are_refused(corpus: IndexedDataset) -> None:
+    """The frameworks' arrays have no positions that are not served."""
+    index = build(corpus, "epoch", epochs=1)
+    skips = resolve_skips([Skip(steps=1)], BatchSchedule.constant(4), num_samples=index.num_samples)
+    with pytest.raises(megaindex.InvalidArgument, match="or leaves positions out"):
+        arrays.arrays_of(SkippedIndex.of(index, skips), corpus.sequence_lengths)
