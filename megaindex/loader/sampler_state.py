@@ -437,7 +437,7 @@ class CyclicSampler(Resumable):
 
     def _check_position(self, position: LoaderPosition) -> None:
         consumed, stride = position.consumed_samples, self._ranks.rows_per_round
-        if consumed % self._epoch_samples % stride:
+        if consumed % stride:
             raise InvalidArgument(
                 f"consumed_samples must be whole rounds of {stride} samples in epochs of "
                 f"{self._epoch_samples}, got {consumed}; use the micro batch size and number of "

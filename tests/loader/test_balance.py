@@ -163,6 +163,16 @@ def test_a_run_continues_between_any_two_rounds_with_other_ranks(
     assert list(steps_of(served, schedule)) == list(steps_of(whole, schedule))
 
 
+def test_a_balanced_step_is_not_finished_on_a_shorter_order() -> None:
+    """15 samples are served, those with the most work of the step of samples 12 to 23."""
+    settings = {"micro_batch_size": 1, "global_batch_size": 12, "balance": COST, "tail": "wrap"}
+    (run,) = ranks_of(1, num_samples=40, index=Rows(40), **settings)
+    state = run.state_after(15)
+    (short,) = ranks_of(1, num_samples=20, index=Rows(20), **settings)
+    with pytest.raises(InvalidArgument, match="the order must have 40 samples, .* got 20"):
+        short.load_state_dict(state, allow=("train_samples",))
+
+
 @given(run=runs())
 def test_rounds_take_samples_of_falling_work(run: tuple[int, int, dict[str, Any]]) -> None:
     ranks, seed, settings = run

@@ -137,6 +137,16 @@ def test_a_shorter_order_is_refused() -> None:
     assert next(iter(longer)) == [32, 33]
 
 
+def test_a_step_begun_has_to_fit_a_shorter_run() -> None:
+    """32 samples are served and 4 are left of their step: a run of 34 would drop all four."""
+    state = sampler(**STEPS).state_after(8)
+    with pytest.raises(InvalidArgument, match="at 32 samples with 4 rows left .* this run, 34"):
+        sampler(**{**STEPS, "train_samples": 34}).load_state_dict(state)
+    padded = sampler(**{**STEPS, "train_samples": 34}, tail="pad")
+    padded.load_state_dict(state)
+    assert list(padded) == [[32, None]]
+
+
 def test_a_wrapped_run_does_not_continue_on_a_longer_order() -> None:
     """After 0 … 59 and again 0 … 11, an order of 100 would have had 60 … 71 there."""
     ended = sampler(num_samples=60, train_samples=60, global_batch_size=24, tail="wrap")
@@ -205,6 +215,11 @@ def test_states_of_something_else_are_refused() -> None:
         ("single", {"global_batch_size": 0}, "global_batch_size must be at least 1, got 0"),
         ("single", {"tail": "repeat"}, "tail must be one of drop, pad, wrap, got 'repeat'"),
         ("single", {"consumed_samples": 97}, "consumed_samples must be from 0 to 96"),
+        (
+            "single",
+            {"tail": "wrap", "global_batch_size": 36, "consumed_samples": 132},
+            "from 0 to 131, the end of this run, got 132",
+        ),
         (
             "cyclic",
             {"num_samples": 3},

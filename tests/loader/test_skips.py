@@ -645,6 +645,20 @@ def test_no_range_is_served_after_a_hole_at_the_end() -> None:
     assert list(skips.segments(4, 12)) == []
 
 
+def test_a_run_in_its_moved_steps_continues_on_a_longer_order() -> None:
+    settings: dict[str, Any] = {
+        "micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1,
+        "global_batch_size": 4, "train_samples": 20, "skip": Skip(steps=[1], move=True),
+    }  # fmt: skip
+    run = MicroBatchSampler(num_samples=20, **settings)
+    whole = list(run)
+    state = run.state_after(len(whole) - 1)
+    assert state["consumed_samples"] == 22  # behind the 20 positions of the run without moved ones
+    longer = MicroBatchSampler(num_samples=30, **settings)
+    longer.load_state_dict(state)
+    assert list(longer) == whole[-1:]
+
+
 def test_samples_of_a_round_that_wraps() -> None:
     skips = resolve_skips([Skip(steps="0")], BatchSchedule.constant(4), num_samples=14)
     for begin, end, served in ((8, 12, [8, 9, 10, 11]), (12, 16, [12, 13, 4, 5]),
