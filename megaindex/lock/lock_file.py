@@ -120,8 +120,12 @@ class Lock:
     def _located(self, path: str) -> str:
         if is_remote(path) or os.path.isabs(path):
             return path
-        folder = os.path.dirname(os.path.abspath(self.path))
-        return os.path.normpath(os.path.join(folder, self.content["root"], path))
+        return os.path.normpath(os.path.join(self._folder, self.content["root"], path))
+
+    @property
+    def _folder(self) -> str:
+        """Folder that a relative root is relative to."""
+        return os.path.dirname(os.path.abspath(self.path))
 
     def subset(self, name: str) -> Mapping[str, Any]:
         """Return a subset, with the description of its index as `build_described` takes it.
@@ -153,10 +157,12 @@ class Lock:
         target = os.fspath(path)
         check_local(target, "write the lock to a disk and upload it")
         root = self.content["root"]
-        folder = os.path.dirname(os.path.abspath(target))
-        below = os.path.relpath(root, folder) if root else ".."
-        if not below.startswith(".."):  # relative to the lock, if it lies below it
-            root = below.replace(os.sep, "/")
+        if root:
+            root = os.path.normpath(os.path.join(self._folder, root))
+            folder = os.path.dirname(os.path.abspath(target))
+            below = os.path.relpath(root, folder)
+            if not below.startswith(".."):  # relative to the lock, if it lies below it
+                root = below.replace(os.sep, "/")
         text = lock_text({**self.content, "root": root})
         write_file(target, lambda file: file.write(text), overwrite=overwrite)
         return read_lock(target)

@@ -220,12 +220,11 @@ def _check_bytes(
 def _check_layout(pair: _Pair, found: Collector) -> None:
     """Report sequences that share bytes, and bytes outside every sequence."""
     reach = 0  # the furthest byte so far
-    last = (-1, -1)  # bytes of the preceding sequence
     for numbers, begins, ends in _in_file_order(pair):
         reaches = np.maximum(np.maximum.accumulate(ends), reach)
         before = np.concatenate(([reach], reaches[:-1]))
         as_before = (begins[1:] == begins[:-1]) & (ends[1:] == ends[:-1])
-        same = np.concatenate(([(begins[0], ends[0]) == last], as_before))
+        same = np.append(False, as_before)  # equal ones are in one group
         for mask, describe in (
             (same, _duplicate),
             ((begins < before) & ~same, _overlap),
@@ -235,7 +234,7 @@ def _check_layout(pair: _Pair, found: Collector) -> None:
                 i = int(mask.argmax())
                 fault = describe(int(numbers[i]), int(begins[i]), int(before[i]))
                 found.add(pair.bin_path, fault, severity="warning", count=int(mask.sum()))
-        reach, last = int(reaches[-1]), (int(begins[-1]), int(ends[-1]))
+        reach = int(reaches[-1])
     if reach < pair.bin_nbytes:
         found.add(pair.bin_path, _gap(-1, pair.bin_nbytes, reach), severity="warning")
 

@@ -91,6 +91,21 @@ def test_closed_streams_do_not_stop_the_work(folder: Path, verb: str, redirectio
         assert run(folder, ("verify", "--full", "out"), "")[0] == 0
 
 
+def test_processes_that_a_command_starts_have_the_streams_that_it_lacks() -> None:
+    """Else the first file that a worker opens would get the text that it prints."""
+    are_open = " && ".join(f"test -e /dev/fd/{number}" for number in range(3))
+    code = (
+        "import subprocess, sys; from megaindex.cli import prepared_streams as prepared\n"
+        f"with prepared(): status = subprocess.run(['sh', '-c', '{are_open}']).returncode\n"
+        "sys.exit(status)"
+    )
+    for closed in ("<&- >&- 2>&-", "2>&-"):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
+        paths = os.pathsep.join(filter(None, sys.path))
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False)
+        assert done.returncode == 0
+
+
 def test_errors_without_stderr_keep_their_status(folder: Path) -> None:
     for redirection in ("2>&-", "2>/dev/full"):
         assert run(folder, ("merge", "out", "missing"), redirection)[0] == 2

@@ -15,6 +15,7 @@ from support.corpora import write_corpus
 from support.megatron_dataset import EOD, Tokenizer, megatron_dataset
 
 import megaindex
+from megaindex import Skip
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
@@ -23,6 +24,7 @@ from megaindex.loader import (
     BatchMaker,
     GPTDataset,
     MappedTokens,
+    MicroBatchSampler,
     Recorder,
     SampleOptions,
     collate,
@@ -254,6 +256,36 @@ def test_several_sources_in_one_batch(corpus: IndexedDataset, signed: IndexedDat
         alone = GPTDataset(index.indices[which], [corpus, signed][which])[at]
         for name in alone:
             assert torch.equal(sample[name], alone[name]), name
+
+
+def test_reused_buffers_keep_nothing_of_the_batch_before(corpus: IndexedDataset) -> None:
+    """Neither the loss that was masked in a row, nor its source."""
+    blend = megaindex.build_blend(
+        [corpus, corpus], weights=[1, 1], num_samples=24, sequence_length=S, seed=SEED
+    )
+    sampler = MicroBatchSampler(
+        num_samples=24, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=1,
+        index=blend, skip=Skip(documents=list(range(0, 120, 2)), source="1", from_step=3),
+    )  # fmt: skip
+    options = SampleOptions(dataset_id=True)
+    maker = BatchMaker(sampler.skipped(blend), MappedTokens([corpus, corpus]), options)
+    assert {0, 1} == set(blend.dataset_index[12:16].tolist())
+    buffers = maker.allocate(4)
+    maker.fill(buffers, [12, 13, 14, 15])
+    assert 0 < buffers.arrays["loss_mask"].sum() < 4 * S
+    for ids in ([0, 1, 2, 3], [12, 13, 14, 15], [None] * 4, [12, 13, 14, 15], [3, 2, None, 0]):
+        fresh = maker.allocate(4)
+        maker.fill(buffers, ids)
+        maker.fill(fresh, ids)
+        for name, values in fresh.arrays.items():
+            np.testing.assert_array_equal(buffers.arrays[name], values, name)
+    maker.fill(buffers, [None, 1, None, 3])
+    assert buffers.arrays["dataset_id"].tolist() == [
+        0,
+        blend.dataset_index[1],
+        0,
+        blend.dataset_index[3],
+    ]
 
 
 def test_receipts_skip_rows_of_padding(corpus: IndexedDataset) -> None:

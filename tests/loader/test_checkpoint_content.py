@@ -34,6 +34,7 @@ from megaindex.loader import (
     SampleOptions,
 )
 from megaindex.loader.receipts import check_receipts, join_states, receipted
+from megaindex.loader.sampler_state import RankLayout
 from megaindex.recipe.recipe import Recipe, Stream
 
 
@@ -184,6 +185,29 @@ def test_the_state_of_one_rank_is_counted_once(
     lost = check.planned.total.count - check.served.total.count
     assert lost == 6 * 2  # micro batches of rank 1
     assert f"{check.served.total.count} samples were served of the" in str(check)
+
+
+def test_the_state_of_one_rank_is_counted_by_one_of_fewer_ranks(folder: Path) -> None:
+    def recorder(rank: int, size: int) -> Recorder:
+        ranks = RankLayout(micro_batch_size=1, data_parallel_rank=rank, data_parallel_size=size)
+        return Recorder(["0" * 32], ranks=ranks)
+
+    served = recorder(3, 4)
+    served.add_rows([[7, 1, 2], [9, 3, 4]])
+    for size, counts in ((1, [2]), (2, [0, 2]), (3, [2, 0, 0]), (4, [0, 0, 0, 2])):
+        ranks = [recorder(rank, size) for rank in range(size)]
+        for each in ranks:
+            each.load_state_dict(served.state_dict())
+        assert [each.receipt.count for each in ranks] == counts
+
+
+def test_contents_are_those_of_the_files_that_were_opened(folder: Path) -> None:
+    """A corpus that is written again in mid-run is not taken for the one that was served."""
+    loader = runs.text_loader(folder, 0)
+    list(runs.take(loader, 2))
+    expected = runs.text_loader(folder, 0).state_dict()["content"]
+    change(folder / "web.bin", 400, 100)
+    assert loader.state_dict()["content"] == expected
 
 
 def test_states_that_do_not_fit_together_are_refused(folder: Path) -> None:

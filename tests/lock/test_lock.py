@@ -278,6 +278,23 @@ def test_missing_and_moved_sources(tmp_path: Path) -> None:
             (tmp_path / "deep" / f"moved{suffix}").rename(f"data/code{suffix}")
 
 
+def test_a_lock_is_moved_with_its_data_or_without(tmp_path: Path) -> None:
+    home, names = Path.cwd(), [Path(source.path).name for source in read_lock("neox.lock").sources]
+    shutil.copytree("data", tmp_path / "copy" / "data")
+    with_data = Path(shutil.copy("neox.lock", tmp_path / "copy"))
+    found = [source.path for source in read_lock(with_data).sources]
+    assert found == [f"{tmp_path}/copy/data/{name}" for name in names]
+    os.chdir(tmp_path)
+    again = read_lock(with_data).write(tmp_path / "again.lock")  # above the copy of the data
+    assert [source.path for source in again.sources] == found
+    (tmp_path / "apart").mkdir()
+    read_lock(home / "neox.lock").write(tmp_path / "apart" / "apart.lock")
+    alone = Path(tmp_path / "apart" / "apart.lock").rename(tmp_path / "alone.lock")
+    assert [source.path for source in read_lock(alone).sources] == [
+        f"{home}/data/{name}" for name in names
+    ]
+
+
 @pytest.mark.parametrize("window", [1, 37, 1 << 24])
 def test_source_by_source_gives_the_same_receipts(
     window: int, monkeypatch: pytest.MonkeyPatch

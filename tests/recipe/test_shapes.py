@@ -27,7 +27,13 @@ from megaindex.index.array_index import scan, served_tokens
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.skips import Skip
 from megaindex.index.spans import sequence_lengths_at
-from megaindex.loader import MicroBatchSampler, RecipeLoader, check_receipts, join_states
+from megaindex.loader import (
+    MicroBatchSampler,
+    RecipeLoader,
+    SourceProgress,
+    check_receipts,
+    join_states,
+)
 from megaindex.lock import make_lock, open_run, verify_lock
 from megaindex.lock.make import step_bounds_of
 from megaindex.lock.opening import locked_index
@@ -100,6 +106,29 @@ def test_lengths_of_a_source_are_those_of_all_its_stages(folder: Path) -> None:
     recipe = replace(recipe, stages=(*recipe.stages[:2], last))
     assert recipe.lengths_of("web") == (4, 16, 32)
     assert recipe.lengths_of("code") == (4, 16)
+
+
+def test_progress_of_a_source_shorter_than_another_sources_samples(folder: Path) -> None:
+    """Code holds 400 tokens, and the last stage reads web in samples of 512."""
+    recipe = three_stages(folder)
+    web, code = recipe.sources
+    last = stage("longest", 2, {"web": 1}, sequence_length=512, batch=BatchSchedule.constant(6))
+    opened = open_recipe(
+        replace(
+            recipe,
+            sources=(replace(web, block_tokens=600), code),
+            stages=(*recipe.stages[:2], last),
+        )
+    )
+    layout = opened.layout
+    row = SourceProgress(layout).totals(layout.end_sample)[1]
+    short, long = (
+        sum(piece.counts[1] for piece in layout.stages if piece.sequence_length == length)
+        for length in (4, 16)
+    )
+    assert (row.source, row.tokens) == ("code", 4 * short + 16 * long)
+    epochs = short / layout.size_at(1, 4).samples + long / layout.size_at(1, 16).samples
+    assert row.epochs == epochs
 
 
 def test_epochs_read_are_counted_to_the_sample(folder: Path) -> None:
