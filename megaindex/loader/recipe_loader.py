@@ -632,10 +632,10 @@ class RecipeLoader(Loader):
                 )
 
     def _numbers_in(self, stored: StoredRecipe) -> IntArray:
-        """Return each source's number in the recipe of the state; new sources follow those."""
+        """Return each source's number in the recipe of the state; -1 for one that joined since."""
         theirs = {name: number for number, name in enumerate(stored.sources)}
         names = [source.name for source in self._opened.layout.recipe.sources]
-        return np.array([theirs.get(name, len(theirs) + k) for k, name in enumerate(names)])
+        return np.array([theirs.get(name, -1) for name in names])
 
     def _check_sources(self, stored: StoredRecipe, fact: str, what: str) -> None:
         for name, facts in stored.sources.items():

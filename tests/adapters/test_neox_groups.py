@@ -79,11 +79,28 @@ def test_corpora_are_opened_and_arrays_computed_once(
     assert len({path.stat().st_ino for path in found.values()}) == 1
 
 
+@pytest.mark.parametrize(
+    ("sizes", "policy", "given"),
+    [
+        (SIZES, {}, {}),
+        # two parts of two epochs of one corpus, with the last one apart in validation alone
+        (
+            SIZES[:1],
+            {"separate_final_epoch": "auto", "final_epoch_threshold": 0.8},
+            {"train_batch_size": 1, "batch_size": 1, "eval_interval": 2},
+        ),
+    ],
+)
 def test_files_are_those_of_datasets_built_one_by_one(
-    neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    neox: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: Any,
+    policy: Any,
+    given: Any,
 ) -> None:
-    adapter.install()
-    args = arguments(tmp_path, SIZES)
+    adapter.install(**policy)
+    args = arguments(tmp_path, sizes, **given)
     together = texts(args, 9)
     files = npy_files(tmp_path)
     for path in tmp_path.glob("*_indexmap_*"):
@@ -93,7 +110,7 @@ def test_files_are_those_of_datasets_built_one_by_one(
     assert texts(args, 9) == together
     assert npy_files(tmp_path) == files
     inodes = {path.stat().st_ino for path in sidecars(tmp_path).values()}
-    assert len(inodes) == 3 * len(SIZES)
+    assert len(inodes) == 3 * len(sizes)
 
 
 def test_sidecars_of_single_sets_stay_valid(

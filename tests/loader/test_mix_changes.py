@@ -398,6 +398,22 @@ def test_states_that_are_damaged_or_of_another_past(folder: Path, tmp_path: Path
     assert len(state["mix_changes"]["data"]) <= 16 * 3 * 2
 
 
+def test_a_refused_state_leaves_the_mix_as_it_was(folder: Path) -> None:
+    """Refused after its changes of the mix were taken: its samples are not those of the order."""
+    cluster = Cluster(recipe_at(folder), 1, 8)
+    cluster.run({2: {"math": 1}}, 6)
+    state = cluster.state()
+    order = {**state["loader"]["order"], "last": "0" * 32}
+    other = Cluster(recipe_at(folder), 1, 8)
+    with pytest.raises(InvalidArgument, match="the index serves other samples than the 48"):
+        other.first.load_state_dict({**state, "loader": {**state["loader"], "order": order}})
+    assert other.first.recipe.mix_changes is None
+    other.run({})
+    fresh = Cluster(recipe_at(folder), 1, 8)
+    fresh.run({})
+    assert other.rows == fresh.rows
+
+
 def test_an_amended_run_keeps_its_changes(folder: Path) -> None:
     recipe = recipe_at(folder)
     cluster = Cluster(recipe, 2, 2)

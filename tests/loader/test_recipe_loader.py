@@ -218,6 +218,27 @@ def test_another_past_is_refused_unless_allowed(folder: Path, tmp_path: Path, ch
     RecipeLoader(open_recipe(recipe), micro_batch_size=4).load_state_dict(shuffled)
 
 
+def test_documents_of_other_lengths_are_other_content(folder: Path, tmp_path: Path) -> None:
+    """The same tokens in two documents more: as many samples, which hold other documents."""
+    recipe = recipe_of(folder)
+    loader = RecipeLoader(open_recipe(recipe), micro_batch_size=4)
+    served(loader, 6)
+    web = IndexedDataset(str(folder / "web"))
+    documents = [web[k] for k in range(len(web))]
+    halves = [half for each in documents[:2] for half in np.array_split(each, 2)]
+    write(tmp_path / "web", [*halves, *documents[2:]])
+    other = replace(recipe.sources[0], path=str(tmp_path / "web"))
+    fresh = RecipeLoader(
+        open_recipe(replace(recipe, sources=(other, *recipe.sources[1:]))), micro_batch_size=4
+    )
+    with pytest.raises(InvalidArgument, match="source web: content must be"):
+        fresh.load_state_dict(loader.state_dict())
+    state = json.loads(json.dumps({**loader.state_dict()}))
+    state["loader"]["receipt"] = None  # a sum over samples of the other corpus
+    fresh.load_state_dict(state, allow=["content"])
+    assert fresh.consumed_samples == loader.consumed_samples
+
+
 @pytest.mark.parametrize("iterations", [None, 2])
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 4), (3, 2), (4, 3)])
 def test_an_evaluation_scores_each_sample_once(

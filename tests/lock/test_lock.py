@@ -267,6 +267,9 @@ def test_missing_and_moved_sources(tmp_path: Path) -> None:
         Path(f"data/code{suffix}").rename(tmp_path / "deep" / f"moved{suffix}")
     try:
         assert rules("neox.lock") == [f"{Path.cwd()}/data/code missing"]
+        decoy = tmp_path / "deep" / "a"  # of the same size, with documents of other lengths
+        shutil.copy(tmp_path / "deep" / "moved.bin", f"{decoy}.bin")
+        shutil.copy("data/web.idx", f"{decoy}.idx")
         assert rules("neox.lock", search=tmp_path) == []
         with pytest.raises(MissingFile, match="data/code: neox.lock names this pair"):
             open_run("neox.lock")
