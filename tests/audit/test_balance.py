@@ -63,6 +63,22 @@ def test_against_plain_loops(prefix: Path) -> None:
     assert model.step_bounds.tolist() == list(range(21))
 
 
+def test_the_curve_of_many_steps_has_their_means(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 steps in 3 points: of 6, 7 and 7 steps."""
+    index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
+    stream = stream_of_index(
+        index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
+    )
+    each = model_balance(stream, COST)
+    monkeypatch.setattr("megaindex.audit.balance._POINTS", 3)
+    model = model_balance(stream, COST)
+    assert model.step_bounds.tolist() == [0, 6, 13, 20]
+    means = [each.step_time[a:b].mean(0) for a, b in ((0, 6), (6, 13), (13, 20))]
+    assert model.step_time == pytest.approx(np.array(means))
+
+
 def test_a_last_step_of_fewer_samples_is_left_out(prefix: Path) -> None:
     report = plan_json(*run_of(prefix, "--epochs", 1, "--tail", "pad", "--balance"))
     steps = report["train_iters"]

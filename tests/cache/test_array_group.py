@@ -115,6 +115,21 @@ def test_a_reused_inode_is_looked_at(tmp_path: Path) -> None:
     assert [list(arrays["a"]) for arrays in checked] == [list(range(5)), list(range(6))]
 
 
+def test_a_sidecar_of_other_arrays_of_that_name_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a program that kept fewer arrays: those beside it are checked."""
+    fewer, files = (files_of(tmp_path, each, "set") for each in ({"a": 0}, CONTENTS))
+    with ArrayWriter(fewer) as writer:
+        fill(writer, {"a": CONTENTS["a"]})
+        writer.publish(IDENTITY)
+    np.save(files.arrays["b"], CONTENTS["b"])
+    checked = []
+    assert find_arrays(files, IDENTITY, checked.append) is not None
+    assert [sorted(arrays) for arrays in checked] == [["a", "b"]]
+    assert "cannot be read (it describes other arrays); the arrays are checked anew" in caplog.text
+
+
 def test_requests_of_unknown_content_are_built_each_by_itself(tmp_path: Path) -> None:
     requests = [Request(tmp_path, name, size) for name, size in (("x", 3), ("y", 4), ("z", 5))]
     missing: list[int] = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from support.command_line import cli
 from support.corpora import write_corpus
 from support.locked_runs import RUNS, write_inputs
@@ -153,6 +154,28 @@ def test_a_flipped_byte_of_a_bin_is_found_with_tokens() -> None:
         assert (found.file, found.where) == (f"{Path.cwd()}/data/chat.bin", f"bytes 0 to {size}")
     finally:
         undo()
+
+
+def test_hashes_do_not_depend_on_the_pieces_that_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on a last piece that is shorter either."""
+    monkeypatch.setattr("megaindex.lock.make.LEAST_CHUNK", 3000)
+    write_corpus(tmp_path / "web", [100] * 90)
+    locks = []
+    for piece in (1 << 24, 1000, 999):
+        monkeypatch.setattr("megaindex.lock.make._PIECE", piece)
+        settings = {"data_path": tmp_path / "web", "seq_length": 16, "global_batch_size": 4}
+        locks.append(make_lock(epochs=1, tokens=True, **settings))
+    tokens = (tmp_path / "web.bin").read_bytes()
+    hashes = [
+        xxhash.xxh3_64_hexdigest(tokens[at : at + 3000]) for at in range(0, len(tokens), 3000)
+    ]
+    assert len(hashes) > 5
+    assert [lock.content["tokens"] for lock in locks] == [
+        {"chunk_bytes": 3000, "hashes": ["".join(hashes)]}
+    ] * 3
+    assert len({json.dumps(lock.content["sources"]) for lock in locks}) == 1
 
 
 def test_every_flipped_byte_of_a_lock_is_found() -> None:

@@ -63,6 +63,7 @@ _FLAGS = [
     "-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
     "-pthread", "-Icsrc", "-I", sysconfig.get_path("include"),
 ]  # fmt: skip
+_SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ class Tree:
     def drives(self, seconds: float) -> bool:
         """Return whether the driver of ``make sanitize`` passes on the headers within a time."""
         driver = str(self._built / "driver")
-        if not self._run("g++", *_FLAGS, "-w", DRIVER, "-o", driver):
+        if not self._run("g++", *_FLAGS, *_SANITIZED, "-w", DRIVER, "-o", driver):
             return False
         try:
             subprocess.run([driver], capture_output=True, check=True, timeout=seconds)
