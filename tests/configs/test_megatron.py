@@ -67,6 +67,11 @@ def test_a_launch_script_gives_the_run(tmp_path: Path) -> None:
     assert run.seed == 42
 
 
+def test_a_launcher_without_its_program_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="no Megatron argument in 'torchrun --nproc 2 -m'"):
+        read_megatron("torchrun --nproc 2 -m", {})
+
+
 def test_one_line_of_arguments() -> None:
     settings = read_megatron(
         "--seq-length=1024 --data-path a b --train-iters 10 --micro-batch-size 4 "

@@ -127,9 +127,13 @@ def test_states_of_other_orders_are_refused(
 
 def test_a_shorter_order_is_refused() -> None:
     state = sampler().state_after(8)
-    short = sampler(num_samples=30, train_samples=30)
-    with pytest.raises(InvalidArgument, match="the order must have 100 samples, .* got 30"):
-        short.load_state_dict(state)
+    for size in (30, 31):
+        short = sampler(num_samples=size, train_samples=size)
+        with pytest.raises(InvalidArgument, match=f"order must have 100 samples, .* got {size}"):
+            short.load_state_dict(state)
+    ended = sampler(num_samples=32, train_samples=32)
+    ended.load_state_dict(state)
+    assert list(ended) == []
     short.load_state_dict(state, allow=("num_samples", "train_samples"))
     assert list(short) == []
     longer = sampler(num_samples=500, train_samples=400)

@@ -145,6 +145,12 @@ def test_an_epoch_in_part_is_built_once_and_within_the_limit(
     if builds:
         assert plan.tokens_consumed == counted
     assert plan.tokens_consumed == pytest.approx(counted, rel=0.01)
+    if coverage == "expected":  # two passes, of some samples three
+        (row,) = plan.rows("train")
+        one = index.locate(np.arange(row.samples_per_epoch)).input_lengths(32).sum()
+        placed, rest = one / LENGTHS.sum(), consumed / row.samples_per_epoch - 2
+        expected = (1 - placed, 0, placed * (1 - rest), placed * rest)
+        np.testing.assert_allclose(row.coverage.tokens, expected, atol=1e-12)
 
 
 def test_tokens_are_a_mean_if_those_of_one_source_are(corpus: str, tmp_path: Path) -> None:

@@ -390,6 +390,24 @@ def test_what_a_framework_cannot_say_is_refused(
     assert reason in err
 
 
+def test_a_target_of_samples_is_printed_as_one(corpora: list[str]) -> None:
+    """Unless the tail fills the last batch: then Megatron-LM is told its iterations."""
+    words = ["--data-path", corpora[0], "--seq-length", 8, "--global-batch-size", 6, "--order",
+             "megatron", "--print-config", "megatron"]  # fmt: skip
+    for target, tail, printed in (
+        (["--train-samples", 20], "drop", {"--train-samples": ["20"]}),
+        (["--train-samples", 24], "wrap", {"--train-samples": ["24"]}),
+        (["--train-samples", 20], "wrap", {"--train-iters": ["4"]}),
+        (["--train-iters", 4], "drop", {"--train-iters": ["4"]}),
+    ):
+        status, out, _ = cli(*words, *target, "--tail", tail)
+        flags = flags_in(out)
+        lengths = {
+            name: flags[name] for name in ("--train-samples", "--train-iters") if name in flags
+        }
+        assert (status, lengths) == (0, printed), (target, tail)
+
+
 def test_what_is_printed_without_weights(corpora: list[str]) -> None:
     """One path, or epochs for each of several, which are their weights."""
     words = ["--seq-length", 8, "--global-batch-size", 6, "--order", "megatron"]

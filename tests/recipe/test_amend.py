@@ -79,6 +79,12 @@ def test_the_past_of_a_changed_run_is_the_same(folder: Path, batching: str, step
         assert mine.tolist() == list(range(mine.size))
 
 
+def test_a_run_goes_on_with_stages_or_not_at_all(folder: Path) -> None:
+    layout = open_recipe(recipe_of(folder, stage("main", 20, a=1, b=1))).layout
+    with pytest.raises(InvalidArgument, match="stages is empty; give at least one stage"):
+        amend(layout, consumed_samples=40, stages=())
+
+
 def test_a_change_of_the_past_is_refused(folder: Path) -> None:
     recipe = recipe_of(folder, stage("one", 30, a=9, b=1))
     old = open_recipe(recipe).layout
