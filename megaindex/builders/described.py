@@ -365,4 +365,5 @@ def _samples(ranges: Sequence[Sequence[int]]) -> Any:
     """Return sample ids from (begin, end, times); a range where they are consecutive."""
     if len(ranges) == 1 and ranges[0][2] == 1:
         return range(ranges[0][0], ranges[0][1])
-    return np.concatenate([np.tile(np.arange(a, b), times) for a, b, times in ranges])
+    pieces = [np.tile(np.arange(a, b), times) for a, b, times in ranges]
+    return np.concatenate([np.empty(0, np.int64), *pieces])

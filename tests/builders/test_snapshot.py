@@ -183,3 +183,17 @@ def test_other_requests_have_other_snapshots(prefixes: list[str], tmp_path: Path
         assert len(list(cache.glob("blend-*.json"))) == number
     blend_of(prefixes, cache, documents=np.arange(30))  # an array is no plain value
     assert len(list(cache.glob("blend-*.json"))) == len(requests)
+
+
+def test_an_index_of_another_size_than_recorded_is_not_read(
+    prefixes: list[str], tmp_path: Path
+) -> None:
+    """The draws of the blend are of the size that it had."""
+    cache = tmp_path / "cache"
+    blend_of(prefixes, cache)
+    (path,) = cache.glob("blend-*-megaindex.json")
+    stored = records.load_records(path)
+    stored[0]["num_samples"] += 1
+    records.write_records(path, stored)
+    with pytest.raises(StorageError, match=r"a: the index must have \d+ samples, as when"):
+        served(blend_of(prefixes, cache))

@@ -243,3 +243,11 @@ def test_rows_of_whole_documents(tmp_path: Path) -> None:
     assert squares.tolist() == expected
     assert squares.max() == 16**2  # a row of one document
     assert any(index.locate([k]).length.sum() < 16 for k in range(index.num_samples))  # padding
+
+
+def test_rows_that_other_ranks_served_count_as_a_round_of_these() -> None:
+    """Of eight heavy samples served, three of five ranks would have had two."""
+    squares = np.array([100] * 8 + [10] * 40)
+    found = balanced_rows(squares, rows=48, ranks=5, micro_batch_size=8, served=8, rows_served=8)
+    assert sorted(found.reshape(-1)) == list(range(8, 48))
+    assert found[0, :, 0].argsort().tolist()[:2] == [3, 4]

@@ -111,3 +111,12 @@ def test_arrays_are_refused_and_the_seed_counts() -> None:
         index_of(bins, 0)
     with pytest.raises(InvalidArgument, match="one of truncate, split, skip, got 'fold'"):
         make_bins(np.full(5, 9, np.int32), range(5), 16, packed=True, long_documents="fold")  # type: ignore[arg-type]
+
+
+def test_pieces_of_one_length_are_placed_in_the_order_of_documents() -> None:
+    """However they lie among the others, so that bins do not depend on a sort's own order."""
+    lengths = np.random.default_rng(3).choice([2, 5, 9], 5000)
+    by_length = np.lexsort((np.arange(5000), -lengths))
+    np.testing.assert_array_equal(
+        best_fit(lengths, 16)[by_length], best_fit(lengths[by_length], 16)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,23 @@ def test_passes_of_a_loader_that_starts_over_are_ranges(prefix: str) -> None:
     (part,) = describe_index(passes)["parts"]
     assert part["ranges"] == [[0, 9, 1], [4, 9, 3], [4, 6, 1]]
     assert part["index"] == describe_index(index)
+
+
+@pytest.mark.parametrize("order", ["megatron", "epoch"])
+@pytest.mark.parametrize("consumed", [1, 30, None])
+def test_an_extended_run_is_its_description(prefix: str, order: str, consumed: int | None) -> None:
+    """None: one of which all samples were served, so that none of the old index is left."""
+    run = megaindex.extend_run(
+        prefix, sequence_length=32, order=order, epochs=1, consumed_samples=consumed,
+        more_samples=80,
+    )  # fmt: skip
+    node = json.loads(json.dumps(describe_index(run.index)))
+    again = build_described(node, run.datasets)
+    ids = np.arange(run.num_samples)
+    assert again.num_samples == run.num_samples
+    for found, expected in zip(again.locate(ids), run.index.locate(ids), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert describe_index(again) == node
 
 
 def test_arrays_of_unknown_origin_and_lists_of_documents_are_refused(prefix: str) -> None:

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 from megaindex import build_index
-from megaindex.index.array_index import InvertibleIndex, cut_in_samples, scan, served_tokens
+from megaindex.index.array_index import (
+    InvertibleIndex,
+    cut_in_samples,
+    places_of,
+    scan,
+    served_tokens,
+)
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import PerStream, Random, Stratified
@@ -158,3 +164,9 @@ def test_runs_are_cut_where_samples_end() -> None:
     assert run.tolist() == [0, 0, 0]
     assert sample.tolist() == [0, 1, 2]
     assert (offset.tolist(), length.tolist()) == ([0, 2, 10], [2, 8, 2])
+
+
+def test_numbers_that_do_not_exist_take_no_memory() -> None:
+    """Ids of another corpus, for which a bitmap up to the largest would be a petabyte."""
+    found = places_of(np.array([1, 2, 3, 2], np.int32), np.array([2, 2**53]), 4)
+    assert found.tolist() == [1, 3]
