@@ -193,6 +193,7 @@ class BlendedIndex(CombinedIndex):
         Raises:
             OutOfRange: an id is not from 0 to ``num_samples - 1``, or the blend draws a sample that
                 its source does not have.
+            InvalidArgument: an array has a wrong entry.
         """
         ids = check_sample_ids(sample_ids, self.num_samples)
         which = self.dataset_index[ids].astype(np.int64)

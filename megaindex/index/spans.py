@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div
-from megaindex.errors import FormatError, OutOfRange
+from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.validation import check_integer
 
 if TYPE_CHECKING:
@@ -322,9 +322,15 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
 
 
 def locate_each(indices: Sequence[Index], source: I64, sample: I64) -> Spans:
-    """Return the spans of sample ``sample[k]`` of ``indices[source[k]]``, int64[n] each."""
+    """Return the spans of sample ``sample[k]`` of ``indices[source[k]]``, int64[n] each;
+    InvalidArgument for a source that does not exist."""
     pieces = []
     for number in np.unique(source).tolist():
+        if not 0 <= number < len(indices):
+            raise InvalidArgument(
+                f"dataset_index: an entry is {number}, the blend has sources 0 to "
+                f"{len(indices) - 1}; build it again"
+            )
         places = np.flatnonzero(source == number)
         spans = indices[number].locate(sample[places])
         numbered = replace(spans, source=np.full(len(spans), number, np.int32))

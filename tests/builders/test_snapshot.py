@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex.builders.blend import _Draws
 from megaindex.cache import fingerprint as records
-from megaindex.errors import StorageError
+from megaindex.errors import InvalidArgument, StorageError
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import fill_blend
 from megaindex.loader import MappedTokens
@@ -197,3 +198,19 @@ def test_an_index_of_another_size_than_recorded_is_not_read(
     records.write_records(path, stored)
     with pytest.raises(StorageError, match=r"a: the index must have \d+ samples, as when"):
         served(blend_of(prefixes, cache))
+
+
+@pytest.mark.parametrize("wrong", [-1, 5])
+@pytest.mark.parametrize("order", ["megatron", "epoch"])
+def test_a_source_that_does_not_exist_is_not_read(
+    prefixes: list[str], tmp_path: Path, order: str, wrong: int
+) -> None:
+    """Of a blend whose sources are open, and of one that opens them when they are read."""
+    for _ in range(2):
+        index = blend_of(prefixes, tmp_path / "cache", order=order)
+        which = index.dataset_index.copy()
+        which[7] = wrong
+        damaged = replace(index, dataset_index=which)
+        with pytest.raises(InvalidArgument, match=f"dataset_index: an entry is {wrong}, the blend"):
+            damaged.locate([7])
+        assert served(damaged, [6]) == served(index, [6])

@@ -266,8 +266,11 @@ def test_a_blend_of_a_source_that_does_not_exist_is_not_iterated(
     which = index.dataset_index.copy()
     which[7] = wrong
     damaged = replace(index, dataset_index=which)
-    with pytest.raises((IndexError, megaindex.MegaIndexError)):
+    names = f"dataset_index: an entry is {wrong}, the blend has sources 0 to 1"
+    with pytest.raises(megaindex.InvalidArgument, match=names):
         planned_receipt(damaged, 0, damaged.num_samples, KEYS)
+    with pytest.raises(megaindex.InvalidArgument, match=names):
+        damaged.locate([6, 7])
 
 
 def test_a_damaged_array_is_named(corpus: IndexedDataset, tmp_path: Path) -> None:

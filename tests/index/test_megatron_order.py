@@ -179,3 +179,15 @@ def test_arrays_of_several_epochs_are_checked(tmp_path: Path, documents: Any) ->
     order[0] = order[order != order[0]][0]
     with pytest.raises(FormatError, match=r"document_index must contain each of \d+ documents 3"):
         check_arrays(index.request, corpus.sequence_lengths, **arrays)
+
+
+@pytest.mark.parametrize("order", ["megatron", "neox", "epoch", "window", "packed"])
+@pytest.mark.parametrize("asked", [{}, {"epochs": 3}, {"num_samples": 5}])
+def test_documents_without_tokens_are_refused(
+    tmp_path: Path, order: str, asked: dict[str, int]
+) -> None:
+    corpus = write_corpus(tmp_path / "c", np.array([40, 0, 0, 40]))
+    with pytest.raises(megaindex.InvalidArgument, match="tokens|no document gives a sample"):
+        megaindex.build_index(
+            corpus, sequence_length=16, order=order, documents=range(1, 3), **asked
+        )
