@@ -473,7 +473,9 @@ def test_divisor_of_many_datasets(backend: Any, n: int) -> None:
     np.testing.assert_array_equal(counts, backend.divisor_counts(words, 20_000))
 
 
-@pytest.mark.parametrize("counts", [[1, 0, 0], [0, 2, 0], [3, 0, 0], [2, 1, 1], [-1, 1, 1]])
+@pytest.mark.parametrize(
+    "counts", [[0, 0, 0], [1, 0, 0], [0, 2, 0], [3, 0, 0], [2, 1, 1], [-1, 1, 1]]
+)
 def test_divisor_counts_of_another_blend_are_refused(backend: Any, counts: list[int]) -> None:
     words = np.array([2, 3, 0], np.uint64)
     with pytest.raises(InvalidArgument, match="divisor_counts"):

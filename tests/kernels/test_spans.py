@@ -346,6 +346,25 @@ def test_sequences_lie_in_the_bin_or_not(
 
 
 @native_only
+@pytest.mark.parametrize("stride", [7, 32, 64])
+@pytest.mark.parametrize("requests", [1, 90])
+def test_a_damaged_table_of_a_pass_is_not_read_across_its_rows(stride: int, requests: int) -> None:
+    """A page of a cached table that a disk lost; few requests are found one by one."""
+    sizes = np.random.default_rng(3).integers(1, 40, 500).astype(np.int32)
+    starts = np.empty(-(-sizes.size // stride) + 1, np.int64)
+    load("reference").epoch_starts(KEY, sizes, 1, stride, starts)
+    begin, end = np.full(requests, starts[1]), np.full(requests, starts[3])
+    begin[0], end[0] = begin[0] - 5, end[0] + 5
+    whole = load("native").epoch_spans(KEY, sizes, 1, stride, starts, begin, end)
+    assert whole[2].sum() == (end - begin).sum()
+    for wrong in (-3, 3):
+        damaged = starts.copy()
+        damaged[2] += wrong
+        with pytest.raises(InvalidArgument, match="starts: must be those of these lengths"):
+            load("native").epoch_spans(KEY, sizes, 1, stride, damaged, begin, end)
+
+
+@native_only
 def test_the_native_core_refuses_what_it_cannot_use() -> None:
     native, lengths = load("native"), np.array([3, 4], np.int32)
     rows, shuffle = np.array([[0, 0], [1, 1]], np.int32), np.zeros(1, np.uint32)
