@@ -214,3 +214,16 @@ def test_a_source_that_does_not_exist_is_not_read(
         with pytest.raises(InvalidArgument, match=f"dataset_index: an entry is {wrong}, the blend"):
             damaged.locate([7])
         assert served(damaged, [6]) == served(index, [6])
+
+
+def test_a_blend_of_open_datasets_has_no_snapshot(prefixes: list[str], tmp_path: Path) -> None:
+    """They may map files that were replaced since, which the stamps of now would hide."""
+    cache = tmp_path / "cache"
+    opened: Any = [megaindex.IndexedDataset(prefixes[0]), *prefixes[1:]]
+    expected = served(blend_of(opened, cache))
+    assert list(cache.iterdir())
+    assert not list(cache.glob("blend-*"))
+    assert served(blend_of(prefixes, cache)) == expected
+    again = blend_of(opened, cache)
+    assert again.datasets[0] is opened[0]
+    assert all(dataset.is_open for dataset in again.datasets)

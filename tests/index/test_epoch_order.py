@@ -328,6 +328,15 @@ def test_tables_are_kept_in_the_cache(
     again = build(prefix, epochs=3, cache_dir=tmp_path)
     again.locate(range(40))
     assert sorted(tmp_path.glob("*/starts.npy")) == tables
+    for change in (
+        {"seed": 8},
+        {"source_name": "b"},
+        {"documents": range(1, 40)},
+        {"order": EpochOrder(epochs_mixed=2), "epochs": 4},
+    ):
+        known = {*tmp_path.glob("*/starts.npy")}
+        build(prefix, **{"epochs": 3, "cache_dir": tmp_path, **change}).locate([0])
+        assert known < {*tmp_path.glob("*/starts.npy")}, change
 
 
 def test_a_table_that_could_not_be_made_is_tried_again() -> None:
