@@ -441,9 +441,8 @@ class RecipeLoader(Loader):
         Samples and tokens are those of all ranks; losses those reported on this rank since the mix
         was last changed.
         """
-        consumed = self.decided_samples
         weights = self._weights_at(self._opened.layout.batch.samples_after(self.next_step))
-        rows = self.ledger.totals(min(consumed, self._opened.layout.end_sample))
+        rows = self.ledger.totals(self.decided_samples)
         return tuple(
             SourceStatistics(
                 source=row.source,

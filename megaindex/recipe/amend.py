@@ -181,8 +181,7 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
     sizes = [size.samples for size in drawn]
     blocks = [size.blocks and size.blocks.blocks.block_tokens for size in drawn]
     begins = [mixed.begins[stream] for stream in streams]
-    past = [] if recipe.past is None else [recipe.past.steps, recipe.first_sample]
-    facts = (first and _mixing_facts(first), unit, shuffles, sizes, blocks, begins, past)
+    facts = (first and _mixing_facts(first), unit, shuffles, sizes, blocks, begins)
     return (*facts, recipe.seed, stage.sequence_length, mixed.num_samples)
 
 

@@ -16,10 +16,13 @@ from megaindex.errors import OutOfRange
 from megaindex.index.frameworks import framework_rules
 
 
-def test_exact_epochs_are_complete_passes_in_orders_of_their_own(neox: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [1234, 2**32 - 1])  # the largest of NumPy's generator
+def test_exact_epochs_are_complete_passes_in_orders_of_their_own(
+    seed: int, neox: Any, tmp_path: Path
+) -> None:
     adapter.install(exact=True)
     args = arguments(tmp_path, SIZES[:1], train_iters=None, train_epochs=3, batch_size=1,
-                     train_batch_size=1)  # fmt: skip
+                     train_batch_size=1, seed=seed)  # fmt: skip
     per_epoch = (sum(SIZES[0]) - 1) // 16
     assert len(loaders_of(args)["train"]) == per_epoch
     rows = texts(args, 3 * per_epoch)

@@ -31,6 +31,12 @@ def test_one_worker_is_this_process() -> None:
             list(engine.run(refuse, [Raising(number=0, folder="", kind="missing")]))
 
 
+def test_an_exception_that_would_arrive_with_another_text_is_named_by_its_own() -> None:
+    outcome = local.capture(refuse, Raising(number=0, folder=".", kind="prefixed"))
+    with pytest.raises(EngineError, match="^a task raised Prefixed: wrong: the file; see"):
+        outcome.result()
+
+
 def test_iterators_may_be_left_open() -> None:
     with open_engine(workers=2) as engine:
         results = engine.run(square, range(9))

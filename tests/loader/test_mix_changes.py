@@ -398,6 +398,17 @@ def test_states_that_are_damaged_or_of_another_past(folder: Path, tmp_path: Path
     assert len(state["mix_changes"]["data"]) <= 16 * 3 * 2
 
 
+def test_balanced_steps_after_a_change_are_those_of_a_run_that_had_it(folder: Path) -> None:
+    """Rows are assigned by the lengths of the samples that the new mix draws."""
+    cost, recipe = CostModel(linear=0, attention=1), recipe_at(folder)
+    cluster = Cluster(recipe, 2, 2, balance=cost)
+    cluster.run({2: {"math": 1, "code": 1}})
+    changed = replace(recipe, mix_changes=cluster.first.recipe.mix_changes)
+    straight = Cluster(changed, 2, 2, balance=cost)
+    straight.run({})
+    assert cluster.rows == straight.rows
+
+
 def test_a_refused_state_leaves_the_mix_as_it_was(folder: Path) -> None:
     """Refused after its changes of the mix were taken: its samples are not those of the order."""
     cluster = Cluster(recipe_at(folder), 1, 8)

@@ -343,6 +343,16 @@ def test_a_recipe_with_skips_serves_the_rows_of_a_list(
         assert not check_receipts(states, wrong.index).equal
 
 
+def test_statistics_of_the_mix_count_moved_steps(tmp_path: Path) -> None:
+    two_sources(tmp_path)
+    skip = [Skip(steps=[2, 3], move=True), Skip(steps=[5])]
+    loader = RecipeLoader(open_recipe(recipe(tmp_path, skip)), micro_batch_size=8)
+    counts = []
+    for _ in loader:
+        counts.append(sum(row.samples for row in loader.mix_statistics()))
+    assert counts == [8 * k for k in range(1, len(counts) + 1)]
+
+
 def test_packed_documents_keep_their_place_without_loss(tmp_path: Path) -> None:
     two_sources(tmp_path)
     skip = Skip(documents=write_ids(tmp_path / "ids", *range(40)), source="web", from_step=4)

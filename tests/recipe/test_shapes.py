@@ -131,6 +131,23 @@ def test_progress_of_a_source_shorter_than_another_sources_samples(folder: Path)
     assert row.epochs == epochs
 
 
+def test_a_stage_in_which_a_source_ends_has_one_shape(folder: Path) -> None:
+    """Code ends in the stage of samples of 16, whose micro batches begin with the stage."""
+    recipe = three_stages(folder)
+    web, code = recipe.sources
+    ending = replace(
+        recipe,
+        exhaustion="continue",
+        sources=(web, replace(code, max_fraction=Fraction(1, 4))),
+    )
+    opened = open_recipe(ending)
+    pieces = [piece.name for piece in opened.layout.stages]
+    assert pieces == ["short", "long", "long", "longest", "longest"]
+    loader = RecipeLoader(opened, data_parallel_rank=0)
+    shapes = [tuple(batch["tokens"].shape) for batch in loader]
+    assert shapes == [(3, 4)] * 14 + [(1, 16)] * 7 + [(1, 32)] * 3
+
+
 def test_epochs_read_are_counted_to_the_sample(folder: Path) -> None:
     blocks = open_recipe(three_stages(folder)).layout.sizes[0].blocks
     assert blocks is not None

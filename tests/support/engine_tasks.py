@@ -78,7 +78,16 @@ class Picky(Exception):
         super().__init__(f"{first} and {second}")
 
 
+class Prefixed(Exception):
+    """Pickled, it becomes one with another text."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"wrong: {what}")
+
+
 def refuse(task: Raising) -> int:
+    if task.kind == "prefixed":
+        raise Prefixed("the file")
     if task.kind == "missing":
         raise MissingFile("/data/x.idx: does not exist; check the path")
     if task.kind == "format":
