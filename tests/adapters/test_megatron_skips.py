@@ -160,9 +160,17 @@ class Launches:
             monkeypatch.setitem(__import__("sys").modules, name, module)
 
     def launch(
-        self, skip: Any, iterations: int, ranks: tuple[int, int] = (2, 2), reads: bool = True
+        self,
+        skip: Any,
+        iterations: int,
+        ranks: tuple[int, int] = (2, 2),
+        reads: bool = True,
+        anew: bool = False,
     ) -> list[Any]:
-        """Continue for so many iterations, save, and return what was read by iteration."""
+        """Continue for so many iterations, save, and return what was read by iteration.
+
+        ``anew`` is Megatron's ``--finetune``: the samples are read from the first on.
+        """
         modules, training = __import__("sys").modules, self.training
         adapter.uninstall()
         args = training.args
@@ -177,7 +185,7 @@ class Launches:
             checkpoint = pickle.loads(self.checkpoint)
             if reads:
                 getattr(modules[CHECKPOINTING], CHECK_ARGS)(checkpoint, skip_args=None)
-            args.consumed_train_samples = checkpoint.consumed_train_samples
+            args.consumed_train_samples = 0 if anew else checkpoint.consumed_train_samples
         found: list[list[Any]] = [[] for _ in range(iterations)]
         for rank in range(ranks[1]):
             args.rank, args.train_iters = rank, 11
@@ -227,6 +235,7 @@ def test_a_checkpoint_holds_the_skips(
     with pytest.raises(InvalidArgument, match="masks 2 documents of 0 from sample 48 on, and this"):
         run.launch([*first, Skip(steps="7-8"), Skip(documents=[1, 8], from_step=6)], 1)
     assert run.launch(more, 1, (8, 1)) == [plain[4]]  # the moved step, at the end
+    assert run.launch(None, 2, anew=True) == plain[:2]  # nothing was served of this run
 
 
 def test_a_checkpoint_that_megatron_did_not_read_is_reported(

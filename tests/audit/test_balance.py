@@ -83,6 +83,10 @@ def test_a_last_step_of_fewer_samples_is_left_out(prefix: Path) -> None:
     report = plan_json(*run_of(prefix, "--epochs", 1, "--tail", "pad", "--balance"))
     steps = report["train_iters"]
     assert (report["balance"]["steps"], report["balance"]["steps_modelled"]) == (steps, steps - 1)
+    # also where its samples fill whole rounds: half of its micro batches are padding
+    words = run_of(prefix, "--train-samples", 12 * 4 + 6, "--tail", "pad", "--balance")
+    report = plan_json(*words)
+    assert (report["balance"]["steps"], report["balance"]["steps_modelled"]) == (5, 4)
 
 
 def test_plan_and_audit_show_the_same(prefix: Path) -> None:

@@ -238,6 +238,15 @@ def test_the_release_is_the_default_or_one_that_knows_the_arguments() -> None:
     assert release("--eval-interval 3") == "0.16.1"
     assert release("--start-eval-at-iter 3") == "main"
     assert release("", framework_version="0.15.3") == "0.15.3"
+    for extra, first, before in (
+        ("--full-validation", "0.14.0", "0.13.1"),
+        ("--multiple-validation-sets", "0.14.0", "0.13.1"),
+        ("--start-eval-at-iter 3", "0.18.0", "0.17.0"),
+        ("--eval-global-batch-size 8", "0.18.0", "0.17.0"),
+    ):
+        assert release(extra, framework_version=first) == first
+        with pytest.raises(InvalidArgument, match=f"came with megatron-core {first[:4]}, and"):
+            release(extra, framework_version=before)
     with pytest.raises(InvalidArgument, match="came with megatron-core 0.18"):
         release("--start-eval-at-iter 3", framework_version="0.16.1")
     with pytest.raises(InvalidArgument, match="'0.99' is not a release"):

@@ -145,6 +145,8 @@ def test_flags_replace_what_a_file_says_and_its_alternatives() -> None:
     assert (over.train_data_path, over.tokens_per_epoch) == (None, ("9",))
     assert (over.world_size, over.data_parallel_size) == (None, 2)
     assert (over.seed, over.notes) == (3, ("n",))
+    over = merged(Settings(mid_level_dataset_surplus="0.01"), Settings(variance_buffer="exact"))
+    assert (over.mid_level_dataset_surplus, over.variance_buffer) == (None, "exact")
 
 
 def test_sizes_that_nobody_gave_are_not_named() -> None:

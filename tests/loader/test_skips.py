@@ -347,9 +347,7 @@ def test_statistics_of_the_mix_count_moved_steps(tmp_path: Path) -> None:
     two_sources(tmp_path)
     skip = [Skip(steps=[2, 3], move=True), Skip(steps=[5])]
     loader = RecipeLoader(open_recipe(recipe(tmp_path, skip)), micro_batch_size=8)
-    counts = []
-    for _ in loader:
-        counts.append(sum(row.samples for row in loader.mix_statistics()))
+    counts = [sum(row.samples for row in loader.mix_statistics()) for _ in loader]
     assert counts == [8 * k for k in range(1, len(counts) + 1)]
 
 

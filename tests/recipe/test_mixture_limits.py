@@ -167,16 +167,21 @@ def test_a_redistributed_stage_that_ends_early_keeps_its_shares() -> None:
         sources=tuple(RecipeSource(name=name, tokens=10**4) for name in "ab"),
         exhaustion="redistribute",
     )  # fmt: skip
-    sizes = [SourceSize(tokens=10**4, documents=1, samples=n) for n in (90, 6)]
+    sizes = [SourceSize(tokens=10**4, documents=1, samples=n) for n in (150, 6)]
     old = resolve_recipe(recipe, sizes)
     assert old.drawn() == [54, 6]
-    for name in ("two", "three"):  # a changed run can be changed again
+    # a changed run can be changed again, also from an earlier checkpoint
+    for name, consumed, counts in (
+        ("two", 36, (32, 4)),
+        ("three", 12, (11, 1)),
+        ("four", 12, (11, 1)),
+    ):
         after = replace(stage, name=name, streams=streams[:1])
-        changed = amend(old, consumed_samples=12, stages=[after])
+        changed = amend(old, consumed_samples=consumed, stages=[after])
         stored = recipe_of(to_mapping(changed), "a checkpoint", Path("/"))
         new = resolve_recipe(stored, sizes)
-        check_past(old, new, 12)
-        assert new.stages[0].counts == old.stages[0].shortened(12).counts == (11, 1)
+        check_past(old, new, consumed)
+        assert new.stages[0].counts == old.stages[0].shortened(consumed).counts == counts
         old = new
     with pytest.raises(InvalidArgument, match="planned_samples must be at least 1, got 0"):
         replace(stage, planned_samples=0)
