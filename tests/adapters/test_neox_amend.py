@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.neox_corpora import write_corpus_and_companions
 from support.neox_running import arguments, loaders_of, texts
 
 import megaindex.adapters.neox as adapter
@@ -74,6 +76,25 @@ def test_the_past_is_neoxs(neox: Any, tmp_path: Path, exact: bool) -> None:
     resumed = run_of(tmp_path, {2: 0.5, 0: 0.5}, train_iters=100, iteration=18)
     assert texts(resumed, 10) == after[72:112]
     assert "amended" in str(megaindex_status())
+
+
+def test_a_corpus_that_is_written_again_is_not_read_with_arrays_of_before(
+    neox: Any, tmp_path: Path
+) -> None:
+    def read(folder: Path) -> list[list[int]]:
+        adapter.install(amend=amended(folder, (40, {2: 1.0, 0: 1.0})))
+        return texts(run_of(folder, {2: 0.5, 0: 0.5}, train_iters=100), 100)
+
+    before = read(tmp_path)
+    (tmp_path / "fresh").mkdir()
+    for path in list(tmp_path.glob("c2*")):
+        path.unlink()
+    # as many documents and tokens, so that arrays of the same shapes are needed
+    write_corpus_and_companions(tmp_path / "c2", SIZES[2][::-1], [0] * len(SIZES[2]))
+    for path in tmp_path.glob("c?.*"):
+        shutil.copy(path, tmp_path / "fresh")
+    after = read(tmp_path)
+    assert before != after == read(tmp_path / "fresh")
 
 
 def megaindex_status() -> Any:

@@ -107,11 +107,13 @@ def test_paths_of_a_split_are_weighed_alike_by_default() -> None:
     ],
 )
 def test_gpus_come_from_the_host_file(
-    tmp_path: Path, config: dict[str, object], gpus: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object], gpus: int | None
 ) -> None:
     hosts = tmp_path / "hostfile"
     hosts.write_text("# cluster\na slots=8\nb slots=4 # small\n\nc slots=8\n")
     assert neox_settings({"hostfile": str(hosts), **config}).world_size == gpus
+    monkeypatch.setenv("DLTS_HOSTFILE", str(hosts))  # as GPT-NeoX's launcher takes it
+    assert neox_settings(config).world_size == gpus
 
 
 def test_without_hosts_the_world_size_is_asked_for(tmp_path: Path) -> None:
