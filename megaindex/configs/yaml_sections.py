@@ -208,8 +208,6 @@ class Section:
         if value is None:
             return None
         try:
-            if isinstance(value, bool):
-                raise ValueError
             return parse_fraction(value if isinstance(value, str) else repr(value))
         except ValueError:
             raise self.error(name, 'a number such as 2, 0.7 or "1/3"') from None

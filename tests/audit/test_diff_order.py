@@ -24,6 +24,7 @@ from megaindex.audit.diff_inputs import (
     side_from_settings,
 )
 from megaindex.errors import FormatError, StorageError
+from megaindex.format import IndexedDataset
 
 
 def diff(prefix: Path | None, *words: object) -> dict[str, Any]:
@@ -225,6 +226,18 @@ def test_the_same_settings_on_another_corpus(prefix: Path, tmp_path: Path) -> No
     first = entry(prefix, tmp_path / "one")
     second = entry(tmp_path / "other", tmp_path / "two")
     assert settings_of(diff(None, first, second)) == ["corpus"]
+
+
+def test_an_entry_is_not_read_with_the_lengths_of_another_corpus(
+    prefix: Path, tmp_path: Path
+) -> None:
+    other = write_corpus(tmp_path / "other", [9] * 3000)
+    found = entry(prefix, tmp_path / "cache")
+    side = side_from_arrays(found, other)
+    own = side_from_arrays(found)
+    assert not side.has_lengths
+    assert side.settings == own.settings
+    assert side_from_arrays(found, IndexedDataset(str(prefix))).has_lengths
 
 
 def test_a_damaged_entry_is_named(prefix: Path, tmp_path: Path) -> None:

@@ -261,6 +261,9 @@ def test_megatrons_iterations_to_skip(folder: Path, monkeypatch: pytest.MonkeyPa
     assert plan.evaluation.rounds == plain.evaluation.rounds  # as many are built
     assert plan.evaluation.rounds_run == plain.evaluation.rounds_run - 1
     assert "--iterations-to-skip 500 lies beyond the end of the run" in plan.warnings
+    last = make_plan(megatron_args=f"{words} --iterations-to-skip 12 13", world_size=2).skip
+    assert last is not None
+    assert last.steps_dropped == 1  # of 12 iterations
     late, at_4, at_8 = (
         make_plan(megatron_args=f"{words} --start-eval-at-iter 8 {flag}", world_size=2).evaluation
         for flag in ("", "--iterations-to-skip 4", "--iterations-to-skip 8")

@@ -113,6 +113,10 @@ def test_epochs_of_each_source() -> None:
         ({"phase_transition_iterations": (5, 5)}, "must be positive and rising"),
         ({"phase_transition_iterations": (0,)}, "must be positive and rising"),
         ({"consumed_samples": "x"}, "--consumed-samples: 'x' is not a whole number"),
+        (
+            {"phase_transition_iterations": (5,), "consumed_samples": "6"},
+            "must be a multiple of the global batch size 4 with --phase-transition-iterations",
+        ),
     ],
 )  # fmt: skip
 def test_bad_settings_are_named_with_a_remedy(changes: dict[str, Any], reason: str) -> None:
@@ -145,6 +149,10 @@ def test_flags_replace_what_a_file_says_and_its_alternatives() -> None:
     assert (over.train_data_path, over.tokens_per_epoch) == (None, ("9",))
     assert (over.world_size, over.data_parallel_size) == (None, 2)
     assert (over.seed, over.notes) == (3, ("n",))
+    over = merged(Settings(batch_schedule="0:4"), Settings(global_batch_size=8))
+    assert (over.batch_schedule, over.global_batch_size) == (None, 8)
+    over = merged(Settings(global_batch_size=8), Settings(batch_schedule="0:4"))
+    assert (over.batch_schedule, over.global_batch_size) == ("0:4", None)
     over = merged(Settings(mid_level_dataset_surplus="0.01"), Settings(variance_buffer="exact"))
     assert (over.mid_level_dataset_surplus, over.variance_buffer) == (None, "exact")
 

@@ -540,6 +540,25 @@ def test_bounds_of_the_recipe_hold(folder: Path) -> None:
     for web in (0.2, 2.5):
         with pytest.raises(InvalidArgument, match=r"out of its mix_bounds \[0.333333, 0.5\]"):
             loader.set_mix({"web": web, "code": 1, "math": 1})
+    # shares that are no whole number of units, at their bounds
+    bounds = tuple(
+        (name, Fraction(n, 7), Fraction(n, 7)) for name, n in zip(NAMES, (3, 2, 2), strict=True)
+    )
+    loader = RecipeLoader(open_recipe(replace(recipe, mix_bounds=bounds)))
+    loader.set_mix({"web": 3, "code": 2, "math": 2})
+
+
+def test_a_change_at_the_end_of_the_run_is_refused(folder: Path) -> None:
+    recipe = recipe_at(folder)
+    loader = RecipeLoader(open_recipe(recipe))
+    loader.set_mix({"web": 1}, at=STEPS - 1)
+    changes = loader.recipe.mix_changes
+    assert changes is not None
+    shorter = replace(recipe.stages[1], length=Target(kind="iterations", value=Fraction(7)))
+    with pytest.raises(
+        InvalidArgument, match="changes at sample 184, and the run ends with sample"
+    ):
+        open_recipe(replace(recipe, stages=(recipe.stages[0], shorter), mix_changes=changes))
 
 
 def test_a_file_of_changes_gives_the_same_run(folder: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from megaindex import BlendChange, amend_run
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
 from megaindex.lock.lock_file import SECTIONS, lock_text
+from megaindex.lock.opening import side_from_lock
 from megaindex.lock.settings import read_run, settings_of
 from megaindex.recipe import read_recipe
 
@@ -302,6 +303,23 @@ def test_missing_and_moved_sources(tmp_path: Path) -> None:
     finally:
         for suffix in (".idx", ".bin"):
             (tmp_path / "deep" / f"moved{suffix}").rename(f"data/code{suffix}")
+
+
+def test_an_existing_lock_is_refused_before_the_data_are_read() -> None:
+    run = "--seq-length 8 --global-batch-size 4 --train-iters 2 --data-path nowhere"
+    status, _, err = cli("lock", *run.split(), "--out", "neox.lock")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "neox.lock: already exists" in err
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_side_has_the_samples_that_the_run_serves(name: str) -> None:
+    """Not those that its framework builds besides."""
+    subset = read_lock(f"{name}.lock").subset("train")
+    left_out = subset["index"].get("left_out", [])
+    first = subset["steps"][0][0]
+    served = subset["samples"] - first - sum(end - begin for begin, end in left_out)
+    assert side_from_lock(f"{name}.lock").index.num_samples == served
 
 
 def test_a_lock_is_moved_with_its_data_or_without(tmp_path: Path) -> None:

@@ -96,6 +96,15 @@ def test_a_change_of_the_past_is_refused(folder: Path) -> None:
         with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):
             check_past(old, open_recipe(other).layout, 20)
     check_past(old, open_recipe(recipe_of(folder, stage("one", 90, a=9, b=1))).layout, 20)
+    chosen = [
+        replace(
+            stage("one", 30, a=1),
+            streams=tuple(Stream(source=s, choose=n * k) for s, n in (("a", 2), ("b", 1))),
+        )
+        for k in (4, 8)
+    ]
+    ours, theirs = (open_recipe(recipe_of(folder, each)).layout for each in chosen)
+    check_past(ours, theirs, 20)  # 4:2 draws what 2:1 draws
     with pytest.raises(InvalidArgument, match="consumed_samples 41 is not the end of a step"):
         amend(old, consumed_samples=41, stages=[stage("x", 1, a=1)])
     with pytest.raises(InvalidArgument, match="is not the end of a step of the run, which has"):

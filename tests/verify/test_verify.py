@@ -131,6 +131,10 @@ def test_negative_ids_are_outside_every_vocabulary(tmp_path: Path) -> None:
     with megaindex.IndexedDatasetWriter(tmp_path / "c", np.int32) as writer:
         writer.add_document([1, -100, 3])
     assert rules(str(tmp_path / "c"), full=True, vocab_size=10) == {"token-range": 1}
+    with megaindex.IndexedDatasetWriter(tmp_path / "d", np.uint16) as writer:
+        writer.add_document([1, 65_535, 3])
+    assert rules(str(tmp_path / "d"), full=True, vocab_size=65_535) == {"token-range": 1}
+    assert verify(str(tmp_path / "d"), full=True, vocab_size=65_536).is_clean
     assert verify(str(tmp_path / "c"), full=True).is_clean
 
 
