@@ -264,6 +264,7 @@ def test_lines_of_neox(
         assert "   dataset 1, input: 0.5, achieved: 0.5" in out
         assert ("could not find index map files" in out) == (how == "built")
     assert f"BlendableDataset train_0 and 1 more: built {len(blend)} samples" in caplog.text
+    assert "left to GPT-NeoX" not in caplog.text
     assert active not in out
     megaindex.adapters.neox.uninstall()
     assert status().datasets == ()

@@ -62,7 +62,7 @@ def test_greedy_counts_are_the_reference_walk(weights: list[float], samples: int
     assert draws.counts(samples + 7) is not None
     assert draws.counts(samples) == expected.tolist()
     for count, (least, most) in zip(expected, draws.bounds(samples), strict=True):
-        assert 0 <= least
+        assert least >= 0
         assert most <= samples
         assert least <= count <= most
 

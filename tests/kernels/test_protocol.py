@@ -6,7 +6,9 @@ import hashlib
 import inspect
 import logging
 import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +92,24 @@ def stale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for function in cached:
         function.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [("no compiler was found\n", "no compiler was found"), (" \n", "import of .* halted"),
+     (None, "import of .* halted.*: the core was not built")],
+)  # fmt: skip
+def test_what_the_build_wrote_is_the_reason(
+    written: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if written is not None:
+        (tmp_path / "reason.txt").write_text(written)
+    monkeypatch.setattr(kernels, "_REASON", tmp_path / "reason.txt")
+    monkeypatch.setitem(sys.modules, "megaindex.kernels._native", None)
+    monkeypatch.delattr(kernels, "_native", raising=False)
+    found = kernels.why_not_native()
+    assert found is not None
+    assert re.fullmatch(reason, found) if written != " \n" else re.match(reason, found)
 
 
 def test_a_core_of_another_version_is_not_used(
