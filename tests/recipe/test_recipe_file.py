@@ -142,6 +142,8 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("steps: 1000\n    mix: {web: 0.7", "steps: ten\n    mix: {web: 0.7",
          r"run.yaml: stages.stable.steps: 'ten' is not a whole number"),
         ("web: 0.7", "web: heavy", r"stages.stable.mix.web must be a number such as 2, 0.7"),
+        ("steps: 1000", "steps:", r"stages.stable.steps must be a number"),
+        ("epochs: 1.5", "epochs:", r"stages.decay.epochs must be a number"),
         ("chat, kind: finetuning", "chat, kind: chat", "source chat: kind must be one of"),
         ("packed: false", "packed: 0", "sources.chat.packed must be true or false, got 0"),
         ("steps: 1000\n", "steps: 1000\n    epochs: 1\n", "steps and epochs exclude each other"),

@@ -18,13 +18,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
+from megaindex import build_index
 from megaindex.audit import audit, stream_of_recipe
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import scan, served_tokens
-from megaindex.index.orders.blocks import BlockedIndex
+from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.skips import Skip
 from megaindex.index.spans import sequence_lengths_at
 from megaindex.loader import (
@@ -146,6 +147,19 @@ def test_a_stage_in_which_a_source_ends_has_one_shape(folder: Path) -> None:
     loader = RecipeLoader(opened, data_parallel_rank=0)
     shapes = [tuple(batch["tokens"].shape) for batch in loader]
     assert shapes == [(3, 4)] * 14 + [(1, 16)] * 7 + [(1, 32)] * 3
+
+
+@pytest.mark.parametrize(("block_tokens", "apart"), [(20_000, 64), (2000, 32), (500, 8)])
+def test_blocks_end_a_power_of_two_of_documents_apart(
+    tmp_path: Path, block_tokens: int, apart: int
+) -> None:
+    """At most 64: 40,000 documents of two tokens, of which a block holds 10,000, 1,000 and 250."""
+    write_corpus(tmp_path / "web", [2] * 40_000)
+    epochs: Any = build_index(tmp_path / "web", sequence_length=16, order="epoch")
+    bounds = PassBlocks(epochs, block_tokens).starts(0)
+    assert bounds[-1] == 80_000
+    least = -(-block_tokens // (2 * apart)) * 2 * apart
+    assert np.diff(bounds)[:-1].tolist() == [least] * (len(bounds) - 2)
 
 
 def test_epochs_read_are_counted_to_the_sample(folder: Path) -> None:
