@@ -1,7 +1,9 @@
-"""Detection of local file systems."""
+"""Detection of local file systems, and copies between files."""
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,30 @@ def test_the_longest_mount_point_that_holds_the_path_counts(
     monkeypatch.setattr(Path, "read_text", read_text)
     assert paths.file_system_type(inner) == "nfs4"
     assert paths.file_system_type(tmp_path) == "ext4"
+
+
+@pytest.mark.parametrize("kernel", ["copies", "cannot", "copies less"])
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, 30), (7, 20), (10, 10), (13, 1), (90, 30)])
+def test_a_range_of_a_file_is_copied(
+    kernel: str, offset: int, nbytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind what the target holds, in pieces, and not a byte further; 10 are left at 90."""
+    monkeypatch.setattr(paths, "_PIECE", 8)
+    monkeypatch.setattr(paths, "_BUFFER", 3)
+    copy = os.copy_file_range
+
+    def copied(source: int, target: int, count: int, offset_src: int) -> int:
+        if kernel == "cannot":
+            raise OSError(errno.EXDEV, "not here")
+        return copy(source, target, min(count, 5) if kernel == "copies less" else count, offset_src)
+
+    monkeypatch.setattr(os, "copy_file_range", copied)
+    content = bytes(range(100))
+    (tmp_path / "from").write_bytes(content)
+    done: list[int] = []
+    with open(tmp_path / "from", "rb") as source, open(tmp_path / "to", "wb", 0) as target:
+        target.write(b"head")
+        end = min(offset + nbytes, 100)
+        found = paths.copy_range(source.fileno(), target.fileno(), offset, nbytes, done.append)
+    assert (found, sum(done)) == (end - offset, end - offset)
+    assert (tmp_path / "to").read_bytes() == b"head" + content[offset:end]
