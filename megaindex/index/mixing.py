@@ -357,8 +357,6 @@ class MixTable:
         """Append changes: their positions in draws, int64[n], and rows of weights that sum to
         UNIT."""
         size, new = self.size, self.size + starts.size
-        if new == size:
-            return
         if new > len(self._starts):
             room = max(new, 2 * len(self._starts), 16)
             self._starts, self._shares, self._deficits, self._counts = (

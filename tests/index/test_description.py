@@ -12,8 +12,10 @@ import megaindex
 from megaindex.builders.described import build_described
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
+from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.description import describe_index
 from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.validation import shown
 
 
 @pytest.fixture
@@ -88,8 +90,18 @@ def test_arrays_of_unknown_origin_and_lists_of_documents_are_refused(prefix: str
     names = ("order", "document_index", "sample_index", "shuffle_index", "sequence_lengths")
     shape = ("sequence_length", "num_epochs", "tokens_per_epoch", "add_extra_token")
     foreign = ArrayIndex(**{name: getattr(index, name) for name in (*names, *shape)})
-    with pytest.raises(InvalidArgument, match="arrays were not built from settings"):
-        describe_index(foreign)
+    blend = BlendedIndex(
+        indices=(index,),
+        dataset_index=np.zeros(4, np.int16),
+        dataset_sample_index=np.array([3, 0, 1, 3]),
+    )
+    for other in (foreign, blend, "an index"):
+        with pytest.raises(InvalidArgument) as caught:
+            describe_index(other)  # type: ignore[arg-type]
+        assert str(caught.value) == (
+            f"{shown(other)} cannot be described: its arrays were not built from settings; use an "
+            "index of megaindex.build_index, build_blend or a recipe"
+        )
     some = megaindex.build_index(prefix, sequence_length=32, documents=[1, 3, 5, 6, 7, 9])
     with pytest.raises(InvalidArgument, match="got 6 ids; use a split"):
         describe_index(some)

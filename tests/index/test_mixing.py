@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
 from megaindex.index import mixing as module
-from megaindex.index.mixing import Mixing, PerStream, Random, Stratified, row_of_weights
+from megaindex.index.mixing import (
+    ChangedMixing,
+    FixedMixing,
+    MixedPositions,
+    Mixing,
+    MixTable,
+    PerStream,
+    Random,
+    Stratified,
+    row_of_weights,
+)
 from megaindex.kernels.reference.blending import UNIT
 
 
@@ -37,6 +47,17 @@ KINDS = ("stratified", "per stream", "own batches", "random")
 SHARES = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
 
 
+def check_walk(mixing: Mixing, streams: int) -> MixedPositions:
+    """Return the draws of 300 positions; counts are those of the draws before."""
+    served = mixing.lookup(np.arange(300))
+    counts = np.zeros(streams, int)
+    for position in range(300):
+        assert mixing.counts(position).tolist() == counts.tolist()
+        assert served.ordinal[position] == counts[served.stream[position]]
+        counts[served.stream[position]] += 1
+    return served
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(shares=SHARES, positions=st.lists(st.integers(0, 299), max_size=40))
 @example(shares=(1, 1, 1, 1, 1), positions=[])  # the first batches are the largest
@@ -45,12 +66,7 @@ def test_any_position_is_what_walking_there_gives(
 ) -> None:
     """Every stream serves its samples in order, and counts are those of the draws before."""
     mixing = mixing_of(kind, shares, sum(shares))
-    served = mixing.lookup(np.arange(300))
-    counts = np.zeros(len(shares), int)
-    for position in range(300):
-        assert mixing.counts(position).tolist() == counts.tolist()
-        assert served.ordinal[position] == counts[served.stream[position]]
-        counts[served.stream[position]] += 1
+    served = check_walk(mixing, len(shares))
     found = mixing.lookup(np.array(positions, np.int64))
     assert found.stream.tolist() == served.stream[positions].tolist()
     assert found.ordinal.tolist() == served.ordinal[positions].tolist()
@@ -63,6 +79,46 @@ def test_streams_of_a_range(kind: str, shares: tuple[int, ...], ends: tuple[int,
     streams, before = mixing.streams_between(begin, end)
     assert streams.tolist() == mixing.lookup(np.arange(begin, end)).stream.tolist()
     assert before.tolist() == mixing.counts(begin).tolist()
+
+
+@pytest.mark.parametrize("shares", [(1,), (2, 3), (9, 1, 4, 0)])
+@pytest.mark.parametrize("unit", [1, 3])
+def test_weights_that_change(shares: tuple[int, ...], unit: int) -> None:
+    """Twice, the second time to those in reverse; a unit of 3 are batches of one stream."""
+    own = tuple(share for share in shares if share)
+    first: FixedMixing = Stratified(shares=own)
+    if unit == 3:
+        first = PerStream(shares=own, batch_sizes=(3,) * len(own))
+    table = MixTable(first, 39, len(shares), unit)
+    weights = [[Fraction(k + 1) for k in range(len(shares))], [Fraction(n) for n in shares[::-1]]]
+    table.add(np.array([39, 123]) // unit, np.array([row_of_weights(each) for each in weights]))
+    mixing = ChangedMixing(table=table, size=2, rows=(0, 2), columns=tuple(range(len(shares))))
+    served = check_walk(mixing, len(shares))
+    assert served.stream[:39].tolist() == first.lookup(np.arange(39)).stream.tolist()
+    batches = served.stream.reshape(-1, unit)
+    assert (batches == batches[:, :1]).all()
+    drawn = np.bincount(served.stream[39:123], minlength=len(shares))
+    exact = 84 * np.arange(1, len(shares) + 1) / sum(range(len(shares) + 1))
+    assert np.abs(drawn - exact).max() < 2 * unit
+    for begin, end in ((0, 39), (5, 150), (38, 40), (124, 299)):
+        streams, before = mixing.streams_between(begin, end)
+        assert streams.tolist() == served.stream[begin:end].tolist()
+        assert before.tolist() == mixing.counts(begin).tolist()
+    with pytest.raises(InvalidArgument) as caught:
+        mixing.streams_between(2**60, 2**60 + 1)
+    assert str(caught.value) == f"a stage must have at most 2**60 positions, got {2**60 + 1}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_of_draws_that_lie_together(kind: str) -> None:
+    """In few of the parts that are searched, the first, the last or both."""
+    mixing = mixing_of(kind, (2, 3), 5)
+    streams, ordinals = mixing.lookup(np.arange(300))
+    for stream in (0, 1):
+        own = np.flatnonzero(streams == stream)
+        for chosen in (own[:2], own[-2:], own[[0, -1]], own[:0], own):
+            found = mixing.positions(stream, ordinals[chosen], 300)
+            assert found.tolist() == chosen.tolist()
 
 
 @pytest.mark.parametrize("kind", ["stratified", "random"])

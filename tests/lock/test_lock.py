@@ -23,7 +23,7 @@ from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
 from megaindex.lock.lock_file import SECTIONS, lock_text
 from megaindex.lock.opening import side_from_lock
 from megaindex.lock.settings import read_run, settings_of
-from megaindex.recipe import read_recipe
+from megaindex.recipe import Recipe, read_recipe
 
 
 @pytest.fixture(scope="module")
@@ -428,7 +428,10 @@ def test_the_command_refuses_what_it_would_ignore() -> None:
     assert "2 pairs, 72 samples" in cli("verify", "new.lock", "--all")[1]  # and 4 of valid
 
 
-def test_stages_of_many_sources_are_locked_in_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [{}, {"sequence_length": 8}], ids=["one length", "two lengths"])
+def test_stages_of_many_sources_are_locked_in_columns(
+    tmp_path: Path, shape: dict[str, Any]
+) -> None:
     names = [f"s{number:02}" for number in range(18)]
     for number, name in enumerate(names):
         write_corpus(tmp_path / name, [40 + number] * 4, np.uint16)
@@ -438,6 +441,7 @@ def test_stages_of_many_sources_are_locked_in_columns(tmp_path: Path) -> None:
         "again": {names[0]: {"proportion": 1, "restart": True}} | dict.fromkeys(names[1:], 2),
     }
     stages = {name: {"steps": 9, "mix": mix} for name, mix in mixes.items()}
+    stages["most"] |= shape
     content = {"sequence_length": 16, "batch": {"global_batch_size": 8}, "stages": stages}
     content["sources"] = {name: str(tmp_path / name) for name in names}
     (tmp_path / "run.yaml").write_text(json.dumps(content))
@@ -447,6 +451,27 @@ def test_stages_of_many_sources_are_locked_in_columns(tmp_path: Path) -> None:
         None, list(range(17, 0, -1)), "none",
     ]  # fmt: skip
     assert rules(lock.path, whole=True) == []
+    train, paths = lock.content["subsets"]["train"], [source.path for source in lock.sources]
+    read = read_run(lock.content["settings"], train["index"], paths, "a lock", [])
+    assert isinstance(read, Recipe)
+    assert [[int(stream.proportion or 0) for stream in stage.streams] for stage in read.stages] == [
+        [1] * 18, [*range(1, 18)], [1, *[2] * 17],
+    ]  # fmt: skip
+
+
+def test_batches_of_one_stream_whose_weights_change(tmp_path: Path) -> None:
+    """A step is verified from the description of the index alone."""
+    np.save(tmp_path / "mix.npy", np.array([[8 * 5, 2**29, 2**31 - 2**29]]))
+    (tmp_path / "run.yaml").write_text(
+        "sequence_length: 32\nbatch: {global_batch_size: 8}\n"
+        f"sources: {{web: {Path.cwd()}/data/web, code: {Path.cwd()}/data/code}}\n"
+        "stages: {all: {steps: 12, batching: per_stream, mix: {web: 1, code: 1}}}\n"
+        "mix_changes: {file: mix.npy, sources: [web, code]}\n"
+    )
+    lock = make_lock(read_recipe(tmp_path / "run.yaml")).write(tmp_path / "run.lock")
+    (stage,) = lock.content["subsets"]["train"]["index"]["stages"]
+    assert (stage["rule"], stage["batch"], stage["first"]["batch"]) == ("changed", 8, 8)
+    assert [rules(lock.path, step=step) for step in (0, 5, 9)] == [[], [], []]
 
 
 @pytest.mark.slow
