@@ -313,4 +313,5 @@ class StageSequence(ConsecutiveIndex):
         return join_served(pieces)
 
     def _repr_html_(self) -> str:
-        return sources_html(repr(self), self.parts, [""] * len(self.parts))
+        stages = [f"samples of {length} tokens" for length in self.part_lengths]
+        return sources_html(repr(self), self.parts, stages)

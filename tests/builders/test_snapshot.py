@@ -17,7 +17,8 @@ import megaindex
 from megaindex.builders.blend import _Draws
 from megaindex.cache import fingerprint as records
 from megaindex.errors import InvalidArgument, StorageError
-from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.array_index import scan, served_tokens
+from megaindex.index.blended_index import BlendedIndex, LazyIndex
 from megaindex.index.blending import fill_blend
 from megaindex.loader import MappedTokens
 
@@ -75,6 +76,32 @@ def test_threads_and_processes_may_share_it(prefixes: list[str], tmp_path: Path)
         assert list(pool.map(one, range(60))) == expected
     again = pickle.loads(pickle.dumps(blend_of(prefixes, tmp_path / "cache")))
     assert served(again) == expected
+
+
+def test_samples_of_documents_are_found_in_each_source(prefixes: list[str], tmp_path: Path) -> None:
+    blend_of(prefixes, tmp_path / "cache")
+    warm = blend_of(prefixes, tmp_path / "cache")
+    documents = np.arange(0, 40, 3)
+    for source in range(5):
+        found, expected = (
+            sorted(zip(*(column.tolist() for column in each), strict=True))
+            for each in (served_tokens(warm, documents, source), scan(warm, documents, source))
+        )
+        assert found == expected != []
+
+
+def test_a_source_of_another_size_is_refused(prefixes: list[str], tmp_path: Path) -> None:
+    blend_of(prefixes, tmp_path / "cache")
+    source = blend_of(prefixes, tmp_path / "cache").indices[1]
+    assert isinstance(source, LazyIndex)
+    size = source.num_samples
+    for recorded in (size - 1, size + 1):
+        with pytest.raises(StorageError) as caught:
+            replace(source, num_samples=recorded).locate([0])
+        assert str(caught.value) == (
+            f"{prefixes[1]}: the index must have {recorded} samples, as when the blend was built, "
+            f"got {size}; build the blend again"
+        )
 
 
 def test_a_changed_source_is_noticed(prefixes: list[str], tmp_path: Path) -> None:

@@ -20,11 +20,13 @@ from support.command_line import cli
 from support.corpora import write_corpus
 from support.megatron_blends import build, one_process
 
-from megaindex import IndexedDataset, IndexedDatasetWriter, PackedOrder, build_index
+from megaindex import IndexedDataset, IndexedDatasetWriter, PackedOrder, Skip, build_index
 from megaindex.audit import stream_of_recipe, stream_of_run
+from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index import array_index
 from megaindex.index.array_index import arrays_of
+from megaindex.index.skips import SkippedIndex, resolve_skips
 from megaindex.index.spans import Index
 from megaindex.loader import NumpyDataset
 from megaindex.recipe import read_recipe
@@ -349,6 +351,24 @@ def test_samples_without_a_label(folder: Path) -> None:
     index = build_index(dataset, sequence_length=16, order="epoch", add_extra_token=0)
     with pytest.raises(InvalidArgument, match="no extra token for the label"):
         arrays_of(index, dataset.sequence_lengths)
+
+
+@pytest.mark.parametrize(
+    ("skip", "message"),
+    [
+        (Skip(steps="2"), "the index serves no samples, or leaves positions out"),
+        (Skip(documents=[3]), "some tokens carry no loss, which the arrays cannot say; leave the "
+         "skips out"),
+    ],
+)  # fmt: skip
+def test_samples_that_a_run_skips(folder: Path, skip: Skip, message: str) -> None:
+    dataset = write_corpus(folder / "c", [40] * 50)
+    index = build_index(dataset, sequence_length=16, order="epoch")
+    skips = resolve_skips([skip], BatchSchedule.constant(5), num_samples=index.num_samples)
+    skipped = SkippedIndex.of(index, skips)
+    with pytest.raises(InvalidArgument) as caught:
+        arrays_of(skipped, dataset.sequence_lengths)
+    assert str(caught.value) == message
 
 
 def test_cut_documents_that_begin_a_sample(folder: Path) -> None:

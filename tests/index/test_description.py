@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,31 @@ def test_a_description_that_does_not_fit_its_dataset_is_refused(prefix: str, ord
     ):
         with pytest.raises(InvalidArgument, match=message):
             build_described({**node, **change}, [dataset])
+
+
+BLOCKS = {"order": "blocks", "block_tokens": 40}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sequence_length": 10**6}, "an epoch must have at least 1000001 tokens, one sample, got "
+         "{tokens}; lower sequence_length"),
+        ({**BLOCKS, "epochs": 2**20 + 1}, "order blocks: 1048577 epochs of {tokens} tokens need "
+         "too many tables; draw at most 1048576 epochs of the source"),
+        ({**BLOCKS, "sequence_length": 1000}, "order blocks: a block must have at least 1000 "
+         "tokens and 1 more, one sample, and with block_tokens 40 none has; raise it, or lower "
+         "sequence_length"),
+    ],
+)  # fmt: skip
+def test_a_description_without_samples_is_refused(
+    prefix: str, change: dict[str, Any], message: str
+) -> None:
+    dataset = megaindex.IndexedDataset(prefix)
+    node = describe_index(megaindex.build_index(dataset, sequence_length=32, order="epoch"))
+    with pytest.raises(InvalidArgument) as caught:
+        build_described({**node, **change}, [dataset])
+    assert str(caught.value) == message.format(tokens=dataset.num_tokens)
 
 
 def test_passes_of_a_loader_that_starts_over_are_ranges(prefix: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,7 @@ from megaindex.arithmetic import samples_for_epochs
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.orders import epoch as epoch_module
 from megaindex.index.orders.epoch import EpochIndex, PassTables
-from megaindex.kernels import load
+from megaindex.kernels import load, num_threads
 from megaindex.plan.coverage import count_served
 
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(lambda x: sum(x) > 20)
@@ -355,6 +356,25 @@ def test_a_table_that_could_not_be_made_is_tried_again() -> None:
     for block in (8, 9, 10, 7):
         assert tables.get(block).tolist() == [block]
     assert tables_made == [7, 7, 8, 9, 10, 7]  # three are kept
+
+
+def test_without_another_thread_a_table_is_built_when_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    caplog.set_level("INFO", "megaindex")
+    tables = PassTables(lambda block, threads: np.array([block, threads]))
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", start)
+        tables.prepare(7)
+    assert caplog.messages == ["megaindex-epoch-7 is not prepared ahead: can't start new thread"]
+    found: list[list[int]] = []
+    reader = threading.Thread(target=lambda: found.append(tables.get(7).tolist()), daemon=True)
+    reader.start()
+    reader.join(20)  # not for ever, if it waits for the table that nobody builds
+    assert found == [[7, num_threads()]]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("index_text")
     for name in ("web", "<b>code"):
         write_corpus(root / name, LENGTHS)
+    (root / "lengths.yaml").write_text(
+        "{sequence_length: 16, batch: {global_batch_size: 8}, sources: {web: {path: web}, code:"
+        " {path: '<b>code'}}, stages: {short: {steps: 60, mix: {web: 1, code: 1}},"
+        " long: {steps: 9, sequence_length: 32, mix: {code: 1}}}}"
+    )
     (root / "run.yaml").write_text(
         "{sequence_length: 16, batch: {global_batch_size: 8}, sources: {web: {path: web},"
         " code: {path: '<b>code'}, chat: {path: web, kind: finetuning}},"
@@ -103,6 +109,18 @@ def test_a_notebook_shows_the_sources_as_a_table(kind: str, root: Path) -> None:
     assert page.count("<tr>") == 1 + len(index.datasets)
     assert "<b>" not in page
     assert "&lt;b&gt;code</td>" in page
+
+
+def test_stages_of_two_lengths_are_a_row_each(root: Path) -> None:
+    index = open_recipe(read_recipe(root / "lengths.yaml")).index
+    assert index.tokens_per_epoch == 2 * LENGTHS.sum()
+    assert f"{480 + 72:,} samples of 32 tokens, 1 epoch of {2 * LENGTHS.sum():,}" in repr(index)
+    page = index._repr_html_()
+    rows = [re.findall("<td[^>]*>([^<]*)</td>", row) for row in page.split("<tr>")[2:]]
+    assert rows == [
+        [f"samples of {length} tokens", f"{count}", "1", f"{2 * LENGTHS.sum():,}"]
+        for length, count in ((16, 480), (32, 72))
+    ]
 
 
 def test_indices_without_files_have_no_datasets() -> None:

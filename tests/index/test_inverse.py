@@ -18,6 +18,7 @@ from megaindex.index.array_index import (
     scan,
     served_tokens,
 )
+from megaindex.index.bins import BinIndex, make_bins
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import PerStream, Random, Stratified
@@ -102,6 +103,26 @@ def test_blends(tmp_path: Path, order: str) -> None:
     for source in range(3):
         for chosen in choices(150):
             check(blend, chosen, source)
+
+
+def test_an_index_that_only_scans(tmp_path: Path) -> None:
+    """Samples of whole documents: against every document in every sample."""
+    lengths = RNG.integers(2, 30, 60)
+    bins = make_bins(lengths, range(60), 16, packed=True, long_documents="split")
+    index = BinIndex(
+        bins=bins, tokens_per_epoch=int(lengths.sum()), num_epochs=2, sequence_length=15, seed=1,
+        source_name="c",
+    )  # fmt: skip
+    assert not isinstance(index, InvertibleIndex)
+    for chosen in (np.arange(60), np.array([3, 50])):
+        expected = []
+        for sample in range(index.num_samples):
+            spans = index.locate([sample])
+            rows = zip(spans.document, spans.offset, spans.input_lengths(15), strict=True)
+            expected += [(sample, *map(int, row)) for row in rows if row[0] in chosen and row[2]]
+        found = served_tokens(index, chosen)
+        assert sorted(zip(*(c.tolist() for c in found), strict=True)) == sorted(expected)
+        assert found.length.dtype == np.int64
 
 
 @pytest.mark.parametrize("order", ["epoch", "packed"])

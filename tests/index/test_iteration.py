@@ -21,6 +21,7 @@ from megaindex.index import array_index as arrays
 from megaindex.index import blended_index, staged_index
 from megaindex.index import receipts as receipts_module
 from megaindex.index import spans as spans_module
+from megaindex.index.balance import squared_lengths
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.extended_index import ExtendedIndex, extend_index
 from megaindex.index.mixing import Random, Stratified
@@ -266,11 +267,23 @@ def test_a_blend_of_a_source_that_does_not_exist_is_not_iterated(
     which = index.dataset_index.copy()
     which[7] = wrong
     damaged = replace(index, dataset_index=which)
-    names = f"dataset_index: an entry is {wrong}, the blend has sources 0 to 1"
-    with pytest.raises(megaindex.InvalidArgument, match=names):
-        planned_receipt(damaged, 0, damaged.num_samples, KEYS)
-    with pytest.raises(megaindex.InvalidArgument, match=names):
-        damaged.locate([6, 7])
+    message = f"^dataset_index: an entry is {wrong}, the blend has sources 0 to 1; build it again$"
+    for read in (
+        lambda: planned_receipt(damaged, 0, damaged.num_samples, KEYS),
+        lambda: damaged.locate([6, 7, 8]),
+        lambda: locate_range(damaged, 0, 300),
+    ):
+        with pytest.raises(megaindex.InvalidArgument, match=message):
+            read()
+    # the part of the iteration without that sample: of the first window in order, else as before
+    found, usual = ({}, {})
+    for rows, each in ((found, damaged), (usual, index)):
+        for positions, spans in iterate_spans(each, 0, index.num_samples, 1, 2):
+            rows |= samples(positions, spans)
+    later = {k: runs for k, runs in found.items() if k >= 83}
+    assert later == {k: runs for k, runs in usual.items() if k >= 83}
+    begin = np.arange(41, 83)
+    assert {k: runs for k, runs in found.items() if k < 83} == samples(begin, index.locate(begin))
 
 
 def test_a_damaged_array_is_named(corpus: IndexedDataset, tmp_path: Path) -> None:
@@ -293,6 +306,48 @@ def test_a_damaged_shuffle_is_named(corpus: IndexedDataset, entry: int, rule: st
         planned_receipt(damaged, 0, damaged.num_samples, KEYS)
 
 
+def test_the_source_and_the_sample_of_positions(corpus: IndexedDataset) -> None:
+    parts = (staged(corpus), staged(corpus, 7))
+    index = StageSequence(parts=parts)
+    ids = np.arange(index.num_samples)[::-3]
+    source, sample = index.origin(ids)
+    assert source.dtype == sample.dtype == np.int64
+    for position, number, own in zip(ids.tolist(), source.tolist(), sample.tolist(), strict=True):
+        spans = parts[position // 320].sources[number].locate([own])
+        numbered = replace(spans, source=np.full(len(spans), number))
+        assert samples(ids[:1], numbered) == samples(ids[:1], index.locate([position]))
+    assert [each.size for each in index.origin([])] == [0, 0]
+
+
+def test_rows_of_two_lengths_have_no_common_width(corpus: IndexedDataset) -> None:
+    index = StageSequence(parts=(staged(corpus), staged(corpus, 7)))
+    for ids in ([3, 319], [320, 500]):
+        assert squared_lengths(index, ids).tolist() == [
+            int(squared_lengths(index, [one])[0]) for one in ids
+        ]
+    with pytest.raises(megaindex.InvalidArgument) as caught:
+        squared_lengths(index, [319, 320])
+    assert str(caught.value) == (
+        "balance: the rows must have one sequence length, got [7, 16]; give those of one step"
+    )
+
+
+def test_sources_of_a_stage_have_one_length(corpus: IndexedDataset) -> None:
+    sources = (build(corpus, "epoch"), build(corpus, "epoch", sequence_length=7))
+    first = MixedStage(mixing=Stratified(shares=(1,)), sources=(1,), begins=(0,), num_samples=5)
+    assert StagedIndex(sources=sources, stages=(first,)).sequence_length == 7
+    both = MixedStage(
+        mixing=Stratified(shares=(1, 1)), sources=(1, 0), begins=(0, 0), num_samples=5
+    )
+    for stages in ((both,), ()):
+        with pytest.raises(megaindex.InvalidArgument) as caught:
+            StagedIndex(sources=sources, stages=stages)
+        assert str(caught.value) == (
+            "all sources must have the same (sequence_length, add_extra_token), got "
+            "[(7, 1), (16, 1)]"
+        )
+
+
 def test_a_stage_that_draws_more_than_a_source_has_is_refused(corpus: IndexedDataset) -> None:
     index = build(corpus, "epoch")
     last = index.num_samples - 10
@@ -303,25 +358,8 @@ def test_a_stage_that_draws_more_than_a_source_has_is_refused(corpus: IndexedDat
         if drawn == 10:
             assert StagedIndex(sources=(index,), stages=(stage,)).num_samples == 10
             continue
-        with pytest.raises(megaindex.InvalidArgument, match=f"must have {last + 11} samples"):
+        with pytest.raises(megaindex.InvalidArgument) as caught:
             StagedIndex(sources=(index,), stages=(stage,))
-
-
-def test_rows_of_more_documents_than_32_bits_count_are_wide(
-    corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = build(corpus, "epoch", epochs=1)
-    expected = arrays.arrays_of(index, corpus.sequence_lengths)
-    for most, dtype in ((expected.document_index.size, np.int32), (10, np.int64)):
-        monkeypatch.setattr(arrays, "INT32_MAX", most)
-        found = arrays.arrays_of(index, corpus.sequence_lengths)
-        assert found.sample_index.dtype == dtype
-        np.testing.assert_array_equal(found.sample_index, expected.sample_index)
-
-
-def test_rows_of_an_index_that_skips_samples_are_refused(corpus: IndexedDataset) -> None:
-    """The frameworks' arrays have no positions that are not served."""
-    index = build(corpus, "epoch", epochs=1)
-    skips = resolve_skips([Skip(steps=1)], BatchSchedule.constant(4), num_samples=index.num_samples)
-    with pytest.raises(megaindex.InvalidArgument, match="or leaves positions out"):
-        arrays.arrays_of(SkippedIndex.of(index, skips), corpus.sequence_lengths)
+        assert str(caught.value) == (
+            f"source 0 must have {last + 11} samples for stage 0, got {last + 10}; extend it"
+        )

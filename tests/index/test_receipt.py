@@ -143,6 +143,17 @@ def test_receipts_between_bounds(setting: Setting, bounds: list[int]) -> None:
     assert receipts_between(setting.index, bounds, setting.keys) == expected
 
 
+def test_progress_of_receipts(setting: Setting) -> None:
+    seen: list[tuple[int, int]] = []
+    receipts_between(
+        setting.index, [5, 40, 400], setting.keys, progress=lambda *counts: seen.append(counts)
+    )
+    done = [count for count, _ in seen]
+    assert done[-1] == 395
+    assert done == sorted(done)
+    assert {total for _, total in seen} == {395}
+
+
 def test_rows_of_samples_add_up(setting: Setting) -> None:
     ids = np.array([7, 3, 99, 3])
     rows = sample_receipts(ids, setting.index.locate(ids), setting.keys)

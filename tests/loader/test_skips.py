@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from megaindex import (
     build_index,
 )
 from megaindex.index.skips import (
+    ServedIndex,
     SkippedIndex,
     StoredSkips,
     read_ids,
@@ -690,6 +692,46 @@ def test_damaged_skips_of_a_state_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(FormatError):
             sampler.load_state_dict({**state, **changes})
+
+
+def test_what_is_not_a_list_of_ranges() -> None:
+    stored = StoredSkips(end=64, dropped=[(4, 8)], moved=[], masked=[])
+    state = {"skip": {"end": 64, "dropped": [(4, 8)], "moved": [], "masked": []}}
+    assert StoredSkips.read(state) == stored
+    for ranges in ({"4": 8}, "48", 5, None, [[4]], [[4, 8, 9]], [4, 8], [{4: 8, 5: 9}], [["4", 8]]):
+        with pytest.raises(FormatError) as caught:
+            StoredSkips.read({"skip": {**state["skip"], "dropped": ranges}})
+        assert "the skips of it: dropped must be a list of ranges of positions, sorted" in str(
+            caught.value
+        )
+
+
+def test_equal_skips_are_one_key() -> None:
+    """Ids are compared by their content, in any order."""
+    ids = np.array([7, 3, 7, 2**40])
+    entries = [Skip(documents=ids), Skip(documents=[3, 7, 2**40]), Skip(documents=ids[:2])]
+    assert entries[0] == entries[1] != entries[2]
+    assert len({*entries}) == 2
+    assert hash(entries[0]) == hash(entries[1]) != hash(entries[2])
+
+
+def test_a_copy_of_an_index_with_skips(tmp_path: Path) -> None:
+    """As a worker of a data loader gets it."""
+    index = build_index(write_corpus(tmp_path / "web", [40] * 50), sequence_length=S, epochs=1)
+    skip = [Skip(steps=2), Skip(documents=[3])]
+    skips = resolve_skips(skip, BatchSchedule.constant(4), num_samples=index.num_samples)
+    assert skips is not None
+    skipped = SkippedIndex.of(index, skips)
+    for each in (skipped, ServedIndex(skipped, skips, 90)):
+        again = pickle.loads(pickle.dumps(each))
+        ids = [0, 7, 13, 50]
+        for ours, theirs in zip(again.locate(ids), each.locate(ids), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert (again.sequence_length, again.num_epochs) == (S, 1)
+        index.__dict__["_of_its_own"] = 3
+        assert not hasattr(each, "_of_its_own")
+        with pytest.raises(AttributeError, match="^num_epochs$"):
+            type(each).__new__(type(each)).num_epochs  # noqa: B018
 
 
 def test_positions_behind_the_run_are_the_samples_that_it_leaves(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ def test_epochs_read_are_counted_to_the_sample(folder: Path) -> None:
     blocks = open_recipe(three_stages(folder)).layout.sizes[0].blocks
     assert blocks is not None
     one, two = (blocks.samples_in_epochs(epochs) for epochs in (1, 2))
+    assert blocks.samples_per_epoch == blocks.extend(3).samples_per_epoch == one
     for further in (1, (two - one) // 3, two - one):
         assert blocks.epochs_read(one + further) == 1 + further / (two - one)
 

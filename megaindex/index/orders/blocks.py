@@ -86,8 +86,9 @@ class BlockedIndex(BlockOrder):
             )
         if self.num_samples < 1:
             raise InvalidArgument(
-                f"an epoch must have at least {self.sequence_length + self.add_extra_token} "
-                f"tokens, one sample, got {self.tokens_per_epoch}; lower sequence_length"
+                f"order blocks: a block must have at least {self.sequence_length} tokens and "
+                f"{self.add_extra_token} more, one sample, and with block_tokens "
+                f"{self.blocks.block_tokens} none has; raise it, or lower sequence_length"
             )
 
     @property
