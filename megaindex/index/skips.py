@@ -741,10 +741,17 @@ class ServedIndex:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "index" not in vars(self):
             raise AttributeError(name)
-        return getattr(self.index, name)
+        found = getattr(self.index, name)
+        if callable(found):  # a method of positions
+            raise AttributeError(name)
+        return found
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         return self.index.locate(self.skips.positions_of(sample_ids))
+
+    def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> int | I64:
+        """Return the number of input tokens of each sample."""
+        return sequence_lengths_at(self.index, self.skips.positions_of(sample_ids))
 
 
 def skips_of(index: object) -> Skips | None:

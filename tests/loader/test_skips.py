@@ -24,6 +24,7 @@ from megaindex import (
     build_blend,
     build_index,
 )
+from megaindex.index.array_index import served_tokens
 from megaindex.index.skips import (
     ServedIndex,
     SkippedIndex,
@@ -33,6 +34,7 @@ from megaindex.index.skips import (
     resolve_skips,
     skip_difference,
 )
+from megaindex.index.spans import locate_range, sequence_lengths_at
 from megaindex.recipe import (
     BatchSchedule,
     Recipe,
@@ -732,6 +734,29 @@ def test_a_copy_of_an_index_with_skips(tmp_path: Path) -> None:
         assert not hasattr(each, "_of_its_own")
         with pytest.raises(AttributeError, match="^num_epochs$"):
             type(each).__new__(type(each)).num_epochs  # noqa: B018
+
+
+def test_samples_served_are_iterated_and_found_by_their_numbers(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "web", np.full(60, 17))
+    index = build_index(corpus, sequence_length=S, epochs=1)
+    skip = [Skip(steps=2), Skip(steps=4, move=True)]
+    skips = resolve_skips(skip, BatchSchedule.constant(4), num_samples=index.num_samples)
+    assert skips is not None
+    served = ServedIndex(SkippedIndex.of(index, skips), skips, index.num_samples - 4)
+    iterated = locate_range(served, 3, served.num_samples)
+    for ours, theirs in zip(iterated, served.locate(np.arange(3, served.num_samples)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    found = served_tokens(served, np.array([5, 30]))
+    for sample, document, offset in zip(found.sample, found.document, found.offset, strict=True):
+        spans = served.locate([sample])
+        assert (document, offset) in zip(
+            spans.document.tolist(), spans.offset.tolist(), strict=True
+        )
+    assert found.length.sum() == sum(
+        spans.input_lengths(S)[np.isin(spans.document, [5, 30])].sum()
+        for spans in map(served.locate, range(served.num_samples))
+    )
+    assert sequence_lengths_at(served, np.arange(3)) == S
 
 
 def test_positions_behind_the_run_are_the_samples_that_it_leaves(tmp_path: Path) -> None:
