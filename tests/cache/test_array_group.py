@@ -3,14 +3,16 @@
 import gc
 import os
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.array_sets import Request, files_of, fill
 
 from megaindex.cache import array_group
-from megaindex.cache.array_files import ArrayFiles, Identity, Listing
+from megaindex.cache.array_files import ArrayFiles, Identity, Listing, current_states
 from megaindex.cache.array_group import (
     ArrayWriter,
     fetch_together,
@@ -139,6 +141,46 @@ def test_requests_of_unknown_content_are_built_each_by_itself(tmp_path: Path) ->
         for request, each in zip(requests, found, strict=True):
             np.testing.assert_array_equal(request.open(each.sidecar)["a"], np.arange(request.size))
     assert missing == [3]
+
+
+@pytest.mark.parametrize("nbytes", [2**18 - 1, 2**18])
+def test_large_corpora_are_built_in_threads(
+    tmp_path: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEGAINDEX_NUM_THREADS", "2")
+    builders: dict[str, tuple[str, int]] = {}
+
+    class LargeRequest(Request):
+        corpus_nbytes = nbytes
+
+        def fill(self, sink: Any, threads: int) -> None:
+            builders[self.corpus] = threading.current_thread().name.split("_")[0], threads
+            super().fill(sink, threads)
+
+    requests = [LargeRequest(tmp_path, name, 3 + k, name) for k, name in enumerate("xyzx")]
+    found = fetch_together(requests, str(tmp_path), "key", lambda _: None)
+    assert [each.was_built for each in found] == [True] * 3 + [False]
+    for request, each in zip(requests[:3], found, strict=False):
+        np.testing.assert_array_equal(request.open(each.sidecar)["a"], np.arange(request.size))
+    builder = ("megaindex-build", 1) if nbytes == 2**18 else ("MainThread", 2)
+    assert builders == dict.fromkeys("xyz", builder)
+
+
+def test_an_array_that_is_gone_since_its_folder_was_listed(tmp_path: Path) -> None:
+    """Removed by another builder, or with another error, such as that of a link to itself."""
+    files = files_of(tmp_path, CONTENTS, "set")
+    with ArrayWriter(files) as writer:
+        fill(writer, CONTENTS)
+        writer.publish(IDENTITY, "text")
+    listing = Listing.of(str(tmp_path), at_most=10)
+    assert list(current_states(files, None, listing) or {}) == ["a", "b"]
+    os.unlink(files.arrays["b"])
+    assert current_states(files, None, listing) is None
+    os.symlink(files.arrays["b"], files.arrays["b"])
+    with pytest.raises(StorageError) as caught:
+        current_states(files, None, listing)
+    text = f"{files.arrays['b']}: cannot read the status of: Too many levels of symbolic links"
+    assert str(caught.value).startswith(text)
 
 
 def test_arrays_of_a_corpus_that_changed_since_are_not_mapped_in_their_place(

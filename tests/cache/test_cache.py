@@ -24,8 +24,8 @@ from megaindex.cache import cache as cache_module
 from megaindex.cache import entry as entry_module
 from megaindex.cache import npy
 from megaindex.cache.cache import map_array
-from megaindex.cache.entry import make_durable
-from megaindex.errors import MissingFile
+from megaindex.cache.entry import make_durable, quarantine
+from megaindex.errors import MissingFile, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.orders import framework as shuffled
 
@@ -324,6 +324,64 @@ def test_a_forked_process_syncs_its_entries(
         entry_module.sync_later(synced.set)
         os._exit(0 if synced.wait(30) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_removal_that_is_interrupted_goes_on(
+    tmp_path: Path, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first Ctrl-C leaves nothing behind; the second ends the removal."""
+    (tmp_path / "entry").mkdir()
+    (tmp_path / "entry" / "a.npy").write_text("")
+    remove, interrupts = shutil.rmtree, [KeyboardInterrupt("first")]
+    if again:
+        interrupts.append(KeyboardInterrupt("second"))
+
+    def rmtree(path: Path, *, ignore_errors: bool) -> None:
+        if interrupts:
+            raise interrupts.pop(0)
+        remove(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    with pytest.raises(KeyboardInterrupt, match="second" if again else "first"):
+        quarantine(tmp_path / "entry")
+    assert len(list(tmp_path.rglob("a.npy"))) == again
+    assert not (tmp_path / "entry").exists()
+
+
+@pytest.mark.parametrize("size", [2**18, 2**19])
+def test_without_memory_of_huge_pages_arrays_are_those_of_numpy(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(npy.mmap, "mmap", refuse)
+    array = npy._in_memory((size // 2, 2), "int32")
+    assert (array.shape, array.dtype, array.flags.writeable) == ((size // 2, 2), np.int32, True)
+
+
+@pytest.mark.parametrize("header", [0, 1])
+def test_a_disk_that_is_full_within_a_header(
+    tmp_path: Path, header: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux then writes what there is room for, and reports no error."""
+    writev = os.writev
+    array = np.arange(1000, dtype=np.int32)
+    size = len(npy.npy_header(array.shape, "int32"))
+
+    def write_some(fd: int, parts: Any) -> int:
+        first, _ = parts
+        return writev(fd, (first[: size - header], b""))
+
+    monkeypatch.setattr(os, "writev", write_some)
+    path = str(tmp_path / "a.npy")
+    if header:
+        with pytest.raises(StorageError, match="cannot write: No space left on device"):
+            npy.write_new(path, array)
+    else:  # the rest is written by the next call
+        npy.write_new(path, array)
+        np.testing.assert_array_equal(np.load(path), array)
 
 
 def test_durable_is_marked_after_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from megaindex.cache.sidecar import (
     parse_sidecar,
     write_sidecars,
 )
-from megaindex.errors import FormatError, StorageError
+from megaindex.errors import FormatError, MissingFile, StorageError
 
 PAGE = 4096
 CONTENTS = {"a": np.arange(1, 5000, dtype=np.int32), "b": np.arange(9, 1, -1, dtype=np.int64)}
@@ -326,8 +326,36 @@ def test_a_lost_header_is_a_typed_error(tmp_path: Path, page: bytes) -> None:
 def test_an_array_in_column_order_is_refused(tmp_path: Path) -> None:
     """Its bytes, read row by row, would be another array."""
     np.save(tmp_path / "a.npy", np.asfortranarray(np.arange(10).reshape(5, 2)))
-    with pytest.raises(FormatError, match=r"a\.npy: not an array .* must be C-contiguous"):
-        npy.map_npy(str(tmp_path / "a.npy"))
+    objects = np.array([None, 3], object)
+    np.save(tmp_path / "b.npy", objects, allow_pickle=True)
+    for name in "ab":
+        with pytest.raises(FormatError) as caught:
+            npy.map_npy(f"{tmp_path}/{name}.npy")
+        assert str(caught.value) == (
+            f"{tmp_path}/{name}.npy: not an array that NumPy saved: it must be C-contiguous and "
+            "without objects"
+        )
+
+
+def test_an_array_of_another_version_of_the_format_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.npy")
+    for version in ((1, 0), (2, 0)):
+        with open(path, "wb") as file:
+            np.lib.format.write_array(file, np.arange(5), version=version)
+        if version == (1, 0):
+            assert npy.map_npy(path)[0].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(FormatError) as caught:
+        npy.map_npy(path)
+    assert str(caught.value) == (
+        f"{path}: not an array that NumPy saved: its format version must be 1.0"
+    )
+
+
+def test_an_array_that_is_removed_before_it_is_mapped(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.npy")
+    with pytest.raises(MissingFile) as caught:
+        npy.map_npy(path)
+    assert str(caught.value) == f"{path}: was removed while being read; try again"
 
 
 def test_a_header_that_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:

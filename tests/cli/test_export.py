@@ -344,6 +344,13 @@ def test_paddlenlp_looks_beside_the_data_first(folder: Path) -> None:
     assert os.path.dirname(one["files"][0]) == "index-cache"
     text = refused(*words, "--cache-dir", "other", "--order", "window")
     assert "PaddleNLP reads these index arrays, which lie beside the data" in text
+    for file in one["files"]:
+        os.unlink(file)
+    (other,) = export(*words, "--cache-dir", "other")
+    assert other["status"] == "written"
+    assert other["files"] == [os.path.join("other", os.path.basename(f)) for f in one["files"]]
+    assert all(os.path.exists(file) for file in other["files"])
+    assert not any(map(os.path.exists, one["files"]))
 
 
 def test_samples_without_a_label(folder: Path) -> None:

@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.files import open_below
 
-from megaindex.errors import MissingFile, StorageError
+from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.io.mapping import map_readonly
 
@@ -188,6 +189,21 @@ def test_a_dataset_for_later_opens_when_it_is_read(raw_pair: RawPair) -> None:
     assert later.is_open
     assert later.num_tokens == 5
     assert not IndexedDataset.lazy(prefix + "-gone", now.identity).is_open
+
+
+def test_a_dataset_for_later_has_a_known_dtype(raw_pair: RawPair) -> None:
+    prefix = raw_pair([3, 0, 2])
+    identity = IndexedDataset(prefix).identity
+    with open(f"{prefix}.idx", "r+b") as file:
+        file.seek(17)
+        file.write(bytes([77]))
+    with pytest.raises(FormatError) as now:
+        IndexedDataset(prefix)
+    header = replace(identity.header, dtype_code=77)
+    later = IndexedDataset.lazy(prefix, identity._replace(header=header))
+    with pytest.raises(FormatError) as then:
+        _ = later.dtype
+    assert str(then.value) == str(now.value)
 
 
 def test_a_dataset_for_later_refuses_files_that_changed(raw_pair: RawPair) -> None:

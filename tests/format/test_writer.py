@@ -18,6 +18,13 @@ from megaindex.format import IndexedDataset, IndexedDatasetWriter, pair
 RawPair = Callable[..., str]
 
 
+class Unreadable:
+    """Values of another library that NumPy cannot convert."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("it is closed")
+
+
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
@@ -27,6 +34,11 @@ RawPair = Callable[..., str]
         (([1], [2**31]), r"lengths\[0\] must be from 0 to 2147483647, .*got 2147483648"),
         (([1], [1.0]), r"lengths must be a list of integers"),
         (([1], 1), r"lengths must be a list of integers, got shape \(\)"),
+        (
+            ([1], [[1], [0, 0]]),
+            r"^lengths must be a list of integers: setting an array element with ",
+        ),
+        (([1], Unreadable()), r"^lengths must be a list of integers: it is closed$"),
         (([1], None, [0]), r"modes cannot be stored in .*; pass multimodal=True"),
     ],
 )
