@@ -363,3 +363,23 @@ def test_a_stage_that_draws_more_than_a_source_has_is_refused(corpus: IndexedDat
         assert str(caught.value) == (
             f"source 0 must have {last + 11} samples for stage 0, got {last + 10}; extend it"
         )
+
+
+def test_rows_of_more_documents_than_32_bits_count_are_wide(
+    corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build(corpus, "epoch", epochs=1)
+    expected = arrays.arrays_of(index, corpus.sequence_lengths)
+    for most, dtype in ((expected.document_index.size, np.int32), (10, np.int64)):
+        monkeypatch.setattr(arrays, "INT32_MAX", most)
+        found = arrays.arrays_of(index, corpus.sequence_lengths)
+        assert found.sample_index.dtype == dtype
+        np.testing.assert_array_equal(found.sample_index, expected.sample_index)
+
+
+def test_rows_of_an_index_that_skips_samples_are_refused(corpus: IndexedDataset) -> None:
+    """The frameworks' arrays have no positions that are not served."""
+    index = build(corpus, "epoch", epochs=1)
+    skips = resolve_skips([Skip(steps=1)], BatchSchedule.constant(4), num_samples=index.num_samples)
+    with pytest.raises(megaindex.InvalidArgument, match="or leaves positions out"):
+        arrays.arrays_of(SkippedIndex.of(index, skips), corpus.sequence_lengths)
