@@ -255,12 +255,12 @@ def megatron_flags(plan: Plan, run: Run) -> str:
 
 
 def _megatron_length(plan: Plan, run: Run) -> str:
-    """Return --train-samples for a target of samples and for schedules, else --train-iters."""
+    """Return --train-samples for a target of samples, schedules and phases, else --train-iters."""
     target = run.target
     if target.kind == "samples" and (run.tail == "drop" or target.value >= plan.samples_consumed):
         return f"--train-samples {int(target.value)}"
     planned_as_iterations = target.kind == "iterations" and run.unit is not None
-    if not run.batch.is_constant and not planned_as_iterations:
+    if run.phases or (not run.batch.is_constant and not planned_as_iterations):
         return f"--train-samples {plan.samples_consumed}"
     return f"--train-iters {plan.train_iters}"
 

@@ -343,6 +343,87 @@ def test_megatron_evaluates_only_on_validation_data(corpora: list[str]) -> None:
     assert "stops at its first evaluation without validation data" in err
 
 
+FLAGS = [
+    (["--order", "megatron", "--micro-batch-size", "2", "--phase-transition-iterations", "2", "5"],
+     {"--phase-transition-iterations": ["2,5"], "--train-samples": ["42"]}),
+    (["--order", "megatron", "--micro-batch-size", "3", "--data-parallel-size", "1",
+      "--eval-micro-batch-size", "2", "--eval-global-batch-size", "4", "--start-eval-at-iter", "5"],
+     {"--eval-micro-batch-size": ["2"], "--eval-global-batch-size": ["4"],
+      "--start-eval-at-iter": ["5"]}),
+    (["--order", "megatron", "--micro-batch-size", "3", "--eval-micro-batch-size", "3"],
+     {"--micro-batch-size": ["3"]}),
+    (["--order", "megatron-legacy"], {"--train-data-exact-num-epochs": ["-1"]}),
+    (["--order", "megatron-legacy", "--train-data-exact-num-epochs", "1"],
+     {"--train-data-exact-num-epochs": ["1"]}),
+]  # fmt: skip
+OPTIONAL = {
+    "--train-samples",
+    "--micro-batch-size", "--phase-transition-iterations", "--eval-micro-batch-size",
+    "--eval-global-batch-size", "--start-eval-at-iter", "--train-data-exact-num-epochs",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "printed"), FLAGS)
+def test_flags_that_only_some_runs_have(
+    corpora: list[str], words: list[str], printed: dict[str, list[str]]
+) -> None:
+    run = [*words, "--data-path", corpora[0], "--split", "80,20,0", "--seq-length", 8,
+           "--global-batch-size", 6, "--train-iters", 7]  # fmt: skip
+    if "--micro-batch-size" in words:
+        run += ["--framework-version", "main"]
+        printed = {"--micro-batch-size": [words[words.index("--micro-batch-size") + 1]], **printed}
+    status, text, err = cli(*run, "--print-config", "megatron")
+    assert status == 0, err
+    found = flags_in(text)
+    assert {flag: found[flag] for flag in found.keys() & OPTIONAL} == printed
+    more = [word for flag in ("--data-parallel-size", "--framework-version") if flag in run
+            for word in (flag, run[run.index(flag) + 1])]  # fmt: skip
+    planned, pasted = plan_json(*run), plan_json("--megatron-args", text, *more)
+    for name in ("order", "train_iters", "phases", "evaluation", "datasets", "samples_consumed"):
+        assert planned[name] == pasted[name], name
+
+
+PAIRWISE = {
+    "dataset_impl": "pairwise", "pack_impl": "unpacked", "allow_chopped": False,
+    **{f"{side}_{split}_data_paths": ["@a"] for side in ("pos", "neg") for split in SPLITS},
+    **{f"{side}_{split}_label_data_paths": ["@a"] for side in ("pos", "neg") for split in SPLITS},
+    **{f"{split}_data_weights": [1.0] for split in SPLITS},
+    "train_iters": 2, "seq_length": 8, "train_micro_batch_size_per_gpu": 2, "num_gpus": 1,
+    "gradient_accumulation_steps": 2, "train_batch_size": 4, "data_impl": "mmap", "seed": 3,
+    "eval_iters": 1, "eval_interval": 5,
+}  # fmt: skip
+
+
+def test_pairs_of_texts_are_settings_of_neox_alone(corpora: list[str], tmp_path: Path) -> None:
+    text = json.dumps(PAIRWISE).replace("@a", corpora[0])
+    (tmp_path / "c.yml").write_text(text)
+    words = ["--neox-config", tmp_path / "c.yml", "--world-size", 1]
+    status, out, err = cli(*words, "--print-config", "neox")
+    assert status == 0, err
+    given = {key: value for key, value in json.loads(text).items() if key != "num_gpus"}
+    assert yaml.safe_load(out) == given
+    assert cli(*words, "--print-config", "recipe") == (
+        2, "", "megaindex plan: --print-config recipe: labels, pairs and pack_impl are settings of "
+        "finetuning sources; write a recipe\n",
+    )  # fmt: skip
+
+
+def test_the_last_batch_of_a_schedule_that_is_rounded_up(corpora: list[str]) -> None:
+    words = ["--order", "megatron", "--data-path", corpora[0], "--seq-length", 8,
+             "--batch-schedule", "0:2 160:4", "--tail", "wrap"]  # fmt: skip
+    for samples in (61, 64):
+        planned = plan_json(*words, "--train-samples", samples)
+        assert planned["samples_consumed"] == 64
+        status, out, err = cli(*words, "--train-samples", samples, "--print-config", "megatron")
+        if samples == 64:
+            assert (status, flags_in(out)["--train-samples"]) == (0, ["64"]), err
+        else:
+            assert (status, out, err) == (
+                2, "", "megaindex plan: --print-config megatron: Megatron rounds up the last batch "
+                "of a schedule; give --train-samples 64\n",
+            )  # fmt: skip
+
+
 UNWEIGHTED = ["--order", "megatron", "--data-path", "@a", "@b", "--variance-buffer"]
 REASONS = [
     ("neox", ["--data-path", "@a", "@b", "--split", "8,1,1"], "`megaindex split`"),
