@@ -355,8 +355,9 @@ def _as_ids(documents: npt.ArrayLike) -> I32:
         raise InvalidArgument(
             f"documents must be integers in one dimension, got {ids.dtype} of shape {ids.shape}"
         )
-    if ids.size and int(ids.max()) > INT32_MAX:
-        raise InvalidArgument(f"documents must be below 2**31, got {int(ids.max())}")
+    for limit in (int(ids.min()), int(ids.max())) if ids.size else ():
+        if abs(limit) > INT32_MAX:  # as int32 it could be an id that exists
+            raise InvalidArgument(f"documents must be from 0 and below 2**31, got {limit}")
     return np.ascontiguousarray(ids, np.int32)
 
 

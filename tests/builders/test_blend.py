@@ -51,7 +51,7 @@ def megatron_blend(
 
 
 @pytest.mark.parametrize("weights", [None, [0.3, 0.1, 0.2, 0.25, 0.15], [1, 1, 1, 1, 1]])
-@pytest.mark.parametrize("num_samples", [1, 60, 150])
+@pytest.mark.parametrize("num_samples", [1, 60, 150, 2000])  # 2000: more than an epoch of all
 def test_samples_are_megatrons(
     corpora: list[IndexedDataset],
     megatron_datasets: Any,

@@ -14,6 +14,7 @@ import pytest
 from support.corpora import write_corpus
 
 import megaindex
+from megaindex import EpochOrder, MegatronOrder, PackedOrder
 from megaindex.builders.blend import _Draws
 from megaindex.cache import fingerprint as records
 from megaindex.errors import InvalidArgument, StorageError
@@ -254,3 +255,25 @@ def test_a_blend_of_open_datasets_has_no_snapshot(prefixes: list[str], tmp_path:
     again = blend_of(opened, cache)
     assert again.datasets[0] is opened[0]
     assert all(dataset.is_open for dataset in again.datasets)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (MegatronOrder(separate_final_epoch="always"), MegatronOrder(separate_final_epoch="never")),
+        (EpochOrder(), EpochOrder(left_over="carry")),
+        (PackedOrder(max_documents=2), PackedOrder(max_documents=3)),
+    ],
+)
+def test_settings_of_the_order_decide_the_snapshot(
+    prefixes: list[str], tmp_path: Path, one: Any, other: Any
+) -> None:
+    request: dict[str, Any] = {"num_samples": 400, "cache_dir": tmp_path / "cache"}
+    request |= {"weights": [5, 4, 3, 2, 1], "sequence_length": S, "seed": 3}
+    for order in (one, other, one):
+        index = megaindex.build_blend(prefixes, order=order, **request)
+        alone = megaindex.build_blend(prefixes, order=order, **{**request, "cache_dir": None})
+        ids = np.arange(400)
+        for found, expected in zip(index.locate(ids), alone.locate(ids), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert len(list((tmp_path / "cache").glob("blend-*"))) == 2

@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import threading
+import warnings
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -318,7 +319,9 @@ def test_a_forked_process_syncs_its_entries(
     done = threading.Event()
     entry_module.sync_later(done.set)
     assert done.wait(30)
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
+        child = os.fork()
     if child == 0:
         synced = threading.Event()
         entry_module.sync_later(synced.set)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import signal
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -314,6 +315,31 @@ def test_threads_pickles_and_forks_read_the_same(
         same = [array.tolist() for array in index.locate(ids)] == expected
         os._exit(0 if same else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_table_that_the_parent_is_making_is_made_by_the_child() -> None:
+    """The thread that makes it does not exist in a forked process, which would wait for ever."""
+    parent, begun, go_on = os.getpid(), threading.Event(), threading.Event()
+
+    def make(block: int, threads: int) -> int:
+        if os.getpid() == parent:
+            begun.set()
+            go_on.wait(60)
+        return block + 7
+
+    tables: PassTables[int, int] = PassTables(make)
+    tables.prepare(3)
+    assert begun.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if tables.get(3) == 10 else 1)
+    status = os.waitpid(child, 0)[1]
+    go_on.set()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert tables.get(3) == 10
 
 
 def test_tables_are_kept_in_the_cache(

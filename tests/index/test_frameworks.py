@@ -17,6 +17,7 @@ from megaindex.arithmetic import samples_for_epochs, shuffle_dtype
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import (
     FRAMEWORK_RULES,
+    as_range,
     framework_rules,
     parse_split,
     select_documents,
@@ -174,3 +175,27 @@ def test_samples_of_epochs_fit_their_tokens(
     assert samples_for_epochs(epochs, tokens, length, extra) == most(epochs * tokens)
     whole = samples_for_epochs(epochs, tokens, length, extra, carry_left_over=False)
     assert whole <= epochs * most(Fraction(tokens)) < whole + 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [-1, 50, 2**31 - 1, 2**31, 2**32 + 1, -(2**32) + 1, 2**63 - 1, -(2**63), np.uint64(2**64 - 1)],
+)
+def test_documents_that_do_not_exist_are_refused(wrong: Any) -> None:
+    """Also those that 32 bits would take for one that exists."""
+    with pytest.raises(InvalidArgument, match=f"documents must be from 0 .*, got {wrong}$"):
+        select_documents(50, "web", framework_rules("megatron"), documents=np.array([wrong]))
+    beside = np.array([wrong, 3], np.array(wrong).dtype)
+    with pytest.raises(InvalidArgument, match=f"documents must be from 0 .*, got {wrong}$"):
+        select_documents(50, "web", framework_rules("megatron"), documents=beside)
+
+
+def test_only_consecutive_ids_are_a_range() -> None:
+    """Of any number, also where the first and the last are those of a range."""
+    ids = np.arange(5, 100_005)
+    assert as_range(ids) == range(5, 100_005)
+    for damaged in (np.roll(ids[1:-1], 40_000), np.roll(ids[1:-1], 1), ids[1:-1][::-1]):
+        moved = np.concatenate((ids[:1], damaged, ids[-1:]))
+        assert as_range(moved) is moved
+    blocks = np.concatenate([np.arange(32_768) + at for at in (0, 7, 65_536)])
+    assert as_range(blocks) is blocks
