@@ -188,3 +188,34 @@ def test_an_amended_run_is_trained_on_from_its_checkpoint(corpora: list[IndexedD
     check = served_over_a_restart(run.old, run.index, 96)
     assert check.equal
     assert check.served.total.count == run.num_samples == 200
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_samples_left_of_several_epochs_come_by_how_often_their_tokens_were_served(
+    corpora: list[IndexedDataset], epochs: int
+) -> None:
+    """Those of one epoch share no token, and keep their order."""
+    how: Any = {"sequence_length": LENGTH, "seed": 5, "order": "neox"}
+    corpus = corpora[0]
+    planned = megaindex.build_index(corpus, epochs=epochs, **how).num_samples
+    change = BlendChange(consumed_samples=planned // 2, weights={corpus.path_prefix: 1.0})
+    run = amend_run(corpus, num_samples=planned, changes=[change], **how)
+    alone = megaindex.extend_run(
+        corpus, num_samples=planned, consumed_samples=planned // 2,
+        more_samples=planned - planned // 2, **how,
+    )  # fmt: skip
+    expected = run.old if epochs == 1 else alone.index
+    ids = np.arange(planned)
+    for found, right in zip(run.index.locate(ids), expected.locate(ids), strict=True):
+        np.testing.assert_array_equal(found, right)
+    others = alone.index.locate(ids).document.tolist() != run.old.locate(ids).document.tolist()
+    assert others == (epochs == 2)
+
+
+def test_a_run_ends_with_the_samples_that_were_requested(corpora: list[IndexedDataset]) -> None:
+    """Not with those of the epochs that were built for them."""
+    corpus = corpora[0]
+    change = BlendChange(consumed_samples=20, weights={corpus.path_prefix: 1.0})
+    run = amend_run(corpus, sequence_length=LENGTH, num_samples=50, changes=[change])
+    assert run.old.num_samples > 50
+    assert run.num_samples == 50

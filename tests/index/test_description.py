@@ -16,6 +16,8 @@ from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.description import describe_index
 from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.index.mixing import Stratified
+from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
 from megaindex.validation import shown
 
 
@@ -131,3 +133,41 @@ def test_arrays_of_unknown_origin_and_lists_of_documents_are_refused(prefix: str
     some = megaindex.build_index(prefix, sequence_length=32, documents=[1, 3, 5, 6, 7, 9])
     with pytest.raises(InvalidArgument, match="got 6 ids; use a split"):
         describe_index(some)
+
+
+def staged(prefix: str, sequence_length: int) -> StagedIndex:
+    index = megaindex.build_index(prefix, sequence_length=sequence_length, order="epoch")
+    stage = MixedStage(mixing=Stratified(shares=(1,)), sources=(0,), begins=(0,), num_samples=9)
+    return StagedIndex(sources=(index,), stages=(stage,))
+
+
+@pytest.mark.parametrize("ranges", [[[0, 8, 1]], [[0, 9, 2]], [[0, 4, 1], [5, 9, 1]], []])
+def test_parts_with_stages_are_whole(prefix: str, ranges: list[list[int]]) -> None:
+    """A lock of other ranges was changed by hand: its stages begin where the one before ends."""
+    index = StageSequence(parts=(staged(prefix, 16), staged(prefix, 32)))
+    datasets = [megaindex.IndexedDataset(prefix)]
+    node = describe_index(index)
+    assert build_described(node, datasets).num_samples == 18
+    node["parts"][1]["ranges"] = ranges
+    with pytest.raises(InvalidArgument, match="ranges of parts with stages must be .*; restore"):
+        build_described(node, datasets)
+
+
+@pytest.mark.parametrize(
+    ("moved", "is_right"),
+    [([], True), ([[8, 12]], True), ([[8, 11]], False), ([[12, 16]], False), ([[20, 24]], False)],
+)
+def test_moved_samples_are_left_out_of_their_place(
+    prefix: str, moved: list[list[int]], is_right: bool
+) -> None:
+    node = {
+        "order": "skipped", "end": 40, "left_out": [[0, 4], [8, 12]], "moved": moved, "masks": [],
+        "index": describe_index(megaindex.build_index(prefix, sequence_length=16, order="epoch")),
+    }  # fmt: skip
+    datasets = [megaindex.IndexedDataset(prefix)]
+    if is_right:
+        index = build_described(node, datasets)
+        assert index.num_samples == node["index"]["samples"] + sum(b - a for a, b in moved)
+        return
+    with pytest.raises(InvalidArgument, match="moved samples must be ranges of those left out"):
+        build_described(node, datasets)

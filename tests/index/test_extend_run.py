@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,15 @@ def test_the_command_extends_a_blend(
         assert sum(report[shares].values()) == pytest.approx(1)
     assert main(arguments) == 0
     assert f"samples of a further epoch of {corpora[1].path_prefix}" in capsys.readouterr().out
+
+
+def test_a_part_of_an_epoch_of_whole_documents_is_a_part_of_its_samples(tmp_path: Path) -> None:
+    """Which hold padding, so that their number does not follow from the tokens."""
+    corpus = write_corpus(tmp_path / "c", np.random.default_rng(2).integers(1, 90, 300))
+    run = megaindex.extend_run(
+        corpus, sequence_length=64, order="packed", epochs="3/2", more_epochs="1/2"
+    )
+    per_epoch = megaindex.build_index(corpus, sequence_length=64, order="packed").num_samples
+    assert run.old.num_samples == 2 * per_epoch
+    assert run.consumed_samples == 3 * per_epoch // 2
+    assert run.num_samples == run.consumed_samples + per_epoch // 2

@@ -342,3 +342,15 @@ def test_packed_needs_a_name_or_an_order() -> None:
         PackedOrder(max_documents=0)
     assert PackedOrder(max_documents=3).changed_settings == {"max_documents": 3}
     assert PackedOrder().row.order == "packed"
+
+
+def test_input_tokens_are_exact_where_epochs_are_complete() -> None:
+    """A range that ends with an epoch and begins within one has a mean."""
+    packing = packed.pack_counts(np.array([0, 5, 4, 3, 2, 7, 1, 0, 3]), None)
+    size = packing.num_samples
+    for begin in range(2 * size + 1):
+        for end in range(begin, 2 * size + 1):
+            found = sizing.mean_inputs(packing, begin, end)
+            assert found.exact == (begin == end or begin % size == end % size == 0)
+            if found.exact:
+                assert found.tokens == (end - begin) // size * packing.input_tokens
