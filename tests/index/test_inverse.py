@@ -23,6 +23,8 @@ from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import PerStream, Random, Stratified
 from megaindex.index.order_settings import EpochOrder, PackedOrder
+from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
+from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage, StagedIndex
 
@@ -146,6 +148,18 @@ def test_stages(tmp_path: Path, order: str) -> None:
     for source in range(3):
         for chosen in choices(150):
             check(staged, chosen, source)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_of_epochs_that_end_in_empty_documents(seed: int) -> None:
+    lengths = np.random.default_rng(seed).integers(-9, 40, 300).clip(0).astype(np.int32)
+    epochs = EpochIndex(
+        sequence_lengths=lengths, documents=range(300), tokens_per_epoch=int(lengths.sum()),
+        sequence_length=16, seed=seed, source_name="a",
+    )  # fmt: skip
+    index = BlockedIndex(blocks=PassBlocks(epochs, 400), sequence_length=16, num_epochs=3)
+    for chosen in (*choices(300), np.flatnonzero(lengths == 0)):
+        check(index, chosen)
 
 
 def test_extensions(tmp_path: Path) -> None:

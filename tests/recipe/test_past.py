@@ -421,3 +421,18 @@ def test_steps_behind_a_past_are_compared(folder: Path) -> None:
         records.append([loader.state_dict()])
     proof = compare_records(*records)
     assert proof.differences == ("samples before step 36: 144 in the first, 148 in the second",)
+
+
+@pytest.mark.parametrize("left", [LENGTH - 1, LENGTH, LENGTH + 1])
+def test_documents_left_that_fill_no_sample(tmp_path: Path, left: int) -> None:
+    """A sample takes one more token for its last label."""
+    for name in "ab":
+        write_corpus(tmp_path / name, np.array([left, *[70] * 20]))
+    (tmp_path / "read.txt").write_text(" ".join(map(str, range(1, 21))))
+    opened = open_recipe(recipe(tmp_path, "{steps: 9, read: {a: {documents: read.txt}}}"))
+    unread = opened.sources[0].unread
+    assert (0 if unread is None else unread.num_samples) == int(left > LENGTH)
+    first = opened.layout.recipe.first_sample
+    spans = opened.index.locate(np.arange(first, opened.index.num_samples))
+    documents = spans.document[spans.source == 0]
+    assert (documents[0] == 0) == (left > LENGTH)

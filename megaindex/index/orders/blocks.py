@@ -225,7 +225,6 @@ class BlockedIndex(BlockOrder):
         document, begins, lengths = self.blocks.epochs.document_places(epoch, documents)
         starts = self.blocks.starts(epoch)
         within = np.searchsorted(starts, begins, "right") - 1
-        within = np.minimum(within, starts.size - 2)  # documents without tokens at the end
         run, cut, offset, length = cut_in_samples(
             begins - starts[within], lengths, self.sequence_length
         )
