@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.corpora import write_corpus
 from support.megatron_dataset import EOD, Tokenizer
 
 import megaindex
+from megaindex.builders.described import fill_uncounted
 from megaindex.configs.run import BatchSchedule, Data, Run, Source, Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
@@ -207,3 +209,17 @@ def test_the_planner_and_python_take_the_same_buffers(
         else:
             with pytest.raises(InvalidArgument, match="must be a number >= 1 or exact"):
                 use()
+
+
+def test_draws_beyond_a_source_are_those_of_gpt_neox(tmp_path: Path) -> None:
+    """Modulo the length that its datasets report, which is one less than they hold."""
+    corpora = [write_corpus(tmp_path / f"s{k}", np.full(n, 25)) for k, n in enumerate((9, 60))]
+    index = megaindex.build_blend(
+        corpora, weights=[1, 1], num_samples=40, sequence_length=S, seed=SEED, order="neox"
+    )
+    sizes = [each.num_samples for each in index.indices]
+    beyond = replace(index, dataset_sample_index=index.dataset_sample_index + sizes[0] - 3)
+    found = fill_uncounted(beyond, 1).dataset_sample_index.tolist()
+    drawn = zip(beyond.dataset_index.tolist(), beyond.dataset_sample_index.tolist(), strict=True)
+    expected = [k if k < sizes[i] else k % (sizes[i] - 1) for i, k in drawn]
+    assert found == expected != beyond.dataset_sample_index.tolist()

@@ -144,3 +144,20 @@ def test_what_a_recipe_settles_is_no_flag_of_build(
     status, _, err = cli("build", "--recipe", tmp_path / "run.yaml", *given)
     assert status == 2
     assert f"{given[0]}: has no effect with --recipe, which takes only --cache-dir" in err
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_finetuning_samples_fit_their_rows(tmp_path: Path, packed: bool) -> None:
+    """A packed row of 16 has 16 tokens; a document alone has one more, its last label."""
+    for name in ("chat", "labels"):
+        write_corpus(tmp_path / name, np.array([40, 17, 16, 9, 7, 30, 5, 3, 8]))
+    source = f"{{path: chat, kind: finetuning, labels: labels, packed: {str(packed).lower()}}}"
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "sequence_length: 16\nbatch: {micro_batch_size: 1, data_parallel_size: 1}\n"
+        f"sources: {{chat: {source}}}\nstages: {{all: {{steps: 5, mix: {{chat: 1}}}}}}\n"
+    )
+    index = open_recipe(read_recipe(path)).index
+    spans = index.locate(np.arange(index.num_samples))
+    tokens = np.add.reduceat(spans.length, spans.row_splits[:-1])
+    assert tokens.max() == (16 if packed else 17)

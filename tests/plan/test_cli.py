@@ -393,15 +393,16 @@ def test_a_run_of_very_many_epochs_is_planned_without_coverage() -> None:
     assert plan["datasets"][0]["coverage_method"] == "none"
 
 
-def test_a_damaged_index_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_a_damaged_index_is_named(tmp_path: Path, sequence: int) -> None:
     write_corpus(tmp_path / "c", [5, 6, 7])
     raw = bytearray((tmp_path / "c.idx").read_bytes())
-    raw[34:38] = (-5).to_bytes(4, "little", signed=True)
+    raw[34 + 4 * sequence : 38 + 4 * sequence] = (-5).to_bytes(4, "little", signed=True)
     (tmp_path / "c.idx").write_bytes(raw)
     status, _, err = cli("--data-path", tmp_path / "c", "--seq-length", 2, "--epochs", 1,
                          "--global-batch-size", 1)  # fmt: skip
     assert status == 2
-    assert "c.idx: sequence 0 has the length -5" in err
+    assert f"c.idx: sequence {sequence} has the length -5" in err
     assert json.dumps(err).count("\\n") == 1
 
 

@@ -313,3 +313,11 @@ def test_a_quarter_of_the_tokens_unseen_after_one_sample_too_many(tmp_path: Path
     assert row["coverage_method"] == "built"
     np.testing.assert_allclose(shares(row), [0.25, 0.5, 0.25], atol=0.01)
     assert any("stay unseen" in text for text in plan["warnings"])
+
+
+def test_samples_that_are_served_thousands_of_times_have_no_table() -> None:
+    """A loader of a few samples that is read a million times."""
+    draw = draw_of({"order": "neox"}, tokens=1000, length=9, asked=50, served=50)
+    for times, method in ((10_000, "closed-form"), (10_001, "none")):
+        served = [ServedRange(0, 5, times)]
+        assert coverage_module.coverage_of(draw, served, "auto").method == method
