@@ -230,6 +230,25 @@ def test_arguments_that_change_nothing_are_listed() -> None:
     assert read_megatron(words, {}, over=Settings(data_path=("b",))).ignored == ("--mock-data",)
 
 
+def test_exact_epochs_of_megatron_deepspeed_are_off_by_default() -> None:
+    found = flags("--train-data-exact-num-epochs -1")
+    assert (found.order, found.train_data_exact_num_epochs) == ("megatron-legacy", None)
+    assert flags("--train-data-exact-num-epochs 2").train_data_exact_num_epochs == 2
+
+
+def test_the_batch_that_megatron_counts_by_under_a_step_schedule() -> None:
+    """Its global_batch_size is one micro batch on every rank, and sizes the evaluations."""
+    text = (
+        "--data-path a --seq-length 16 --micro-batch-size 2 --train-iters 8 --eval-iters 3 "
+        "--eval-interval 4 --step-batch-size-schedule '0:4 160:12'"
+    )
+    ranks = Settings(world_size=2)
+    run = resolve(merged(read_megatron(text, {}, over=ranks), ranks))
+    assert (run.nominal_batch, run.batch.final) == (4, 12)
+    run = resolve(read_megatron(text.replace("--micro-batch-size 2 ", ""), {}, over=Settings()))
+    assert run.nominal_batch == 12
+
+
 def test_the_release_is_the_default_or_one_that_knows_the_arguments() -> None:
     def release(extra: str, **over: Any) -> str:
         run = resolve(merged(flags(extra, **over), Settings(**over)))

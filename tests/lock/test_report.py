@@ -31,7 +31,7 @@ stages: {main: {steps: 40, mix: {web: 3, "a|b": 1}}}
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path / "web", np.full(60, 40))
-    write_corpus(tmp_path / "code", np.full(9, 33))
+    write_corpus(tmp_path / "code", np.append(np.full(9, 33), 0))
     (tmp_path / "run.yaml").write_text(RECIPE)
     make_lock(read_recipe("run.yaml")).write("run.lock")
     return tmp_path / "run.lock"
@@ -50,6 +50,7 @@ def test_counts_are_those_of_the_samples(lock: Path) -> None:
     again = [int((t - 1).clip(0).sum()) for t in times]
     assert [each.served_again for each in report.sources] == again
     assert again[1] > 0
+    assert [each.documents for each in report.sources] == [60, 9]  # not the empty one
     assert (report.steps, report.samples, report.steps_skipped) == (40, 160, 0)
     assert sum(each.share for each in report.sources) == pytest.approx(1)
 

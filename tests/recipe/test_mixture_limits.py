@@ -155,6 +155,28 @@ def test_what_is_short_is_drawn_from_the_others() -> None:
     assert drawn([half, large], 16, "redistribute") == [5, 11]
 
 
+def test_a_run_that_a_source_stops_has_no_padding() -> None:
+    """As planned, its last batch would be padded; it ends with the last that is full."""
+    stage = RecipeStage(
+        name="one",
+        streams=(Stream(source="a", proportion=Fraction(1)),),
+        length=Target(kind="samples", value=Fraction(100)),
+    )
+    source = RecipeSource(name="a", tokens=10**4, max_epochs=Fraction(1))
+    recipe = Recipe(
+        sequence_length=S, batch=BatchSchedule.constant(12), stages=(stage,), sources=(source,),
+        tail="pad", exhaustion="stop",
+    )  # fmt: skip
+    found = {
+        samples: resolve_recipe(recipe, [SourceSize(tokens=10**4, documents=1, samples=samples)])
+        for samples in (30, 100)
+    }
+    assert [(each.num_samples, each.samples_masked) for each in found.values()] == [
+        (24, 0),
+        (100, 8),
+    ]
+
+
 def test_a_redistributed_stage_that_ends_early_keeps_its_shares() -> None:
     """b holds a fifth of what it is to give, so a gives more from the start. Cut short, the stage
     would fit without that, and must draw what it drew all the same."""

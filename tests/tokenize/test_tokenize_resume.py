@@ -24,6 +24,7 @@ from megaindex.format.provenance import nameless_file
 from megaindex.tokenize import encode, tokenize, work_folder
 from megaindex.tokenize import run as run_module
 from megaindex.tokenize.inputs import find_sources
+from megaindex.tokenize.tokenizers import find_tokenizer, load
 from megaindex.tokenize.work_folder import WorkFolder
 
 LINES = [f"line number {i} of a corpus that takes a while" for i in range(8_000)]
@@ -477,6 +478,38 @@ def test_an_input_that_changes_meanwhile_is_noticed(
     monkeypatch.setattr(WorkFolder, "write_done", write)
     with pytest.raises(StorageError, match=r"small\.jsonl: changed while it was tokenized"):
         run(tmp_path / "o", [small], part_bytes=2000)
+    assert not (tmp_path / "o.bin").exists()
+
+
+def test_a_tokenizer_that_is_replaced_before_a_worker_loads_it_is_noticed(tmp_path: Path) -> None:
+    path = train_bpe(tmp_path / "bpe")
+    file = find_tokenizer(path, add_special_tokens=True)
+    path.write_bytes(train_bpe(tmp_path / "other", 300).read_bytes())
+    with pytest.raises(StorageError, match="changed since the run began .*; restore it, or start"):
+        load(file)
+
+
+def test_an_input_of_finished_parts_that_changes_meanwhile_is_noticed(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No part of it is read in this run, and its parts are those of the file that it was."""
+    done = tmp_path / "done.jsonl"
+    done.write_text(40 * ('{"text": "' + 87 * "x" + '"}\n'))  # two parts
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stopped):
+            run(tmp_path / "o", [done, small], part_bytes=2000)
+    assert finished(tmp_path / "o") == 2
+    real = WorkFolder.write_done
+
+    def write(folder: WorkFolder, one: Any) -> None:
+        real(folder, one)
+        with open(done, "a") as file:
+            file.write('{"text": "more"}\n')
+
+    monkeypatch.setattr(WorkFolder, "write_done", write)
+    with pytest.raises(StorageError, match=r"done\.jsonl: changed while it was tokenized"):
+        run(tmp_path / "o", [done, small], part_bytes=2000)
     assert not (tmp_path / "o.bin").exists()
 
 

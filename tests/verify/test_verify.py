@@ -127,6 +127,12 @@ def test_tokens_beyond_the_vocabulary_are_counted_and_located(
     assert (partial.where, partial.found) == ("byte 48", "1 bytes")
 
 
+def test_a_cache_of_an_interrupted_build_is_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "tmp.0f.1").mkdir()
+    (report,) = verify_all(tmp_path)
+    assert (report.kind, report.counted["entries"]) == ("cache", 0)
+
+
 def test_negative_ids_are_outside_every_vocabulary(tmp_path: Path) -> None:
     with megaindex.IndexedDatasetWriter(tmp_path / "c", np.int32) as writer:
         writer.add_document([1, -100, 3])
