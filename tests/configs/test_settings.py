@@ -110,6 +110,11 @@ def test_epochs_of_each_source() -> None:
              "global_batch_size": 8, "micro_batch_size": 1, "data_parallel_size": 1},
             "batch of 12 samples must be a multiple of its micro batch 8 x data-parallel size 1",
         ),
+        (
+            {"order": "megatron", "batch_schedule": "0:4 160:12", "eval_micro_batch_size": 3,
+             "global_batch_size": None, "micro_batch_size": 4, "data_parallel_size": 1},
+            "batch of 4 samples must be a multiple of its micro batch 3 x data-parallel size 1",
+        ),
         ({"phase_transition_iterations": (5, 5)}, "must be positive and rising"),
         ({"phase_transition_iterations": (0,)}, "must be positive and rising"),
         ({"consumed_samples": "x"}, "--consumed-samples: 'x' is not a whole number"),

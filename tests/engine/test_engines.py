@@ -94,3 +94,7 @@ def test_a_task_runs_where_the_command_was_started_on_few_threads(
     share = str(max(1, len(os.sched_getaffinity(0)) // engine.workers))
     local = os.environ.get("MEGAINDEX_NUM_THREADS", share)
     assert threads == (local if isinstance(engine, LocalEngine) else "1")
+    if isinstance(engine, LocalEngine):  # workers inherit the variable
+        monkeypatch.setenv("MEGAINDEX_NUM_THREADS", "7")
+        ((_, (_, threads)),) = engine.run(where_and_what, [None])
+        assert threads == "7"

@@ -201,6 +201,19 @@ def test_the_state_of_one_rank_is_counted_by_one_of_fewer_ranks(folder: Path) ->
         assert [each.receipt.count for each in ranks] == counts
 
 
+def test_a_receipt_is_continued_by_a_run_that_sources_joined() -> None:
+    web, code = "0" * 32, "1" * 32
+    before, after = Recorder([web]), Recorder([web, code])
+    before.add_rows([[7, 1, 2]])
+    after.load_state_dict(before.state_dict())
+    assert after.receipt == before.receipt
+    for others in ([code, web], [code]):
+        with pytest.raises(InvalidArgument, match="fingerprints must be"):
+            Recorder(others).load_state_dict(before.state_dict())
+    with pytest.raises(InvalidArgument, match="fingerprints must be"):
+        before.load_state_dict(after.state_dict())
+
+
 def test_contents_are_those_of_the_files_that_were_opened(folder: Path) -> None:
     """A corpus that is written again in mid-run is not taken for the one that was served."""
     loader = runs.text_loader(folder, 0)

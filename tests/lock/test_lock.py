@@ -322,6 +322,31 @@ def test_a_side_has_the_samples_that_the_run_serves(name: str) -> None:
     assert side_from_lock(f"{name}.lock").index.num_samples == served
 
 
+def test_a_padded_last_step_is_served() -> None:
+    torch = pytest.importorskip("torch")
+    lock = make_lock(
+        data_path=["data/web"], order="epoch", seq_length=8, micro_batch_size=2,
+        data_parallel_size=1, global_batch_size=4, train_samples=10, tail="pad",
+    )  # fmt: skip
+    loader = open_run(lock.write("padded.lock"))
+    rows = torch.cat([batch["loss_mask"].any(dim=1) for batch in loader])
+    assert (loader.consumed_samples, rows.sum().item(), rows.numel()) == (10, 10, 12)
+
+
+def test_hashes_of_large_corpora_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("make", "check"):
+        monkeypatch.setattr(f"megaindex.lock.{module}.LEAST_CHUNK", 64)
+    monkeypatch.setattr("megaindex.lock.make._MOST_CHUNKS", 8)
+    settings: dict[str, Any] = {
+        "data_path": ["data/web", "data/code"], "order": "epoch", "seq_length": 8,
+        "global_batch_size": 4, "train_iters": 2,
+    }  # fmt: skip
+    lock = make_lock(tokens=True, **settings).write("few.lock")
+    chunks = [len(each) // 16 for each in lock.content["tokens"]["hashes"]]
+    assert 2 < sum(chunks) <= 8 + len(chunks)
+    assert rules("few.lock", tokens=True) == []
+
+
 def test_a_lock_is_moved_with_its_data_or_without(tmp_path: Path) -> None:
     home, names = Path.cwd(), [Path(source.path).name for source in read_lock("neox.lock").sources]
     shutil.copytree("data", tmp_path / "copy" / "data")

@@ -132,6 +132,23 @@ def test_progress_of_a_source_shorter_than_another_sources_samples(folder: Path)
     assert row.epochs == epochs
 
 
+def test_a_limit_within_an_epoch_of_blocks_is_rounded_down(folder: Path) -> None:
+    recipe = three_stages(folder)
+    blocks = open_recipe(recipe).layout.sizes[0].blocks
+    assert blocks is not None
+    epoch = blocks.samples_in_epochs(1)
+    limited = replace(recipe.sources[0], max_fraction=Fraction(83, 4 * epoch))  # 20.75 samples
+    first = stage("short", 99, {"web": 1}, micro_batch_size=1, data_parallel_size=1,
+                  batch=BatchSchedule.constant(1))  # fmt: skip
+    stopped = replace(
+        recipe,
+        sources=(limited, recipe.sources[1]),
+        stages=(first, *recipe.stages[1:]),
+        exhaustion="stop",
+    )
+    assert open_recipe(stopped).layout.drawn() == [20, 0]
+
+
 def test_a_stage_in_which_a_source_ends_has_one_shape(folder: Path) -> None:
     """Code ends in the stage of samples of 16, whose micro batches begin with the stage."""
     recipe = three_stages(folder)

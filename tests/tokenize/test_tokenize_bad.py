@@ -24,7 +24,7 @@ from support.tokenizing import (
 
 from megaindex import tokenize
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
-from megaindex.tokenize.tokenizers import Bytes
+from megaindex.tokenize.tokenizers import Bytes, find_tokenizer, load
 
 GOOD = b'{"text": "good"}\n'
 BAD_LINES = {
@@ -368,7 +368,6 @@ def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
 
 def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
     from megaindex.tokenize.inputs import check_settings
-    from megaindex.tokenize.tokenizers import find_tokenizer, load
 
     for path, named in (
         (train_bpe(tmp_path / "bpe"), r"; its special tokens are '<eos>' \(1\), '<bos>' \(0\)$"),
@@ -384,6 +383,15 @@ def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
         size = load(file).vocab_size
         with pytest.raises(InvalidArgument, match=f"an id from 0 to {size - 1}, got {size}"):
             check_settings(file, ["text"], eod=size, append_eod=False, dtype=None)
+
+
+def test_white_space_before_a_tokenizer_json(tmp_path: Path) -> None:
+    path = train_bpe(tmp_path / "bpe")
+    plain = find_tokenizer(path, add_special_tokens=True)
+    path.write_text(f"\n  {path.read_text()}")
+    spaced = find_tokenizer(path, add_special_tokens=True)
+    assert spaced.library == plain.library == "tokenizers"
+    assert load(spaced).vocab_size > 256
 
 
 def test_an_input_by_a_url_of_a_file(tmp_path: Path) -> None:

@@ -103,13 +103,22 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"text": [None if n % 5 == 0 else f"row {n}" for n in range(40)]})
-    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7, **plain)
     run(tmp_path / "o", [tmp_path / "a.parquet"], part_bytes=1, on_bad_line="skip")
     found, data = opened(tmp_path / "o"), IndexedDataset(str(tmp_path / "o"))
     rows = found.locate(np.arange(32))
     assert [f"row {n}".encode() for n in rows.row] == [bytes(d.astype(np.uint8)) for d in data]
     assert not found.files[0].has_bytes
     assert verify(tmp_path / "o", inputs=True).is_clean
+    size = (tmp_path / "a.parquet").stat().st_size
+    texts, more = table.column("text").to_pylist()[:39], 0
+    for _ in range(6):  # another file of the same size, without the last row
+        shorter = pyarrow.table({"text": [*texts[:-1], "x" * more]})
+        parquet.write_table(shorter, tmp_path / "a.parquet", row_group_size=7, **plain)
+        more += size - (tmp_path / "a.parquet").stat().st_size
+    (finding,) = verify(tmp_path / "o", inputs=True).findings
+    assert (finding.rule, finding.where, finding.found) == ("input-rows", "row 39", "39 rows")
 
 
 def test_merging_and_splitting_carry_it_on(
@@ -178,6 +187,17 @@ def test_inputs_that_changed_are_found(tmp_path: Path, change: Any, where: str) 
     report = verify(tmp_path / "o", inputs=True)
     assert report.is_clean
     assert report.counted["input files read"] == 0
+
+
+def test_an_input_with_a_line_less_of_the_same_size_is_found(tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b'{"text": "a"}\n\n{"text": "b"}\n')
+    run(tmp_path / "o", [source])
+    source.write_bytes(b'{"text": "a"}\n {"text": "b"}\n')
+    (finding,) = verify(tmp_path / "o", inputs=True).findings
+    assert (finding.where, finding.found, finding.expected) == (
+        "the file", "2 lines", "3 lines or more",
+    )  # fmt: skip
 
 
 def test_imports_record_the_rows_of_their_source(tmp_path: Path) -> None:
