@@ -136,7 +136,7 @@ def test_locate_refuses_samples_that_do_not_exist(corpus: IndexedDataset) -> Non
         ({"documents": [0, 400]}, "documents must be from 0 to 399, got 400"),
         ({"documents": [0.5]}, "documents must be integers in one dimension"),
         ({"documents": [0, 2**31 - 1]}, "must be from 0 to 399, got 2147483647"),
-        ({"documents": [2**31, 0]}, r"documents must be below 2\*\*31, got 2147483648"),
+        ({"documents": [2**31, 0]}, r"documents must be from 0 and below 2\*\*31, got 2147483648"),
         ({"documents": [], "order": "neox"}, "selects none of the 400 sequences"),
         ({"documents": [1], "split": "1"}, "give one of them"),
         ({"split": "1,2,3,4"}, "split must be up to three non-negative numbers"),
