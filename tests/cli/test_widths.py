@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.text import Text
 from support.command_line import Terminal, cli
 from support.corpora import write_corpus
 
 from megaindex.cli import main
-from megaindex.console import FittedTable, ShortNames, TableColumn, distinct, elided
+from megaindex.console import FittedTable, ShortNames, TableColumn, distinct, elided, print_view
 from megaindex.lock import make_lock
 
 WIDTHS = (60, 80, 120)
@@ -95,6 +96,18 @@ def shown(words: list[object], width: int, folder: Path, monkeypatch: pytest.Mon
     with contextlib.redirect_stdout(out):
         assert main([str(word) for word in words]) in (0, 1)
     return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+
+
+def test_only_what_has_a_style_is_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers and paths in a sentence have none."""
+    for name in ("NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = Terminal()
+    print_view("built 1,562 samples of '/data/web' in 3.5 s", out)
+    assert out.getvalue() == "built 1,562 samples of '/data/web' in 3.5 s\n"
+    print_view(Text("3 epochs", "bold"), out)
+    assert "\x1b[1m3 epochs\x1b[0m\n" in out.getvalue()
 
 
 def pieces(text: str) -> set[str]:
