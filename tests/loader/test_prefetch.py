@@ -9,10 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support.corpora import write_corpus
 
+from megaindex import IndexedDataset, build_index
 from megaindex.errors import InvalidArgument
+from megaindex.loader import token_readers
 from megaindex.loader.batch_reader import ReadAhead
 
 
@@ -180,3 +184,24 @@ def test_sizes_are_checked(depth: int, threads: int) -> None:
         InvalidArgument, match=f"must be at least 1, got depth={depth}, threads={threads}"
     ):
         ReadAhead(iter(()), str, depth=depth, threads=threads)
+
+
+@pytest.mark.parametrize(("there", "is_warm"), [(5, True), (4, False), (0, False)])
+def test_pages_are_requested_unless_all_are_in_memory(
+    there: int, is_warm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "web", [40] * 100)
+    dataset = IndexedDataset(tmp_path / "web")
+    spans = build_index(dataset, sequence_length=16, order="window").locate([3, 90])
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(token_readers, "_MERGE_GAP", 0)
+    monkeypatch.setattr(token_readers, "resident_pages", lambda *_: (there, 5))
+    monkeypatch.setattr(token_readers, "will_need", lambda *place: asked.append(place))
+    assert token_readers.PrefetchingTokens((dataset,)).prefetch(spans) == is_warm
+    begin = int(dataset.tokens.__array_interface__["data"][0])
+    found = sorted((address - begin, address - begin + nbytes) for address, nbytes in asked)
+    first = spans.row_splits[:-1]
+    places = (spans.document[first] * 40 + spans.offset[first]).tolist()
+    size = dataset.dtype.itemsize
+    rows = sorted((place * size, (place + 17) * size) for place in places)
+    assert found == ([] if is_warm else rows)
