@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from megaindex.configs.run import BatchSchedule, Data, Evaluation, Run, Source, Target
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
+from megaindex.plan.sizing import ServedRange, loader_passes
 
 ORDERS = st.sampled_from(sorted(FRAMEWORK_RULES.keys() - {"packed"}))  # it needs the lengths
 TOKENS = st.lists(st.integers(40, 4000), min_size=1, max_size=4)
@@ -176,3 +177,53 @@ def test_evaluations_are_counted_as_megatron_counts_them(
     assert [row.drawn for row in plan.datasets[1:]] == [
         plan.evaluation.valid_samples, plan.evaluation.test_samples,
     ]  # fmt: skip
+
+
+def test_a_resumed_schedule_requests_what_the_whole_run_does() -> None:
+    """Megatron builds for all iterations at the nominal batch, also those before a resume."""
+    batch = BatchSchedule(stages=((0, 4), (40, 8), (120, 16)))
+    settings: dict[str, Any] = {
+        "batch": batch,
+        "micro_batch_size": 2,
+        "data_parallel_size": 2,
+    }
+    whole = plan_of("megatron", [5000], "iterations", 30, **settings)
+    for made in (0, 7, 12, 25):
+        rest = plan_of(
+            "megatron", [5000], "iterations", 30 - made,
+            consumed_samples=batch.samples_after(made), **settings,
+        )  # fmt: skip
+        assert rest.samples_consumed == whole.samples_consumed
+        assert rest.datasets[0].requested == whole.datasets[0].requested
+
+
+def test_a_source_that_is_not_drawn_is_built_for_a_sample() -> None:
+    """A dataset of none would report a length of -1 to GPT-NeoX."""
+    plan = plan_of(
+        "neox", [900, 900], "iterations", 1, [10.0, 1.0], variance_buffer="exact",
+        batch=BatchSchedule.constant(1),
+    )  # fmt: skip
+    assert [row.drawn for row in plan.datasets] == [1, 0]
+    assert [row.requested for row in plan.datasets] == [1, 1]
+
+
+def test_validation_of_a_resumed_neox_run_goes_on_by_micro_batches() -> None:
+    """Its first batch is counted in micro batches of training, several for an iteration."""
+    run = Run(
+        order="neox",
+        sequence_length=8,
+        data=Data(**{split: sources([900], None) for split in ("train", "valid", "test")}),
+        batch=BatchSchedule.constant(16),
+        micro_batch_size=2,
+        data_parallel_size=2,
+        gradient_accumulation_steps=4,
+        target=Target(kind="iterations", value=Fraction(9)),
+        evaluation=Evaluation(interval=3, iterations=2),
+        consumed_samples=5 * 16,
+    )
+    passes = loader_passes(run, [100], "valid", 200)
+    assert passes.limit == 96  # of 99, in micro batches of 4
+    assert passes.before == 1 * 2 * 16  # an evaluation before the resume
+    assert passes.resumed_at == 20 // 3 * 2 * 4  # 20 micro batches were trained on
+    fewer = loader_passes(run, [100], "valid", 80)
+    assert fewer.positions() == (ServedRange(0, 32, 1), ServedRange(48, 96, 1))
