@@ -227,3 +227,7 @@ def test_validation_of_a_resumed_neox_run_goes_on_by_micro_batches() -> None:
     assert passes.resumed_at == 20 // 3 * 2 * 4  # 20 micro batches were trained on
     fewer = loader_passes(run, [100], "valid", 80)
     assert fewer.positions() == (ServedRange(0, 32, 1), ServedRange(48, 96, 1))
+    train = loader_passes(run, [50], "train", 120)  # a loader of 48, resumed in its second pass
+    assert (train.limit, train.before, train.resumed_at) == (48, 80, 32)
+    assert sum(part.size for part in train.positions()) == 120
+    assert max(part.end for part in train.positions()) == 48
