@@ -321,3 +321,24 @@ def test_samples_that_are_served_thousands_of_times_have_no_table() -> None:
     for times, method in ((10_000, "closed-form"), (10_001, "none")):
         served = [ServedRange(0, 5, times)]
         assert coverage_module.coverage_of(draw, served, "auto").method == method
+
+
+def test_draws_that_are_not_counted_have_no_counted_coverage(tmp_path: Path) -> None:
+    """They are an estimate, whatever was asked for."""
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        write_corpus(path, np.full(60, 40))
+    for counts, method in (("exact", "built"), ("bounds", "expected")):
+        plan = plan_json(
+            "--data-path", 0.7, paths[0], 0.3, paths[1], "--seq-length", 16,
+            "--global-batch-size", 4, "--train-iters", 60, "--coverage", "exact",
+            "--blend-counts", counts,
+        )  # fmt: skip
+        assert {row["coverage_method"] for row in plan["datasets"]} == {method}
+
+
+@pytest.mark.parametrize(("mixed", "method"), [(1, "closed-form"), (3, "expected")])
+def test_a_part_of_mixed_epochs_may_repeat_a_token(mixed: int, method: str) -> None:
+    """Also the first samples, as many as an epoch holds."""
+    draw = draw_of({"order": "epoch", "epochs_mixed": mixed}, 1000, 9, asked=50, served=50)
+    assert coverage_module.coverage_of(draw, None, "auto").method == method

@@ -181,7 +181,7 @@ def test_evaluations_are_counted_as_megatron_counts_them(
 
 def test_a_resumed_schedule_requests_what_the_whole_run_does() -> None:
     """Megatron builds for all iterations at the nominal batch, also those before a resume."""
-    batch = BatchSchedule(stages=((0, 4), (40, 8), (120, 16)))
+    batch = BatchSchedule(stages=((0, 4), (40, 8), (120, 16)), stepped=True)
     settings: dict[str, Any] = {
         "batch": batch,
         "micro_batch_size": 2,
@@ -231,3 +231,16 @@ def test_validation_of_a_resumed_neox_run_goes_on_by_micro_batches() -> None:
     assert (train.limit, train.before, train.resumed_at) == (48, 80, 32)
     assert sum(part.size for part in train.positions()) == 120
     assert max(part.end for part in train.positions()) == 48
+
+
+@pytest.mark.parametrize(("start", "at"), [(0, [3, 6, 9]), (3, [3, 6, 9]), (5, [6, 9]), (10, [])])
+def test_evaluations_of_a_run_are_those_of_its_iterations(start: int, at: list[int]) -> None:
+    """At each interval from a start on, and one after training."""
+    plan = plan_of(
+        "megatron", [5000], "iterations", 10,
+        evaluation=Evaluation(interval=3, iterations=2, start=start),
+        data=Data(**{split: sources([5000], None) for split in ("train", "valid", "test")}),
+    )  # fmt: skip
+    assert plan.evaluation is not None
+    assert plan.evaluation.rounds_run == len(at) + 1
+    assert plan.evaluation.valid_samples_read == (len(at) + 1) * 2 * 4
