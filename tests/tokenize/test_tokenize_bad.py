@@ -385,6 +385,20 @@ def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
             check_settings(file, ["text"], eod=size, append_eod=False, dtype=None)
 
 
+def test_a_zstd_file_may_begin_with_a_frame_that_is_skipped(tmp_path: Path) -> None:
+    """As pzstd writes them, with the size of the frame that follows."""
+    text = b'{"text": "one"}\n{"text": "two"}\n'
+    (tmp_path / "a.jsonl").write_bytes(text)
+    packed = zstandard.ZstdCompressor().compress(text)
+    size = (4).to_bytes(4, "little")
+    for kind in (0x50, 0x5F):
+        head = bytes([kind]) + b"\x2a\x4d\x18" + size + len(packed).to_bytes(4, "little")
+        (tmp_path / "a.jsonl.zst").write_bytes(head + packed)
+        run(tmp_path / f"o{kind}", [tmp_path / "a.jsonl.zst"])
+        run(tmp_path / f"p{kind}", [tmp_path / "a.jsonl"])
+        assert pair(tmp_path / f"o{kind}") == pair(tmp_path / f"p{kind}")
+
+
 def test_white_space_before_a_tokenizer_json(tmp_path: Path) -> None:
     path = train_bpe(tmp_path / "bpe")
     plain = find_tokenizer(path, add_special_tokens=True)
