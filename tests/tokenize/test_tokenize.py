@@ -208,7 +208,14 @@ def test_the_token_type_is_megatrons(tmp_path: Path) -> None:
     assert made.pairs[0].dtype == "int64"
 
 
-@pytest.mark.parametrize("entry", [{"eos_token": "<eos>"}, {"sep_token": {"content": "<eos>"}}])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"eos_token": "<eos>"},
+        {"sep_token": {"content": "<eos>"}},
+        {"sep_token": "<bos>", "eos_token": "<eos>"},
+    ],
+)
 def test_the_tokenizers_own_end(tmp_path: Path, bpe: Path, pieces: Path, entry: Any) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", ["text"])
     folder = tmp_path / "folder"
