@@ -20,6 +20,7 @@ from support.neox_running import arguments, batches, loaders_of
 import megaindex
 import megaindex.adapters.megatron
 import megaindex.adapters.neox
+from megaindex.adapters.policy import make_policy
 from megaindex.errors import InvalidArgument
 from megaindex.index.order_settings import make_order
 
@@ -263,6 +264,11 @@ def test_classes_that_cannot_have_a_final_epoch(
                 build(core, (90, 0, 0), tmp_path, cls=cls, **config)
     finally:
         megaindex.adapters.megatron.uninstall()
+
+
+def test_a_buffer_of_a_single_path_is_rounded_up() -> None:
+    policy = make_policy("neox", 1.05)
+    assert [policy.enlarged(n) for n in (10, 20, 0, None)] == [11, 21, 0, None]
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=["megatron", "neox"])
