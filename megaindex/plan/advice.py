@@ -161,7 +161,7 @@ def _loader_errors(run: Run, plan: Plan) -> Iterator[str]:
         if empty and blended:
             yield (
                 f"{loader.split}: GPT-NeoX ends with a ValueError before step 1: {empty[0].name} "
-                f"has no sample: {_more_data(run, loader.split)}"
+                "has no sample: remove it, or give it more documents"
             )
         elif loader.samples_counted == 0 and (loader.split != "test" or loader.samples_read):
             when = "where the test begins" if loader.split == "test" else "before step 1"

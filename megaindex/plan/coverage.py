@@ -285,11 +285,9 @@ def _coverage_of_repeats(
 
     One epoch has a closed form; more are counted where that is cheap, or expected.
     """
-    most = max((part.times for part in served), default=0)
+    most = max(part.times for part in served)
     if method == "none" or most > _MOST_TIMES:
         return Coverage(method="none")
-    if not served:
-        return Coverage(method="closed-form", tokens=(1.0, 0.0))
     if draw.epochs == 1 and method != "exact" and draw.part.packing is None:
         shares = [0.0] * (most + 1)
         for part in served:

@@ -118,8 +118,7 @@ def packed_inputs(run: Run, part: SplitPart, row: Row) -> InputTokens:
     """
     packing = part.packing
     assert packing is not None
-    if row.drawn is None:
-        return mean_inputs(packing, 0, sum(row.drawn_bounds) // 2)._replace(exact=False)
+    assert row.drawn is not None, "draws of our orders are always counted"
     mean = mean_inputs(packing, 0, row.drawn)
     if mean.exact:
         return mean

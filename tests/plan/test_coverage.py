@@ -99,6 +99,17 @@ def test_counting_runs_equals_counting_tokens(
     assert np.trim_zeros(documents, "b").tolist() == expected_documents
 
 
+def test_progress_of_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "_SAMPLES_AT_ONCE", 7)
+    dataset = write_corpus(tmp_path / "c", [30, 40, 50])
+    index = build_index(dataset, sequence_length=5, seed=5)
+    told: list[tuple[int, int]] = []
+    counting.count_served(
+        index, 20, dataset.sequence_lengths, 0, lambda *counts: told.append(counts)
+    )
+    assert told == [(7, 20), (14, 20), (20, 20)]
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefix = tmp_path_factory.mktemp("coverage") / "c"
@@ -253,6 +264,16 @@ def test_what_is_left_over_is_expected_to_be_missed() -> None:
         draw_of(ROWS[0], 10000, 2048, 14, 14), row=framework_rules("neox"), epochs=3, built=14
     )
     assert coverage_module.expected(drawn).tokens[3] == pytest.approx(0.873, abs=1e-3)
+
+
+@pytest.mark.parametrize("epochs", [40, 41])
+def test_samples_served_again_of_many_epochs_are_not_expected(epochs: int) -> None:
+    """As many epochs as tables of copies are made for."""
+    words = ["--order", "neox", "--tokens-per-epoch", 10000, "--seq-length", 2048,
+             "--global-batch-size", 1, "--epochs", epochs]  # fmt: skip
+    row = plan_json(*words)["datasets"][0]
+    assert (row["epochs"], row["distinct"]) == (epochs, row["drawn"] - 1)
+    assert row["coverage_method"] == ("expected" if epochs == 40 else "none")
 
 
 def test_samples_served_again_are_expected_as_their_mean_over_seeds(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from support.command_line import plan_json
 from support.corpora import write_corpus
 
 import megaindex
+from megaindex.index.blending import GreedyDraws
 from megaindex.plan import make_plan, make_recipe_plan
 from megaindex.plan.model import epochs_text
 from megaindex.recipe import plan_recipe, read_recipe
@@ -170,6 +171,49 @@ def test_rows_leave_out_what_dropped_steps_do_not_serve() -> None:
         assert row.drawn == drawn
         assert row.coverage.tokens[1] == pytest.approx(drawn * 16 / 1700)
         assert not any("skipped samples included" in text for text in plan.warnings)
+
+
+def test_moved_samples_that_fill_no_batch_are_left_out() -> None:
+    """Steps of 4 samples at the end of the run, after a step of 2 was moved."""
+    plan = make_plan(
+        order="window", sequence_length=8, tokens_per_epoch=1000, batch_schedule="0:2 160:4",
+        train_samples=80, skip=megaindex.Skip(steps=3, move=True),
+    )  # fmt: skip
+    assert plan.skip is not None
+    assert (plan.skip.samples_left_over, plan.rows("train")[0].drawn) == (2, 78)
+    assert list(plan.skip.lines()) == [
+        "1 step moved behind the end, 2 samples",
+        "2 moved samples of an incomplete last step not served; tail pad serves them",
+        "24 steps made in all",
+    ]
+
+
+def test_phases_count_the_samples_of_their_order_with_skips() -> None:
+    settings: dict[str, Any] = {**SIZED, "order": "megatron", "train_iters": 12,
+                                "phase_transition_iterations": [5]}  # fmt: skip
+    plain, skipped = make_plan(**settings), make_plan(**settings, skip=megaindex.Skip(steps=3))
+    assert skipped.datasets == plain.datasets
+    assert skipped.warnings == (
+        *plain.warnings,
+        "draws, epochs and coverage are those of the order, skipped samples included; "
+        "`megaindex audit` counts what is served",
+    )
+    assert skipped.skip is not None
+    assert (skipped.skip.steps_dropped, skipped.skip.steps_made) == (1, 11)
+
+
+def test_iterations_that_are_not_counted_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the next epoch, where only the draws of this one are within the work of a plan."""
+    settings: dict[str, Any] = {
+        "order": "neox", "tokens_per_epoch": [400, 300], "sequence_length": 8, "weights": [2, 1],
+        "variance_buffer": "exact", "train_samples": 50, "tail": "pad", "global_batch_size": 100,
+    }  # fmt: skip
+    counted = make_plan(**settings)
+    assert [each.train_iters for each in counted.neighbours] == [0, 1]
+    monkeypatch.setattr(GreedyDraws, "_may_count", lambda _, samples: samples < 100)
+    plan = make_plan(**settings)
+    assert plan.neighbours == ()
+    assert plan.datasets == counted.datasets
 
 
 def test_numbers_of_epochs_as_text() -> None:

@@ -20,6 +20,7 @@ from megaindex.format import IndexedDatasetWriter
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.coverage import count_served
 from megaindex.plan.export import export_settings
+from megaindex.plan.sizing import LoaderPasses, loader_passes
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 RUNS = [pytest.param(run, id=f"{k}-{run['kind']}") for k, run in enumerate(GOLDEN["runs"])]
@@ -116,6 +117,99 @@ def test_what_was_read_is_printed(case: dict[str, Any], tmp_path: Path) -> None:
     again = resolve(read_neox([file]))
     assert make_plan(again).to_json() == plan.to_json()
     assert (again.data, again.packing, again.target) == (run.data, run.packing, run.target)
+
+
+EPOCHS: dict[str, Any] = {
+    **{f"{split}_data_paths": ["@a"] for split in SPLITS}, "train_epochs": 2, "seq_length": 8,
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "global_num_gpus": 1,
+    "eval_iters": 1, "eval_interval": 5,
+}  # fmt: skip
+
+
+def test_epochs_of_sources_that_hold_no_sample(tmp_path: Path) -> None:
+    keys = {**EPOCHS, "train_data_paths": ["@a", "@tiny"]}
+    case = {"corpora": {"a": [30] * 9, "tiny": [5]}, "prompts": {}, "keys": keys}
+    plan = make_plan(run_of(case, tmp_path))
+    assert [row.built for row in plan.rows("train")] == [33, 0]
+    error = (
+        f"train: GPT-NeoX ends with a ValueError before step 1: {tmp_path}/tiny has no sample: "
+        "remove it, or give it more documents"
+    )
+    assert plan.caution == error
+    assert plan.warnings.count(error) == 1
+    few = {"corpora": {"few": [9] * 3}, "prompts": {}}
+    with pytest.raises(InvalidArgument) as caught:
+        make_plan(run_of({**few, "keys": {**EPOCHS, "train_data_paths": ["@few"]}}, tmp_path))
+    assert str(caught.value) == (
+        "train_epochs: one epoch of the sources holds less than a micro batch of 4 samples, and "
+        "GPT-NeoX ends with a ZeroDivisionError; lower the batch size"
+    )
+
+
+@pytest.mark.parametrize(
+    ("consumed", "before", "resumed_at"),
+    [
+        (0, 0, 0),
+        (80, 48, 48),  # 4 rounds of 3 · 4 samples; 40 micro batches of training
+        (92, 48, 54),  # 4 rounds; 46 micro batches, 9 rounds of 3 · 2 samples
+        (240, 132, 6),  # more than the 132 samples of 11 rounds; 144 modulo 138
+    ],
+)
+def test_validation_of_a_resumed_run(
+    consumed: int, before: int, resumed_at: int, tmp_path: Path
+) -> None:
+    """GPT-NeoX resumes it at the micro batches of training, not at those of the rounds made."""
+    keys = {**EPOCHS, "train_iters": 50, "train_micro_batch_size_per_gpu": 2, "eval_iters": 3,
+            "gradient_accumulation_steps": 2}  # fmt: skip
+    del keys["train_epochs"]
+    case = {"corpora": {"a": [30] * 40}, "prompts": {}, "keys": keys}
+    run = replace(run_of(case, tmp_path), consumed_samples=consumed)
+    passes = loader_passes(run, [70, 70], "valid", 132)
+    assert passes == LoaderPasses(samples=132, limit=138, before=before, resumed_at=resumed_at)
+    served = list(range(before))
+    place = resumed_at
+    while len(served) < 132:
+        served.append(place)
+        place = place + 1 if place + 1 < 138 else resumed_at
+    times = np.zeros(138, int)
+    for part in passes.positions():
+        times[part.begin : part.end] += part.times
+    assert times.tolist() == np.bincount(served, minlength=138).tolist()
+    test = loader_passes(run, [70, 70], "test", 132)
+    assert test == LoaderPasses(samples=132, limit=138)
+
+
+@pytest.mark.parametrize("pack_impl", ["unpacked", "pack_until_overflow"])
+def test_packing_is_built_where_that_is_cheap_or_asked_for(
+    pack_impl: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epochs of unpacked documents follow from their number, those of packed ones do not."""
+    case = next(
+        run for run in GOLDEN["runs"]
+        if run["keys"].get("pack_impl") == pack_impl and "error" not in run
+    )  # fmt: skip
+    run = run_of(case, tmp_path)
+    epochs, methods = {}, {}
+    for limit in (10**9, 10):
+        monkeypatch.setattr("megaindex.plan.plan.BUILD_LIMIT", limit)
+        for coverage in ("auto", "exact", "none"):
+            rows = make_plan(replace(run, coverage=coverage)).rows("train")
+            epochs[limit, coverage] = [row.epochs for row in rows]
+            methods[limit, coverage] = {row.coverage.method for row in rows}
+    counted = epochs.pop((10**9, "exact"))
+    assert None not in counted
+    unknown = [None] * len(counted)
+    varies = pack_impl != "unpacked"
+    assert epochs == {
+        (limit, coverage): unknown if varies and limit == 10 and coverage != "exact" else counted
+        for limit, coverage in epochs
+    }
+    assert methods == {
+        (limit, coverage): {
+            "built" if coverage == "exact" or (coverage == "auto" and limit > 10) else "none"
+        }
+        for limit, coverage in methods
+    }
 
 
 def test_of_a_source_with_one_sample_that_sample_comes_again(tmp_path: Path) -> None:

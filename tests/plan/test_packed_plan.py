@@ -21,6 +21,7 @@ from megaindex.format.dataset import read_length_histogram
 from megaindex.index.orders import packed
 from megaindex.plan import coverage as coverage_module
 from megaindex.plan import make_recipe_plan, sizing
+from megaindex.plan.render import packing_texts
 from megaindex.recipe import open_recipe, plan_recipe, read_recipe
 
 LENGTHS = np.random.default_rng(8).lognormal(3, 1.2, 400).astype(np.int32)
@@ -246,6 +247,18 @@ def test_the_json_has_the_facts_in_order_packed_alone(corpus: str) -> None:
     packed = json.loads(json.dumps(make_plan(order="packed", **common).to_json(), default=vars))
     assert packed["datasets"][0]["packing"]["max_documents"] == 16
     assert "packing" not in make_plan(order="epoch", **common).to_json()["datasets"][0]
+
+
+@pytest.mark.parametrize("count", [24, 25])
+def test_facts_of_many_sources_are_cut(corpus: str, count: int) -> None:
+    plan = make_plan(
+        data_path=[corpus] * count, sequence_length=32, global_batch_size=4, train_iters=9,
+        order="packed", coverage="none",
+    )  # fmt: skip
+    facts = packing_texts([(f"s{row.source}", row.packing) for row in plan.rows("train")])
+    assert [name for name, _ in facts[:24]] == [f"s{number}" for number in range(1, 25)]
+    assert facts[24:] == [("", "… 1 more: --json lists all")] * (count - 24)
+    assert repr(plan).count("… 1 more: --json lists all") == 2 * (count - 24)  # of rows and facts
 
 
 def test_lines_of_a_histogram_may_have_any_order(tmp_path: Path) -> None:

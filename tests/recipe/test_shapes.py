@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
@@ -38,8 +38,9 @@ from megaindex.loader import (
 from megaindex.lock import make_lock, open_run, verify_lock
 from megaindex.lock.make import step_bounds_of
 from megaindex.lock.opening import locked_index
+from megaindex.plan import recipe_plan
 from megaindex.plan.recipe_plan import RecipePlan, make_recipe_plan
-from megaindex.recipe import amend, check_past
+from megaindex.recipe import amend, check_past, plan_recipe
 from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import (
     Recipe,
@@ -177,6 +178,34 @@ def test_blocks_end_a_power_of_two_of_documents_apart(
     assert bounds[-1] == 80_000
     least = -(-block_tokens // (2 * apart)) * 2 * apart
     assert np.diff(bounds)[:-1].tolist() == [least] * (len(bounds) - 2)
+
+
+def test_the_first_epoch_of_a_source_ends_where_it_is_restarted(folder: Path) -> None:
+    recipe = three_stages(folder)
+    last = recipe.stages[2]
+    again = replace(last, streams=tuple(replace(s, restart=True) for s in last.streams))
+    facts = [
+        [
+            source.blocks
+            for source in make_recipe_plan(plan_recipe(replace(recipe, stages=s))).sources
+        ]
+        for s in (recipe.stages[:2], (*recipe.stages[:2], again), recipe.stages)
+    ]
+    assert facts[0] == facts[1] != facts[2]
+
+
+@given(
+    size=st.integers(1, 6),
+    cuts=st.lists(st.integers(0, 20), max_size=6, unique=True).map(sorted),
+)
+@example(size=5, cuts=[0, 3, 5, 10])
+@example(size=5, cuts=[0, 3, 5, 9])
+def test_samples_of_an_epoch_that_no_range_serves(size: int, cuts: list[int]) -> None:
+    served = list(zip(cuts[::2], cuts[1::2], strict=False))
+    samples = {sample for begin, end in served for sample in range(begin, end)}
+    epochs = [set(range(k * size, k * size + size)) for k in range(20 // size + 1)]
+    unseen = 0 if any(each <= samples for each in epochs) else len(epochs[0] - samples)
+    assert recipe_plan._unseen(size, served) == unseen
 
 
 def test_epochs_read_are_counted_to_the_sample(folder: Path) -> None:
