@@ -20,7 +20,7 @@ from support.corpora import write_corpus
 
 from megaindex import build_index
 from megaindex.audit import audit, stream_of_recipe
-from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.builders.recipe import OpenRecipe, open_recipe, plan_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
@@ -440,6 +440,29 @@ def test_no_mix_repeats_a_source_before_its_bound(folder: Path, data: st.DataObj
 @given(data=st.data())
 def test_no_mix_of_many_stages_repeats_before(folder: Path, data: st.DataObject) -> None:
     check_mix_bounds(folder, data)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first", "planned"),
+    [((None, None), 25, 50), ((4, 4), 25, 50), ((4, 8), 38, 38)],
+)
+def test_streams_with_batches_of_their_own_keep_their_mix(
+    sizes: tuple[int | None, ...], first: int, planned: int
+) -> None:
+    """Two sources of 100 samples: alone, one lasts 25 steps of 4, and half of the run 50."""
+    streams = tuple(
+        Stream(source=name, proportion=Fraction(1), batch_size=size)
+        for name, size in zip("ab", sizes, strict=True)
+    )
+    length = Target(kind="iterations", value=Fraction(60))
+    recipe = Recipe(
+        sources=tuple(RecipeSource(name=name, tokens=16 * 100 + 1) for name in "ab"),
+        stages=(RecipeStage(name="s", streams=streams, batching="per_stream", length=length),),
+        sequence_length=16, batch=BatchSchedule.constant(4), exhaustion="repeat",
+    )  # fmt: skip
+    plan = make_recipe_plan(plan_recipe(recipe), mix_bounds=True)
+    bound = plan.mix_bounds[0]
+    assert (bound.first_step, bound.planned_step) == (first, planned)
 
 
 def check_mix_bounds(folder: Path, data: st.DataObject) -> None:
