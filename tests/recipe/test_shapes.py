@@ -20,7 +20,7 @@ from support.corpora import write_corpus
 
 from megaindex import build_index
 from megaindex.audit import audit, stream_of_recipe
-from megaindex.builders.recipe import OpenRecipe, open_recipe, plan_recipe
+from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
