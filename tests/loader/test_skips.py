@@ -715,6 +715,8 @@ def test_equal_skips_are_one_key() -> None:
     assert entries[0] == entries[1] != entries[2]
     assert len({*entries}) == 2
     assert hash(entries[0]) == hash(entries[1]) != hash(entries[2])
+    many = np.arange(0, 9000, 2)
+    assert Skip(documents=many) != Skip(documents=many + (many == 4000))
 
 
 def test_a_copy_of_an_index_with_skips(tmp_path: Path) -> None:

@@ -189,7 +189,11 @@ def test_the_first_epoch_of_a_source_ends_where_it_is_restarted(folder: Path) ->
             source.blocks
             for source in make_recipe_plan(plan_recipe(replace(recipe, stages=s))).sources
         ]
-        for s in (recipe.stages[:2], (*recipe.stages[:2], again), recipe.stages)
+        for s in (
+            recipe.stages[:2],
+            (*recipe.stages[:2], again, replace(last, name="more")),
+            recipe.stages,
+        )
     ]
     assert facts[0] == facts[1] != facts[2]
 
