@@ -213,7 +213,7 @@ class Row:
         built: samples of the epochs built.
         epochs: epochs built.
         distinct: different samples among those drawn.
-        repeated: samples drawn beyond the first epoch, or a second time.
+        repeated: samples drawn beyond the first epoch, or a second time; None if not counted.
         coverage: shares of the tokens by times served.
         error: error with which the framework ends on this source; empty if it does not.
         packing: samples of an epoch in order packed; not a key of ``--json`` in the other orders.

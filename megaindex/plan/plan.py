@@ -287,7 +287,7 @@ def _packed(run: Run, part: SplitPart, row: Row, served: Sequence[ServedRange] |
     if row.requested is None or not (asked or varies):
         return row
     if work > BUILD_LIMIT and run.coverage != "exact":
-        return replace(row, epochs=None)
+        return replace(row, epochs=None, repeated=None)
     index = index_of_part(run, part, row.requested)
     if varies:
         held = min(samples_of_first_pass(index, part), row.requested)

@@ -195,6 +195,7 @@ def test_packing_is_built_where_that_is_cheap_or_asked_for(
         for coverage in ("auto", "exact", "none"):
             rows = make_plan(replace(run, coverage=coverage)).rows("train")
             epochs[limit, coverage] = [row.epochs for row in rows]
+            assert all((row.repeated is None) == (row.epochs is None) for row in rows)
             methods[limit, coverage] = {row.coverage.method for row in rows}
     counted = epochs.pop((10**9, "exact"))
     assert None not in counted

@@ -142,7 +142,8 @@ def draw_sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
 
 def tests_of(mutant: Mutant, reached: Reached) -> list[str]:
     """Return the tests that may notice a mutant: those that reach the body of a changed head first,
-    then the nearest, then the fastest.
+    then the nearest, then the fastest; after them the others of the same files, which may look at
+    what a fixture of all made.
 
     Coverage does not see compiled code: for it, the tests of its backend in `COMPILED`.
     """
@@ -161,12 +162,21 @@ def tests_of(mutant: Mutant, reached: Reached) -> list[str]:
             and not _words(name) & BACKENDS - {compiled}
         }
 
-    def place(name: str) -> tuple[bool, bool, bool, float, str]:
-        file = name.partition("::")[0]
-        far = not file.startswith(f"tests/{mutant.package}/")
-        return name not in inside, stem not in Path(file).stem, far, reached.times[name], name
+    files = set(map(_file, names))
+    found = names if compiled else {name for name in reached.times if _file(name) in files}
 
-    return sorted(names, key=place)
+    def place(name: str) -> tuple[bool, bool, bool, bool, float, str]:
+        file = _file(name)
+        far = not file.startswith(f"tests/{mutant.package}/")
+        seconds = reached.times[name]
+        unlike = stem not in Path(file).stem
+        return name not in names, name not in inside, unlike, far, seconds, name
+
+    return sorted(found, key=place)
+
+
+def _file(name: str) -> str:
+    return name.partition("::")[0]
 
 
 def _words(name: str) -> set[str]:
