@@ -143,7 +143,7 @@ def draw_sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
 def tests_of(mutant: Mutant, reached: Reached) -> list[str]:
     """Return the tests that may notice a mutant: those that reach the body of a changed head first,
     then the nearest, then the fastest; after them the others of the same files, which may look at
-    what a fixture of all made.
+    what a fixture of all made, and of the file named like the module.
 
     Coverage does not see compiled code: for it, the tests of its backend in `COMPILED`.
     """
@@ -162,8 +162,11 @@ def tests_of(mutant: Mutant, reached: Reached) -> list[str]:
             and not _words(name) & BACKENDS - {compiled}
         }
 
-    files = set(map(_file, names))
-    found = names if compiled else {name for name in reached.times if _file(name) in files}
+    found = set(names)
+    if not compiled:
+        own = f"tests/{mutant.package}/test_{stem}"
+        files = set(map(_file, names))
+        found |= {n for n in reached.times if _file(n) in files or n.startswith(own)}
 
     def place(name: str) -> tuple[bool, bool, bool, bool, float, str]:
         file = _file(name)
