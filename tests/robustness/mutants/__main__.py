@@ -6,7 +6,8 @@ driver of ``make sanitize``. A change that no test notices has survived. Results
 file, so that a run that was ended goes on where it was. A first run of all tests, kept for later
 ones, finds out which lines each of them reaches.
 
-``equivalent.json`` lists survivors that change no result, each with the reason; they do not count.
+``equivalent.json`` lists survivors that change no result, each with the reason; they are not tried
+again, and do not count.
 """
 
 from __future__ import annotations
@@ -349,8 +350,9 @@ class Run:
                 if row["result"] != "survived":  # these are tried again: tests may have come
                     self.found[row["mutant"]] = row["result"]
         self._left: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
+        known = known_as_equivalent()
         for mutant in mutants:
-            if mutant.identity not in self.found:
+            if mutant.identity not in self.found and not is_equivalent(mutant, known):
                 self._left.put(mutant)
 
     def work(self) -> None:
@@ -417,6 +419,11 @@ class Run:
             print(f"{len(self.found):4} {result:19} {shown}", flush=True)
 
 
+def known_as_equivalent() -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = json.loads(EQUIVALENT.read_text())
+    return rows
+
+
 def is_equivalent(mutant: Mutant, known: list[dict[str, str]]) -> bool:
     old, new = (text.strip() for text in mutant.lines)
     return any((mutant.file, old, new) == (row["file"], row["old"], row["new"]) for row in known)
@@ -424,12 +431,11 @@ def is_equivalent(mutant: Mutant, known: list[dict[str, str]]) -> bool:
 
 def report(mutants: list[Mutant], found: dict[str, str]) -> float:
     """Print survivors and scores; return the score in percent."""
-    known: list[dict[str, str]] = json.loads(EQUIVALENT.read_text())
+    known = known_as_equivalent()
     killed, valid = Counter[str](), Counter[str]()
     for mutant in mutants:
         result = found.get(mutant.identity, "not tried")
-        same = result == "survived" and is_equivalent(mutant, known)
-        if result in ("not tried", "does not compile") or same:
+        if result in ("not tried", "does not compile") or is_equivalent(mutant, known):
             continue
         valid[mutant.package or "(top)"] += 1
         killed[mutant.package or "(top)"] += result != "survived"
