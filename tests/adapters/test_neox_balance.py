@@ -86,6 +86,19 @@ def test_a_step_that_reaches_into_the_next_pass(neox: Any, tmp_path: Path) -> No
     assert steps(plain, 3) == steps(balanced, 3)
 
 
+def test_a_balanced_pass_that_comes_in_another_order_next(neox: Any, tmp_path: Path) -> None:
+    """The pass itself is served; the next, which has an order of its own, is refused."""
+    args = settings(tmp_path, train_epochs=1, train_iters=1, split="60,20,20")
+    adapter.install(exact=True)
+    (length,) = {len(loaders_of(args)["train"])}
+    plain = served(args, length)
+    adapter.install(exact=True, balance=COST)
+    whole = length // 3 * 3
+    assert steps(served(args, length)[:whole], 3) == steps(plain[:whole], 3)
+    with pytest.raises(InvalidArgument, match="second pass"):
+        served(args, length + 1)
+
+
 def test_what_is_refused(neox: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="balance must be a CostModel"):
         adapter.install(balance="llama3-8b")
