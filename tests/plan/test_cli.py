@@ -310,6 +310,10 @@ def test_full_validation_needs_what_each_rank_reads(paths: list[Path]) -> None:
     assert status == 0
     samples = f"{plan['evaluation']['valid_samples']:,}"
     assert f"iterations read all {samples} validation samples" in " ".join(out.split())
+    twice = plan_json(*words, *batch, "--eval-global-batch-size", 16)
+    held = twice["evaluation"]["valid_samples"]
+    assert twice["evaluation"]["valid_samples_read"] == 2 * held
+    assert any(f"reads {2 * held} samples, the {held} of its" in text for text in twice["warnings"])
 
 
 def test_a_source_without_training_tokens_is_named(paths: list[Path], tmp_path: Path) -> None:
