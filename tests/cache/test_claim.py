@@ -100,14 +100,19 @@ def test_a_killed_builder_is_replaced_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.claim*"))
 
 
-@pytest.mark.parametrize("field", ["host", "boot", "pids"])
-def test_only_processes_that_can_be_seen_are_known_to_have_ended(field: str) -> None:
-    """A process number says nothing of another machine, boot or container."""
+def ended_process() -> dict[str, Any]:
+    """A process of this machine that has ended, as a claim names it."""
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    ended = {**this_process(), "pid": child}
+    return {**this_process(), "pid": child}
+
+
+@pytest.mark.parametrize("field", ["host", "boot", "pids"])
+def test_only_processes_that_can_be_seen_are_known_to_have_ended(field: str) -> None:
+    """A process number says nothing of another machine, boot or container."""
+    ended = ended_process()
     assert holder_is_dead(json.dumps(ended))
     for other in ("another", "", None):
         assert not holder_is_dead(json.dumps({**ended, field: other}))
@@ -117,12 +122,9 @@ def test_a_machine_without_a_boot_id_is_not_known_by_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Containers of several machines may have one host name, and processes of equal numbers."""
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
+    ended = ended_process()
     monkeypatch.setattr(claim, "boot_id", lambda: "unknown")
-    assert not holder_is_dead(json.dumps({**this_process(), "pid": child}))
+    assert not holder_is_dead(json.dumps({**this_process(), "pid": ended["pid"]}))
 
 
 def test_a_process_that_its_parent_has_not_waited_for_has_ended() -> None:
@@ -287,11 +289,7 @@ def test_a_removal_that_another_machine_left_undone(
 
 def test_a_dead_claim_is_removed_with_the_guard_of_its_removal(tmp_path: Path) -> None:
     """Both processes ended; the next build of another key removes what they left."""
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    ended = {**this_process(), "pid": child}
+    ended = ended_process()
     for name, token in (("key.claim", "0" * 16), (f"key.claim.{'0' * 16}.claim", "1" * 16)):
         (tmp_path / name).write_text(json.dumps({**ended, "token": token}))
     assert build_once(tmp_path, "other", lambda: None, lambda: 1) == 1

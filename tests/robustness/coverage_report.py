@@ -19,10 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from robustness.mutants.reached import collect, relative_coverage
+from robustness.mutants.reached import REACHED, ROOT, collect, relative_coverage
 
-ROOT = Path(__file__).resolve().parents[2]
-REACHED = ROOT / "build/mutants-reached.data"
 PACKAGES = ("index", "plan", "cache", "format")
 REASONS = {
     "blending.hpp": "without AVX2: make aarch64",
@@ -38,17 +36,12 @@ REASONS = {
 """Why lines of a header are not reached here."""
 _RACE = "another process removed or replaced it meanwhile: make simulate"
 REASONS_OF_FUNCTIONS = {
-    "cache/array_files:current_states": _RACE,
     "cache/cache:fetch.build_and_publish": _RACE,
     "cache/claim:_is_zombie": "the process ended between two reads",
     "cache/claim:Claim._create": "another process was faster: make simulate",
     "cache/claim:_held": _RACE,
     "cache/claim:_is_left_over": _RACE,
-    "cache/entry:_remove_tree": "Ctrl-C while files are removed: make faults",
     "cache/npy:MappedArrays.write": "64 MB or more: make slow",
-    "cache/npy:_in_memory": "a system without memory, or without huge pages",
-    "cache/npy:_write": "a write cut short: make faults",
-    "cache/npy:map_npy": _RACE,
     "cache/sidecar:_verified": _RACE,
     "format/pair:map_pair": _RACE,
     "index/blending:GreedyDraws.longest": "an assertion",

@@ -465,17 +465,22 @@ def test_one_run_at_a_time(tmp_path: Path, small: Path, monkeypatch: pytest.Monk
     run(tmp_path / "o", [small])
 
 
-def test_an_input_that_changes_meanwhile_is_noticed(
-    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def lengthen_with_each_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Append a line to a file whenever a part is done."""
     real = WorkFolder.write_done
 
     def write(folder: WorkFolder, done: Any) -> None:
         real(folder, done)
-        with open(small, "a") as file:
+        with open(path, "a") as file:
             file.write('{"text": "more"}\n')
 
     monkeypatch.setattr(WorkFolder, "write_done", write)
+
+
+def test_an_input_that_changes_meanwhile_is_noticed(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengthen_with_each_part(small, monkeypatch)
     with pytest.raises(StorageError, match=r"small\.jsonl: changed while it was tokenized"):
         run(tmp_path / "o", [small], part_bytes=2000)
     assert not (tmp_path / "o.bin").exists()
@@ -500,14 +505,7 @@ def test_an_input_of_finished_parts_that_changes_meanwhile_is_noticed(
         with pytest.raises(Stopped):
             run(tmp_path / "o", [done, small], part_bytes=2000)
     assert finished(tmp_path / "o") == 2
-    real = WorkFolder.write_done
-
-    def write(folder: WorkFolder, one: Any) -> None:
-        real(folder, one)
-        with open(done, "a") as file:
-            file.write('{"text": "more"}\n')
-
-    monkeypatch.setattr(WorkFolder, "write_done", write)
+    lengthen_with_each_part(done, monkeypatch)
     with pytest.raises(StorageError, match=r"done\.jsonl: changed while it was tokenized"):
         run(tmp_path / "o", [done, small], part_bytes=2000)
     assert not (tmp_path / "o.bin").exists()

@@ -42,11 +42,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from robustness.mutants.operators import Edit, edits_of
-from robustness.mutants.reached import Reached, collect
+from robustness.mutants.reached import REACHED, ROOT, Reached, collect
 
-ROOT = Path(__file__).parents[3]
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
-REACHED = ROOT / "build/mutants-reached.data"
 DRIVER = "tests/robustness/sanitize/driver.cpp"
 COMPILED = ("tests/kernels/", "tests/index/", "tests/cache/test_mapped_files")
 LEAST_SCORE = 95  # percent
@@ -159,7 +157,7 @@ def tests_of(mutant: Mutant, reached: Reached) -> list[str]:
             name
             for name in reached.times
             if name.startswith(COMPILED)
-            and (stem in name.partition("::")[0] or compiled in _words(name))
+            and (stem in _file(name) or compiled in _words(name))
             and not _words(name) & BACKENDS - {compiled}
         }
 

@@ -39,6 +39,8 @@ source =
     megaindex
     */megaindex
 """
+ROOT = Path(__file__).parents[3]
+REACHED = ROOT / "build/mutants-reached.data"
 _PHASE = re.compile(r" \((setup|call|teardown)\)$")
 _FOLDER = "MEGAINDEX_MUTANTS_FOLDER"  # variable: where processes of tests write times
 _times: dict[str, float] = {}
