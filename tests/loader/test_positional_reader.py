@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -360,8 +361,12 @@ def test_it_works_in_a_forked_child_and_pickled(datasets: list[IndexedDataset]) 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_closing_ends_threads_and_closes_files(datasets: list[IndexedDataset]) -> None:
-    folder = os.path.dirname(datasets[0].path_prefix)
+def test_closing_ends_threads_and_closes_files(
+    datasets: list[IndexedDataset], tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"  # of which no reader of another test is still open
+    shutil.copytree(os.path.dirname(datasets[0].path_prefix), folder)
+    datasets = [IndexedDataset(folder / str(number)) for number in range(4)]
     names = {thread.name for thread in threading.enumerate()}
     reader = PositionalTokens(datasets)
     for source in range(4):
