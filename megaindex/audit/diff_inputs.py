@@ -24,7 +24,8 @@ from megaindex.index.array_index import ArrayIndex
 from megaindex.index.frameworks import select_documents
 from megaindex.index.order_settings import make_order
 from megaindex.index.spans import Index
-from megaindex.io.atomic import Damaged, read_object
+from megaindex.io.atomic import Damaged, read_named, read_object
+from megaindex.io.mapping import map_npy_file
 from megaindex.io.paths import as_storage_error, check_local, storage_error
 from megaindex.validation import DEFAULT_SEED
 
@@ -153,8 +154,7 @@ def _from_text(text: str) -> dict[str, Any]:
 
 def _from_file(path: str) -> dict[str, Any]:
     try:
-        with as_storage_error(path, "cannot read the settings"):
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_named(path, "settings").decode())
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise FormatError(f"{path}: settings must be YAML or JSON, but {reason}") from error
@@ -345,10 +345,8 @@ def _files(path: Path) -> list[Path]:
 
 def _load(path: Path) -> IntArray:
     try:
-        array: IntArray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except PermissionError as error:
-        raise storage_error(error, str(path), "cannot read") from error
-    except (OSError, ValueError, EOFError, OverflowError, RecursionError) as error:
+        array: IntArray = map_npy_file(str(path))
+    except ValueError as error:
         raise FormatError(f"{path}: must be a .npy file of integers, but {error}") from error
     return array
 

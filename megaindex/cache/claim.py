@@ -22,7 +22,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import socket
 import threading
 import time
@@ -30,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from megaindex.cache.entry import boot_id, opened
+from megaindex.cache.entry import boot_id, opened, remove_entry
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.atomic import Damaged, parse_object
 from megaindex.io.paths import as_storage_error, look_again, storage_error
@@ -353,13 +352,10 @@ class Claim:
         while not self._stop.wait(self._stale_after / _BEATS):
             count += 1
             # written in place, so that a removed claim is not created again
-            with (
-                contextlib.suppress(OSError),
-                open(self._path, "r+", encoding="utf-8", errors="replace") as file,
-            ):
-                if token_of(file.read()) == self._token:
-                    file.seek(0)
-                    file.write(self._text(count))
+            with contextlib.suppress(OSError), opened(self._path, mode=os.O_RDWR) as descriptor:
+                text = os.pread(descriptor, _LONGEST, 0).decode(errors="replace")
+                if token_of(text) == self._token:
+                    os.pwrite(descriptor, self._text(count).encode(), 0)
 
 
 _TOKEN = "[0-9a-f]{16}"
@@ -387,7 +383,7 @@ def remove_leftovers(directory: Path, key: str, *, at_once: bool) -> None:
         for name in names:
             if _is_left_over(directory / name, held):
                 logger.info("%s: left by a builder that ended; removed", directory / name)
-                _remove(directory / name)
+                remove_entry(directory / name)
 
 
 def _held(directory: Path, names: list[str], key: str) -> set[str]:
@@ -425,11 +421,3 @@ def _is_left_over(path: Path, held: set[str]) -> bool:
     if _SET_ASIDE.fullmatch(name):
         return holder_is_dead(read_claim(path) or "")
     return _TO_BE_LINKED.fullmatch(name) is not None
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()

@@ -139,7 +139,7 @@ class EntryWriter(MappedArrays):
         try:
             self.close()
         finally:
-            _remove_tree(self._tmp)
+            remove_entry(self._tmp)
 
     def path_of(self, name: str) -> str:
         return f"{self._tmp}/{name}.npy"
@@ -192,14 +192,18 @@ def quarantine(entry: Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 os.rename(entry, aside)
         finally:
-            if aside.is_symlink() or aside.is_file():
-                aside.unlink(missing_ok=True)
-            else:
-                _remove_tree(aside)
+            remove_entry(aside)
 
 
-def _remove_tree(path: Path) -> None:
-    """Remove a directory, ignoring errors; a Ctrl-C is raised after a second attempt."""
+def remove_entry(path: Path) -> None:
+    """Remove what is at a path, ignoring errors; a Ctrl-C is raised after a second attempt.
+
+    Only a directory is entered: ``rmtree`` would open anything else, and wait for a pipe.
+    """
+    if path.is_symlink() or not path.is_dir():
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return
     try:
         shutil.rmtree(path, ignore_errors=True)
     except BaseException:

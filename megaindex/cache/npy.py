@@ -9,7 +9,6 @@ import io
 import math
 import mmap
 import os
-import tokenize
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple
 
@@ -20,7 +19,7 @@ from megaindex._types import IntArray
 from megaindex.arithmetic import ceil_div
 from megaindex.cache.fingerprint import array_bytes
 from megaindex.errors import FormatError, MissingFile
-from megaindex.io.mapping import MOST_AT_ONCE, map_readonly
+from megaindex.io.mapping import BAD_NPY, MOST_AT_ONCE, map_readonly
 from megaindex.io.paths import as_storage_error, is_local, storage_error
 
 ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
@@ -30,6 +29,7 @@ _WORTH_A_THREAD = 1 << 20  # bytes; above, written while the next kernel runs
 _HUGE_PAGE = 2 << 20  # bytes, on x86-64 and with 4 KB pages on aarch64
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 _POPULATED_AT_ONCE = 4 << 20  # bytes; meanwhile other threads cannot map memory, nor start threads
+_LONGEST_HEADER = 10 + (1 << 16)  # bytes of a .npy, version 1.0, before its elements
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise
 
 
@@ -242,13 +242,13 @@ def map_npy(path: str) -> tuple[IntArray, int]:
         StorageError: it cannot be read.
     """
     try:
-        with as_storage_error(path, "cannot read"), open(path, "rb") as file:
-            shape, dtype, offset = _npy_shape(file)
+        data = map_readonly(path)
+        shape, dtype, offset = _npy_shape(io.BytesIO(data[:_LONGEST_HEADER].tobytes()))
     except MissingFile:
         raise MissingFile(f"{path}: was removed while being read; try again") from None
-    except (ValueError, tokenize.TokenError) as error:  # NumPy's of a damaged header
+    except BAD_NPY as error:
         raise FormatError(f"{path}: not an array that NumPy saved: {error}") from error
-    data = map_readonly(path)[offset:]
+    data = data[offset:]
     if dtype.name not in ARRAY_DTYPES or data.size != math.prod(shape) * dtype.itemsize:
         raise FormatError(
             f"{path}: the file must have the {dtype} elements of shape {shape} of its header, got "

@@ -29,7 +29,6 @@ import logging
 import math
 import os
 import secrets
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +55,7 @@ from megaindex.cache.entry import boot_id, opened, sync_later
 from megaindex.cache.fingerprint import array_checksum, canonical_json
 from megaindex.cache.npy import ARRAY_DTYPES, map_npy
 from megaindex.errors import FormatError, MissingFile, StorageError
+from megaindex.io.atomic import read_regular
 from megaindex.io.mapping import map_with_status
 from megaindex.io.paths import as_storage_error
 from megaindex.kernels import file_mapper
@@ -204,13 +204,12 @@ def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
     """Return the inode of a sidecar file and its sets; those of the file read last are cached,
     since the next set is often in the same file."""
     global _read_last  # noqa: PLW0603
-    status = os.stat(path)
+    status = os.lstat(path)
     identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
     last = _read_last
     if last is not None and last[0] == identity:
         return status.st_ino, last[1]
-    with open(path, "rb", buffering=0) as file:
-        sets = parse_sidecar(file.read()).sets
+    sets = parse_sidecar(read_regular(path, longest=_LONGEST, follow=False)).sets
     _read_last = identity, sets
     return status.st_ino, sets
 
@@ -265,13 +264,9 @@ def load_sidecar(path: str) -> SidecarFile:
         StorageError: the file cannot be read.
         ValueError or another of `UNREADABLE`: the file is not a sidecar.
     """
-    if os.path.islink(path):
-        raise ValueError("it is a symbolic link")
-    with as_storage_error(path, "cannot read"), opened(path) as descriptor:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
-            raise ValueError(f"it is not a regular file of at most {_LONGEST} bytes")
-        file = parse_sidecar(os.pread(descriptor, _LONGEST, 0), with_checksums=True)
+    with as_storage_error(path, "cannot read"):
+        text = read_regular(path, longest=_LONGEST, follow=False)
+    file = parse_sidecar(text, with_checksums=True)
     for sidecar in file.sets.values():
         sizes = [size for state in sidecar.files.values() for size in state]
         if sidecar.files.keys() != sidecar.arrays.keys() or {int} != {type(n) for n in sizes}:

@@ -127,16 +127,14 @@ def _paths(options: argparse.Namespace) -> list[str]:
 
 
 def _lines(file: str) -> list[str]:
-    from megaindex.io.paths import as_storage_error, check_local
+    from megaindex.io.atomic import read_named
+    from megaindex.io.paths import check_local
 
     check_local(file, "copy it to a disk")
-    with as_storage_error(file, "cannot read"), open(file, encoding="utf-8") as lines:
-        try:
-            paths = [line.strip() for line in lines]
-        except UnicodeDecodeError as error:
-            raise FormatError(
-                f"{file}: not a text file: {error}; write one prefix a line"
-            ) from None
+    try:
+        paths = [line.strip() for line in read_named(file).decode().splitlines()]
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{file}: not a text file: {error}; write one prefix a line") from None
     if not any(paths):
         raise FormatError(f"{file}: must name at least one dataset; write one prefix a line")
     return [path for path in paths if path]

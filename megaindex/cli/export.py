@@ -24,6 +24,7 @@ from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split
+from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_local
 from megaindex.recipe.recipe import Recipe
 from megaindex.validation import check_choice
@@ -306,14 +307,11 @@ def _set(
 
 
 def _read(path: str) -> str:
-    from megaindex.io.paths import as_storage_error
-
     check_local(path, "copy it to a disk")
-    with as_storage_error(path, "cannot read"), open(path, "rb") as file:
-        try:
-            return file.read(1 << 20).decode()
-        except UnicodeDecodeError as error:
-            raise FormatError(f"{path}: not a text file: {error}; give a description") from None
+    try:
+        return read_named(path, longest=1 << 20).decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: not a text file: {error}; give a description") from None
 
 
 def _whole_epochs(index: Index) -> Index:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
-from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.errors import InvalidArgument, StorageError
+from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_local
 from megaindex.validation import check_integer, check_setting, parse_fraction, shown
 
@@ -51,12 +52,10 @@ def read_text(path: str, what: str) -> str:
         MissingFile, StorageError: the file cannot be read.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except FileNotFoundError:
-        raise MissingFile(f"{what}: {path} does not exist; check the path") from None
-    except (OSError, ValueError) as error:  # no text, or no path at all
+        text = read_named(path, what).decode()
+    except ValueError as error:  # no text, or no path at all
         raise StorageError(f"{what}: {path} cannot be read: {error}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def load_yaml(path: str | os.PathLike[str], what: str, *, last_wins: bool = False) -> Any:
@@ -66,12 +65,7 @@ def load_yaml(path: str | os.PathLike[str], what: str, *, last_wins: bool = Fals
     name = os.fspath(path)
     check_local(name, f"copy it to a disk and give {what} that file")
     try:
-        with open(name, encoding="utf-8") as file:
-            return yaml.load(file, _loader(last_wins=last_wins))
-    except FileNotFoundError:
-        raise MissingFile(f"{what}: {name} does not exist; check the path") from None
-    except OSError as error:
-        raise StorageError(f"{what}: {name} cannot be read: {error.strerror}") from None
+        return yaml.load(read_named(name, what).decode(), _loader(last_wins=last_wins))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2001-02-30; [[[[...
         reason = " ".join(str(error).split())
         raise InvalidArgument(f"{what}: {name} is not YAML: {reason}") from None

@@ -24,7 +24,8 @@ from megaindex.arithmetic import INT32_MAX, INT64_MAX
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange, StorageError
 from megaindex.format.header import IndexHeader, dtype_of_code, get_dialect
 from megaindex.format.pair import MappedPair, map_pair, pair_paths
-from megaindex.io.paths import FileInfo, as_storage_error, check_local, is_remote, plain
+from megaindex.io.atomic import read_named
+from megaindex.io.paths import FileInfo, check_local, is_remote, plain
 from megaindex.objects.files import stat_path
 
 
@@ -385,8 +386,7 @@ def read_length_histogram(path: str) -> LengthHistogram:
         MissingFile, StorageError: the file cannot be read.
     """
     check_local(path, "copy it to a disk")
-    with as_storage_error(path, "cannot read"), open(path, "rb") as file:
-        lines = file.read().splitlines()
+    lines = read_named(path, longest=1 << 30).splitlines()
     found: dict[int, int] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()

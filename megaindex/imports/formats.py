@@ -27,7 +27,7 @@ from megaindex.imports.flat import (
     open_tokens,
     token_dtype,
 )
-from megaindex.io.mapping import map_readonly
+from megaindex.io.mapping import map_npy_file, map_readonly
 from megaindex.io.paths import as_storage_error, check_file, check_local, storage_error
 from megaindex.objects.files import stat_path
 
@@ -151,12 +151,10 @@ def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
 def _map_npy(path: str) -> tuple[npt.NDArray[Any], int]:
     """Map the integers of a .npy; return them and their offset in bytes."""
     check_local(path, "copy it to a disk")
-    check_file(path)
-    with as_storage_error(path, "cannot open"):
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise FormatError(f"{path}: not a valid .npy file: {error}; write it again") from error
+    try:
+        array = map_npy_file(path)
+    except ValueError as error:
+        raise FormatError(f"{path}: not a valid .npy file: {error}; write it again") from error
     if (
         not isinstance(array, np.memmap)
         or array.ndim != 1

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex._types import I64
-from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
+from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.array_index import ServedTokens, distinct, join_served, serve, served_tokens
 from megaindex.index.spans import (
     Chunks,
@@ -39,6 +39,8 @@ from megaindex.index.spans import (
     iterate_spans,
     sequence_lengths_at,
 )
+from megaindex.io.atomic import read_named
+from megaindex.io.mapping import map_npy_file
 from megaindex.io.paths import inside
 from megaindex.kernels import num_threads
 from megaindex.validation import CheckpointReader, check_between, check_flag, check_integer, shown
@@ -259,14 +261,6 @@ def _sorted_ids(ids: npt.NDArray[Any], where: str) -> I64:
     return found
 
 
-def load_npy(path: str) -> npt.NDArray[Any]:
-    """Return the array of an ``.npy``; ValueError or EOFError if it is not one."""
-    loaded = np.load(path, allow_pickle=False)
-    if not isinstance(loaded, np.ndarray):
-        raise ValueError("it holds several arrays")
-    return loaded
-
-
 def read_ids(path: str) -> I64:
     """Return the sorted sequence ids of a file, an integer ``.npy`` or text.
 
@@ -277,16 +271,11 @@ def read_ids(path: str) -> I64:
     """
     try:
         if path.endswith(".npy"):
-            return _sorted_ids(load_npy(path), path)
-        with open(path, "rb") as file:
-            words = file.read().split()
-    except FileNotFoundError:
-        raise MissingFile(
-            f"{path}: the file of document ids is not there; check its path"
-        ) from None
-    except OSError as error:
-        raise StorageError(f"{path}: the document ids cannot be read: {error}") from None
-    except (ValueError, EOFError) as error:
+            return _sorted_ids(map_npy_file(path), path)
+        words = read_named(path, "file of document ids", longest=1 << 32).split()
+    except InvalidArgument:
+        raise
+    except ValueError as error:
         raise InvalidArgument(f"{path}: not an array of ids in .npy format ({error})") from None
     try:
         ids = np.array(words).astype(np.int64) if words else np.zeros(0, np.int64)

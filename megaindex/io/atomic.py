@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Sequence
@@ -334,6 +335,46 @@ def read_regular(
             return file.read(status.st_size)
     finally:
         os.close(descriptor)
+
+
+_HANDED = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")
+
+
+def read_named(path: str, what: str = "", *, longest: int = 1 << 26) -> bytes:
+    """Return the bytes of a file that a flag or a setting names.
+
+    A pipe is read only where the shell hands its descriptor over, as for ``<(command)``: a named
+    one may never have a writer.
+
+    Args:
+        path: the file.
+        what: name of the flag or setting, for messages.
+        longest: maximum size in bytes.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read, is not a regular file, or is too long.
+    """
+    named = f"{what}: {path}" if what else path
+    with as_storage_error(named, "cannot read"):
+        try:
+            descriptor = open_at_once(path)
+        except FileNotFoundError:
+            raise MissingFile(f"{named} does not exist; check the path") from None
+        try:
+            status = os.fstat(descriptor)
+            if stat.S_ISFIFO(status.st_mode) and _HANDED.fullmatch(path):
+                os.set_blocking(descriptor, True)
+            else:
+                check_regular(named, status)
+            with open(descriptor, "rb", closefd=False) as file:
+                text = file.read(longest + 1)
+        finally:
+            os.close(descriptor)
+        if text is None:  # a log of /proc without a line to read
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    if len(text) > longest:
+        raise StorageError(f"{named}: must have at most {longest} bytes; give the right file")
+    return text
 
 
 def is_size(value: object) -> bool:

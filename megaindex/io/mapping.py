@@ -17,6 +17,7 @@ import resource
 import stat
 import threading
 import time
+import tokenize
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from megaindex.errors import InvalidArgument, StorageError
 from megaindex.io.paths import (
     FileInfo,
     as_storage_error,
+    check_file,
     check_local,
     open_at_once,
     plain,
@@ -111,6 +113,25 @@ def _map_descriptor(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return np.asarray(_Pages(address, size))
+
+
+BAD_NPY = (ValueError, EOFError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError)
+"""Errors of NumPy for a file that is not a sound ``.npy``."""
+
+
+def map_npy_file(path: str) -> npt.NDArray[Any]:
+    """Return the array of a ``.npy`` file of any dtype without objects, mapped and read-only.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read, or is not a regular file.
+        ValueError: it is not a complete array in this format.
+    """
+    check_file(path, "cannot read")
+    try:
+        with as_storage_error(path, "cannot read"):
+            return np.lib.format.open_memmap(path, mode="r")
+    except BAD_NPY as error:
+        raise ValueError(str(error)) from error
 
 
 class _Pages:

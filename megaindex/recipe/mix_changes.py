@@ -20,9 +20,8 @@ import numpy as np
 from megaindex._types import I64, U32
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.index.mixing import ChangedMixing, FixedMixing, MixTable, row_of_weights
-from megaindex.index.skips import load_npy
 from megaindex.io.atomic import write_file
-from megaindex.io.paths import as_storage_error
+from megaindex.io.mapping import map_npy_file
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.validation import CheckpointReader, check_fraction, shown
 
@@ -110,9 +109,8 @@ class MixChanges:
                 f"{path}: the file of mix changes is not there; check the path in mix_changes"
             )
         try:
-            with as_storage_error(path, "cannot read"):
-                rows = load_npy(path)
-        except (ValueError, EOFError):
+            rows = np.array(map_npy_file(path))
+        except ValueError:
             raise FormatError(
                 f"{path}: not an array in .npy format; write it with MixChanges.write"
             ) from None

@@ -30,7 +30,10 @@ from megaindex.tokenize.inputs import (
 )
 from megaindex.tokenize.parts import Piece
 
-_READ = 1 << 14  # compressed bytes at a time; their decompressed form is in memory
+LONGEST_LINE = 1 << 28
+"""Most bytes of a line, or of a text file that is one document: they are held in memory, and a few
+MB of a compressed file may unpack to GB."""
+_READ = 1 << 12  # compressed bytes at a time; unpacked they are at most 128 MiB
 _LONGEST_WINDOW = 1 << 31  # zstd --long=31; the library's default limit is 1 << 27
 _BLOCK = 1 << 20
 _OBJECT_BLOCK = 16 << 20  # four simultaneous requests of an object
@@ -138,13 +141,21 @@ class Lines:
     def _chunks(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield consecutive lines with their ends, and the offset of the first of them."""
         source = self._piece.source
+        is_whole = source.format == "files" or bool(source.compression)
         source.check_unchanged()
-        with as_storage_error(source.path, "cannot read the input"), ExitStack() as opened:
-            file = opened.enter_context(source.open())
-            if source.format == "files" or source.compression:
-                yield from self._whole(file, opened)
-            else:
-                yield from self._range(file)
+        count = 0
+        try:
+            with as_storage_error(source.path, "cannot read the input"), ExitStack() as opened:
+                file = opened.enter_context(source.open())
+                for begin, lines in self._whole(file, opened) if is_whole else self._range(file):
+                    count += len(lines)
+                    yield begin, lines
+        except LongLine:
+            line = 1 + count + (0 if is_whole else lines_before(source, self.first_byte))
+            raise FormatError(
+                f"{source.path}: line {line}: must have at most {LONGEST_LINE} bytes; divide the "
+                "document"
+            ) from None
         source.check_unchanged()
 
     def _range(self, file: io.RawIOBase) -> Iterator[tuple[int, list[bytes]]]:
@@ -179,7 +190,9 @@ class Lines:
 
         try:
             if source.format == "files":
-                count, whole = 1, stream.read()
+                count, whole = 1, stream.read(LONGEST_LINE + 1)
+                if len(whole) > LONGEST_LINE:
+                    raise LongLine
                 self.done = source.size
                 yield _without_mark(0, [whole])
                 return
@@ -252,12 +265,19 @@ def _blocks(file: io.RawIOBase, position: int, piece: Piece) -> Iterator[bytes]:
         yield block
 
 
+class LongLine(Exception):
+    """A line has more than `LONGEST_LINE` bytes."""
+
+
 def _split(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Yield lines with their ends; a further block is read only when it is needed."""
     held: list[bytes] = []  # a line that may continue in the next block
     for block in blocks:
         lines = block.splitlines(keepends=True)
-        if held and held[-1].endswith(b"\r") and not block.startswith(b"\n"):
+        is_ended = bool(held) and held[-1].endswith(b"\r") and not block.startswith(b"\n")
+        if not is_ended and sum(map(len, held)) + len(lines[0]) > LONGEST_LINE:
+            raise LongLine
+        if is_ended:
             lines.insert(0, b"".join(held))
         elif held and len(lines) > 1:
             lines[0] = b"".join((*held, lines[0]))

@@ -30,8 +30,8 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.io.atomic import read_object
-from megaindex.io.paths import as_storage_error, check_local, open_regular
+from megaindex.io.atomic import read_named, read_object
+from megaindex.io.paths import check_local
 from megaindex.validation import check_choice
 
 BYTES = "bytes"
@@ -124,9 +124,7 @@ def find_tokenizer(
     else:
         _refuse_hub_name(path)
         path = os.path.abspath(_in_folder(path))
-        action = "cannot read the tokenizer"
-        with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
-            content = file.read()
+        content = read_named(path, "tokenizer", longest=1 << 30)
         library = "tokenizers" if content.lstrip()[:1] == b"{" else "sentencepiece"
         digest = xxhash.xxh3_128_hexdigest(content)
         fingerprint = f"{library} {_version(library, path)} {digest}"
@@ -208,14 +206,15 @@ class HuggingFace:
 
         with _readable(file, "the tokenizers library"):
             loaded = Tokenizer.from_file(file.path)
-        loaded.no_truncation()  # a tokenizer.json may turn both on
-        loaded.no_padding()
+            loaded.no_truncation()  # a tokenizer.json may turn both on
+            loaded.no_padding()
+            vocabulary = loaded.get_vocab(with_added_tokens=True)
         self._loaded = loaded
         self._special = file.add_special_tokens
         # tokenizers 0.20 added encode_batch_fast, which computes no offsets
         self._encode = getattr(loaded, "encode_batch_fast", loaded.encode_batch)
         self.vocab_size: int = loaded.get_vocab_size(with_added_tokens=True)
-        self.largest_id: int = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.largest_id: int = max(vocabulary.values(), default=-1)
         self._path = file.path
 
     @property
@@ -523,10 +522,13 @@ def _lengths(texts: Sequence[Sized]) -> npt.NDArray[np.int64]:
 
 @contextmanager
 def _readable(file: TokenizerFile, library: str) -> Iterator[None]:
-    """Raise FormatError for an error of the library, which may be of any type."""
+    """Raise FormatError for an error of the library, of any type: a panic in Rust is not an
+    Exception."""
     try:
         yield
-    except Exception as error:
+    except (MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
         raise FormatError(
             f"{file.path}: cannot be read by {library}: {error}; pass a tokenizer.json, a "
             f"SentencePiece .model, or bytes"

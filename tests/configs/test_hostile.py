@@ -93,7 +93,7 @@ def test_launchers_without_a_number(words: str, world_size: int) -> None:
 def test_files_of_a_command_line_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "words").write_bytes(b"\xff\xfe")
     for name in (tmp_path / "words", tmp_path, "a\0b"):
-        with pytest.raises(StorageError, match="cannot be read"):
+        with pytest.raises(StorageError, match="cannot (be )?read"):
             read_megatron(f"--seq-length 8 --data-args-path '{name}'", environment={})
     with pytest.raises(StorageError, match="cannot be read"):
         read_megatron("a\0b", environment={})

@@ -89,7 +89,7 @@ def test_wrong_numpy_input(tmp_path: Path) -> None:
     ]:
         with pytest.raises(kind, match=message):
             open_numpy(str(raw), stored_dtype=dtype, separator=0)
-    with pytest.raises(MissingFile, match=r"t\.npy: cannot open"):
+    with pytest.raises(MissingFile, match=r"t\.npy: cannot read"):
         open_numpy(path, separator=0)
     for array in (np.zeros((2, 2), int), np.zeros(2), np.zeros(2, ">i4"), np.array([{}])):
         np.save(path, array, allow_pickle=True)

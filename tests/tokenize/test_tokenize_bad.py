@@ -273,7 +273,7 @@ def test_a_bad_file_always_stops(
         ({"tokenizer": "notes.txt"}, FormatError, r"notes\.txt: cannot be read by Sentence"),
         ({"tokenizer": "other.json"}, FormatError, r"other\.json: cannot be read by the token"),
         ({"tokenizer": "."}, InvalidArgument, "the folder holds neither tokenizer.json nor"),
-        ({"tokenizer": "gone.json"}, MissingFile, r"gone\.json: cannot read the tokenizer"),
+        ({"tokenizer": "gone.json"}, MissingFile, r"gone\.json does not exist"),
         (
             {"tokenizer": "gpt2"},
             MissingFile,
