@@ -2,6 +2,8 @@
 #include "python/arrays.hpp"
 #include "python/register.hpp"
 
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "megaindex/mt19937.hpp"
@@ -9,13 +11,6 @@
 
 namespace megaindex::python {
 namespace {
-
-uint32_t* stream_state(py::array& state) {
-  uint32_t* words = output<uint32_t>(state, "state");
-  require(state.size() == Mt19937::kStateWords && words[Mt19937::kWords] <= Mt19937::kWords,
-          "state: expected uint32[625], its last entry at most 624; make it with seed_state");
-  return words;
-}
 
 py::array_t<uint32_t> seed_state(int64_t seed) {
   require(seed >= 0 && seed <= 0xffffffffLL,
@@ -25,12 +20,19 @@ py::array_t<uint32_t> seed_state(int64_t seed) {
   return state;
 }
 
-// Call body(rng) without the GIL, and store the new state of the stream.
+// Call body(rng) without the GIL, and store the new state of the stream. The state is copied before
+// it is checked: another thread may write to the array meanwhile.
 template <class Body>
 void with_stream(py::array& state, Body&& body) {
-  uint32_t* words = stream_state(state);
+  uint32_t* words = output<uint32_t>(state, "state");
+  const char* rule =
+      "state: expected uint32[625], its last entry at most 624; make it with seed_state";
+  require(state.size() == Mt19937::kStateWords, rule);
+  std::array<uint32_t, Mt19937::kStateWords> copy;
+  std::copy_n(words, copy.size(), copy.begin());
+  require(copy[Mt19937::kWords] <= Mt19937::kWords, rule);
   py::gil_scoped_release unlocked;
-  Mt19937 rng(words);
+  Mt19937 rng(copy.data());
   body(rng);
   rng.save(words);
 }

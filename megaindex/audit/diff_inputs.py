@@ -153,8 +153,9 @@ def _from_text(text: str) -> dict[str, Any]:
 
 
 def _from_file(path: str) -> dict[str, Any]:
+    raw = read_named(path, "settings")
     try:
-        content = yaml.safe_load(read_named(path, "settings").decode())
+        content = yaml.safe_load(raw.decode())
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise FormatError(f"{path}: settings must be YAML or JSON, but {reason}") from error

@@ -128,9 +128,7 @@ def _paths(options: argparse.Namespace) -> list[str]:
 
 def _lines(file: str) -> list[str]:
     from megaindex.io.atomic import read_named
-    from megaindex.io.paths import check_local
 
-    check_local(file, "copy it to a disk")
     try:
         paths = [line.strip() for line in read_named(file).decode().splitlines()]
     except UnicodeDecodeError as error:

@@ -21,6 +21,7 @@ from megaindex.configs.yaml_sections import read_text
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS
 from megaindex.io.atomic import parse_object
+from megaindex.io.paths import is_remote
 from megaindex.validation import check_integer
 
 Flags = Mapping[str, list[str]]
@@ -78,7 +79,7 @@ def read_megatron(
     """
     held = os.environ if environment is None else environment
     text, folder = source, ""
-    if "--" not in source and "\n" not in source:
+    if is_remote(source) or ("--" not in source and "\n" not in source):
         text, folder = read_text(source, "--megatron-args"), os.path.dirname(source)
     script = Script(text, held, script_args, folder)
     found = _Reader(_training(script, source), script, over or Settings()).settings()

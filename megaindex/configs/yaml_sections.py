@@ -12,7 +12,6 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.io.atomic import read_named
-from megaindex.io.paths import check_local
 from megaindex.validation import check_integer, check_setting, parse_fraction, shown
 
 TOKENIZE = "write it as JSONL or Parquet, then `megaindex tokenize PREFIX FILE --tokenizer …`"
@@ -51,9 +50,10 @@ def read_text(path: str, what: str) -> str:
     Raises:
         MissingFile, StorageError: the file cannot be read.
     """
+    raw = read_named(path, what)
     try:
-        text = read_named(path, what).decode()
-    except ValueError as error:  # no text, or no path at all
+        text = raw.decode()
+    except UnicodeDecodeError as error:
         raise StorageError(f"{what}: {path} cannot be read: {error}") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -63,9 +63,9 @@ def load_yaml(path: str | os.PathLike[str], what: str, *, last_wins: bool = Fals
     import yaml
 
     name = os.fspath(path)
-    check_local(name, f"copy it to a disk and give {what} that file")
+    raw = read_named(name, what)
     try:
-        return yaml.load(read_named(name, what).decode(), _loader(last_wins=last_wins))
+        return yaml.load(raw.decode(), _loader(last_wins=last_wins))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2001-02-30; [[[[...
         reason = " ".join(str(error).split())
         raise InvalidArgument(f"{what}: {name} is not YAML: {reason}") from None

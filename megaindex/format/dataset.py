@@ -25,7 +25,7 @@ from megaindex.errors import FormatError, InvalidArgument, OutOfRange, StorageEr
 from megaindex.format.header import IndexHeader, dtype_of_code, get_dialect
 from megaindex.format.pair import MappedPair, map_pair, pair_paths
 from megaindex.io.atomic import read_named
-from megaindex.io.paths import FileInfo, check_local, is_remote, plain
+from megaindex.io.paths import FileInfo, is_remote, plain
 from megaindex.objects.files import stat_path
 
 
@@ -385,7 +385,6 @@ def read_length_histogram(path: str) -> LengthHistogram:
             tokens, or more than 2**63 - 1.
         MissingFile, StorageError: the file cannot be read.
     """
-    check_local(path, "copy it to a disk")
     lines = read_named(path, longest=1 << 30).splitlines()
     found: dict[int, int] = {}
     for number, line in enumerate(lines, 1):

@@ -353,7 +353,9 @@ def read_named(path: str, what: str = "", *, longest: int = 1 << 26) -> bytes:
 
     Raises:
         MissingFile, StorageError: the file cannot be read, is not a regular file, or is too long.
+        InvalidArgument: it is a URL, of which the message omits credentials.
     """
+    check_local(path, "copy it to a disk")
     named = f"{what}: {path}" if what else path
     with as_storage_error(named, "cannot read"):
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.command_line import cli
 
 from megaindex.configs.batch_schedule import parse_count, ramp_up
 from megaindex.configs.megatron_args import read_megatron
@@ -93,10 +94,23 @@ def test_launchers_without_a_number(words: str, world_size: int) -> None:
 def test_files_of_a_command_line_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "words").write_bytes(b"\xff\xfe")
     for name in (tmp_path / "words", tmp_path, "a\0b"):
-        with pytest.raises(StorageError, match="cannot (be )?read"):
+        with pytest.raises(MegaIndexError, match="cannot be read|regular file|zero byte"):
             read_megatron(f"--seq-length 8 --data-args-path '{name}'", environment={})
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(InvalidArgument, match="must not hold a zero byte"):
         read_megatron("a\0b", environment={})
+
+
+SECRET = ("{}://KEY:SECRET@b/x.sh", "{}://b/x.sh?sign=SECRET", "{}:/KEY:SECRET@b/x--y.sh")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize("form", [*SECRET, "https://KEY:SECRET@b/x.sh"])
+def test_urls_in_place_of_a_file_show_no_secret(scheme: str, form: str) -> None:
+    for flag in ("--megatron-args", "--neox-config", "--recipe", "--nanotron-config"):
+        status, out, err = cli("plan", flag, form.format(scheme))
+        assert (status, out) == (2, "")
+        assert err.startswith("megaindex plan: ")
+        assert "SECRET" not in err
 
 
 @pytest.mark.parametrize(

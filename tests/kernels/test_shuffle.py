@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -143,3 +146,43 @@ def test_the_native_core_refuses_what_it_cannot_use() -> None:
         native.shuffle(state, frozen)
     with pytest.raises(InvalidArgument, match="state"):
         native.shuffle(np.full(625, 700, np.uint32), np.zeros(3, np.int32))
+
+
+WRITTEN_MEANWHILE = """
+import threading
+import numpy as np
+from megaindex.errors import InvalidArgument
+from megaindex.kernels import load
+
+native = load("native")
+state = native.seed_state(1)
+array = np.arange(1000, dtype=np.int32)
+ended = threading.Event()
+
+
+def write():
+    # NumPy writes the last word again and again, without the lock of the interpreter
+    both = np.lib.stride_tricks.as_strided(np.array([0, 1000], np.uint32), (10**6, 2), (0, 4))
+    word = np.lib.stride_tricks.as_strided(state[-1:], (10**6, 2), (0, 0))
+    while not ended.is_set():
+        np.copyto(word, both)
+
+
+writer = threading.Thread(target=write)
+writer.start()
+for _ in range(200_000):
+    try:
+        native.shuffle(state, array, 1)
+    except InvalidArgument as error:
+        assert "at most 624" in str(error)
+ended.set()
+writer.join()
+assert sorted(array.tolist()) == list(range(1000))
+"""
+
+
+def test_a_state_that_another_thread_writes_is_copied_before_it_is_checked() -> None:
+    """A position beyond the words once made the stream read on for ever."""
+    load("native")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", WRITTEN_MEANWHILE], check=True, timeout=120, env=env)
