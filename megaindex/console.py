@@ -23,6 +23,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from megaindex.errors import visible
+
 if TYPE_CHECKING:
     from typing import Literal, TextIO
 
@@ -96,10 +98,13 @@ def html_table(
 
 
 def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
-    """Print lines to a file, stdout by default; on a terminal long lines are wrapped."""
+    """Print lines to a file, stdout by default; on a terminal long lines are wrapped.
+
+    Characters that a terminal does not show are escaped, ends of lines among them.
+    """
     out = file or sys.stdout
     width = shutil.get_terminal_size().columns if out.isatty() else None
-    for line in lines:
+    for line in map(visible, lines):
         if width is None or cell_len(line) <= width:
             print(line, file=out)
             continue
@@ -143,7 +148,7 @@ class Prose:
     style: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        words = re.split(r"(\s+)", self.text)
+        words = re.split(r"(\s+)", "\n".join(map(visible, self.text.split("\n"))))
         yield Text("".join(elided(word, options.max_width) for word in words), self.style)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -193,7 +198,7 @@ class FittedTable:
     def add_row(self, *cells: str, style: str = "") -> None:
         """Append a row; ``style`` applies to its first cell."""
         assert len(cells) == len(self.columns)
-        self._rows.append(cells)
+        self._rows.append(tuple(map(visible, cells)))
         self._styles.append(style)
 
     def to_html(self) -> str:

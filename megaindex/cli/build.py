@@ -17,7 +17,7 @@ from megaindex.cli.options import (
     refuse_others,
     refuse_weights,
 )
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import FormatError, InvalidArgument, visible
 from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
@@ -87,13 +87,14 @@ def _build_recipe(options: argparse.Namespace) -> None:
     if options.cache_dir is not None:
         kept = f"results of the checks are in {options.cache_dir}"
     print(
-        f"{options.recipe}: {samples:,} samples of {lengths} tokens in "
+        f"{visible(options.recipe)}: {samples:,} samples of {lengths} tokens in "
         f"{opened.layout.num_steps:,} steps, from {len(opened.sources)} source(s) of "
         f"{index.tokens_per_epoch:,} tokens, in {seconds:.2f} s; samples are computed on access, "
         f"{kept}"
     )
     for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True):
-        print(f"  {source.corpus.name}: {source.dataset.path_prefix}, content {fingerprint}")
+        where = visible(f"{source.corpus.name}: {source.dataset.path_prefix}")
+        print(f"  {where}, content {fingerprint}")
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -204,7 +205,8 @@ def _summary(built: Sequence[Built], how: str, options: argparse.Namespace) -> s
         f"order {options.order}: {len(built):,} dataset(s), {samples:,} samples of "
         f"{options.seq_length} tokens, {tokens:,} tokens in one epoch of each, {how}, "
         f"{_where(options)}\n"
-        f"slowest: {slowest.path}, {slowest.num_samples:,} samples in {slowest.seconds:.2f} s"
+        f"slowest: {visible(slowest.path)}, {slowest.num_samples:,} samples in "
+        f"{slowest.seconds:.2f} s"
     )
 
 
@@ -215,4 +217,4 @@ def _is_computed(options: argparse.Namespace) -> bool:
 def _where(options: argparse.Namespace) -> str:
     if _is_computed(options):
         return "samples computed on access, nothing stored"
-    return f"in {options.cache_dir}"
+    return f"in {visible(options.cache_dir)}"

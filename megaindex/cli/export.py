@@ -22,7 +22,7 @@ from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import add_run_arguments, described_by, recipe_of, skips_of_options
 from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.configs.run_builder import read_settings, resolve
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import FormatError, InvalidArgument, visible
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_local
@@ -444,13 +444,13 @@ def _facts(one: ExportedSet) -> dict[str, Any]:
 
 def _print(sets: Sequence[ExportedSet], target: ExportFormat, options: argparse.Namespace) -> None:
     first = sets[0]
-    print(f"order {first.stream.order} of {first.dataset.path} for {options.to}")
+    print(f"order {first.stream.order} of {visible(first.dataset.path)} for {options.to}")
     for one in sets:
         epochs = one.index.num_epochs
         print(
             f"  {one.dataset.subset:<5}  {one.index.num_samples:,} samples, {epochs:,} "
             f"epoch{'s' * (epochs != 1)}, the run reads {one.stream.num_samples:,}: {one.status}\n"
-            f"         {one.files}*"
+            f"         {visible(str(one.files))}*"
         )
     if any(one.short for one in sets):
         print(

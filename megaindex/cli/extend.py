@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, order_of_flags
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, visible
 from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _text(report: dict[str, Any]) -> str:
     if report["coverage_after_in_the_old_order"] is not None:
         old = _percentages(report["coverage_after_in_the_old_order"])
         lines.append("  (the old order would give " + old + ")")
-    return "\n".join(lines)
+    return "\n".join(map(visible, lines))
 
 
 def _percentages(shares: dict[str, float]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import add_run_arguments, recipe_of, skips_of_options
 from megaindex.configs.run_builder import read_settings, resolve
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, visible
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -96,7 +96,7 @@ def _subset_facts(subset: Mapping[str, Any]) -> dict[str, Any]:
 
 def _print(facts: dict[str, Any]) -> None:
     pairs = f"{facts['pairs']:,} pair{'s' * (facts['pairs'] != 1)}"
-    print(f"{facts['path']}: {facts['bytes']:,} bytes, {pairs}")
+    print(f"{visible(facts['path'])}: {facts['bytes']:,} bytes, {pairs}")
     for name, subset in facts["subsets"].items():
         skipped = subset["steps"] - subset["steps_made"]
         print(

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from megaindex.arithmetic import INT64_MAX
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, visible
 from megaindex.validation import DEFAULT_SEED, check_choice, check_epochs, check_setting, shown
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         hint = "".join(f"; {text}" for text in self._suggestions())
-        self.exit(2, f"{self.prog}: {message}{hint}; --help lists the arguments\n")
+        self.exit(2, f"{self.prog}: {visible(message + hint)}; --help lists the arguments\n")
 
     def _suggestions(self) -> Iterator[str]:
         """Yield the flags that are close to unknown ones on the command line."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_engine_arguments, add_flags, chosen_engine, print_json
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, visible
 
 if TYPE_CHECKING:
     from megaindex.tokenize import Tokenized
@@ -107,15 +107,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print(made: Tokenized, seconds: float) -> None:
-    print("\n".join(made.lines(seconds)))
+    print("\n".join(map(visible, made.lines(seconds))))
     if made.bad is not None:
         plural = "" if made.bad.count == 1 else "s"
         print(
-            f"  {made.bad.count:,} bad line{plural} left out, all in {made.bad.path}",
+            f"  {made.bad.count:,} bad line{plural} left out, all in {visible(made.bad.path)}",
             file=sys.stderr,
         )
         for line in made.bad.first:
-            print(f"    {line}", file=sys.stderr)
+            print(f"    {visible(str(line))}", file=sys.stderr)
 
 
 def _token(text: str | None) -> int | str | None:

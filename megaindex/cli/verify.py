@@ -194,6 +194,7 @@ def _table(report: Report) -> FittedTable:
 
 
 def _repair(options: argparse.Namespace) -> None:
+    from megaindex.console import print_lines
     from megaindex.corpus.repair import repair
     from megaindex.progress import copying
 
@@ -209,11 +210,11 @@ def _repair(options: argparse.Namespace) -> None:
             eod=options.eod,
             bar=bar,
         )
-    print(
-        f"{made.path_prefix}.idx: {made.documents:,} documents, {made.sequences:,} sequences; "
-        f"{made.path_prefix}.bin is a {made.link}"
+    print_lines(
+        [
+            f"{made.path_prefix}.idx: {made.documents:,} documents, {made.sequences:,} sequences; "
+            f"{made.path_prefix}.bin is a {made.link}",
+            *(f"  certain  {text}" for text in made.certain),
+            *(f"  lost     {text}" for text in made.lost),
+        ]
     )
-    for text in made.certain:
-        print(f"  certain  {text}")
-    for text in made.lost:
-        print(f"  lost     {text}")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, visible
 from megaindex.format import IndexedDataset
 from megaindex.format.pair import check_not_a_half, written_paths
 from megaindex.io.atomic import AtomicFiles
@@ -30,7 +30,7 @@ class WriteResult:
         """Return the line that the command prints."""
         rate = self.nbytes / 1e6 / max(seconds, 1e-9)  # the clock may not have advanced
         return (
-            f"{self.path_prefix}: {self.documents:,} documents, {self.tokens:,} tokens, "
+            f"{visible(self.path_prefix)}: {self.documents:,} documents, {self.tokens:,} tokens, "
             f"{self.dtype}, {self.how}, {self.nbytes / 1e6:,.1f} MB in {seconds:.2f} s "
             f"({rate:,.0f} MB/s)"
         )

@@ -64,7 +64,7 @@ _ATTEMPTS = 5
 _INT32 = struct.Struct("<i")
 _INT64 = struct.Struct("<q")
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("megaindex")
 
 
 def pair_paths(path_prefix: str) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from megaindex.io.mapping import map_npy_file, map_readonly
 from megaindex.io.paths import as_storage_error, check_file, check_local, storage_error
 from megaindex.objects.files import stat_path
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("megaindex")
 
 
 def open_nanotron(path: str) -> FlatTokens:

@@ -315,7 +315,7 @@ class PositionalTokens(TokenReader):
         assert bad == -1, "the spans were checked before they were read"
 
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("megaindex")
 
 _BATCHES = 8  # timed with each reader before the choice
 

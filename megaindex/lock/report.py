@@ -10,6 +10,7 @@ import numpy as np
 
 from megaindex.audit.report import audit, source_counts
 from megaindex.audit.streams import lengths_text
+from megaindex.errors import visible
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import Folder
 from megaindex.lock.opening import open_stream
@@ -142,7 +143,7 @@ class RunReport:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown; the first row holds the names of the columns."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    cells = [[visible(cell).replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"

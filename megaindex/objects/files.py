@@ -43,7 +43,7 @@ from megaindex.io.threads import map_interruptibly
 from megaindex.objects import store
 from megaindex.progress import copying
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("megaindex")
 
 VARIABLE = "MEGAINDEX_OBJECT_CACHE"
 _DEFAULT = "~/.cache/megaindex/objects"

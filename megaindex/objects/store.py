@@ -72,7 +72,7 @@ _KNOWN = (
 )
 _CONNECTION = re.compile(r"kind: (Connect|Request|Timeout|Interrupted)\b")
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("megaindex")
 
 _EXTENSION = "obstore._obstore"
 # obstore retries 5xx, 429, timeouts and dropped connections, and resumes incomplete bodies; it does
