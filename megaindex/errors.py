@@ -5,6 +5,7 @@ Messages and log lines quote names and values from outside, which `visible` make
 
 import logging
 import re
+from numbers import Number
 
 _HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters, such as escape sequences and ends of lines
@@ -23,7 +24,7 @@ def _make_visible(record: logging.LogRecord) -> bool:
     record.msg = visible(str(record.msg))
     if isinstance(record.args, tuple):
         record.args = tuple(
-            each if isinstance(each, (int, float)) else visible(str(each)) for each in record.args
+            each if isinstance(each, Number) else visible(str(each)) for each in record.args
         )
     return True
 

@@ -281,9 +281,6 @@ NEEDED = {
     ("adapters/megatron/core.py", "runpy.run_path"): "megatron-core's own version file",
     ("engine/local.py", "pickle.loads"): "of an exception that this process has just pickled",
     ("configs/yaml_sections.py", "yaml.load"): "with a subclass of SafeLoader",
-    ("audit/diff_inputs.py", "np.load"): "with allow_pickle=False",
-    ("imports/formats.py", "np.load"): "with allow_pickle=False",
-    ("index/skips.py", "np.load"): "with allow_pickle=False",
 }
 
 

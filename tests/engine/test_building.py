@@ -103,7 +103,7 @@ def test_what_the_command_refuses(
             "must name at least one dataset; write one prefix a line",
         ),
         (("--data-paths-file", tmp_path / "binary"), "not a text file"),
-        (("--data-paths-file", tmp_path / "no"), "cannot read"),
+        (("--data-paths-file", tmp_path / "no"), "does not exist"),
         (("--data-path", *paths, "--address", "auto"), "needs engine ray"),
         (("--data-path", *paths, "--workers", 0), "workers must be at least 1"),
         (("--data-path", *paths[:2], tmp_path / "no"), f"{tmp_path}/no"),
