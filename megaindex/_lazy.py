@@ -10,9 +10,26 @@ import. It is in `dir`, and not in ``__all__``: ``import *`` loads none of them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 from types import ModuleType
+
+from megaindex.errors import InvalidArgument
+
+
+@contextlib.contextmanager
+def torch_needed(what: str) -> Iterator[None]:
+    """Raise InvalidArgument in place of the ImportError of an environment without torch."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InvalidArgument(
+            f"{what} needs torch, which is not installed; pip install 'megaindex[torch]'"
+        ) from None
 
 
 def lazy_exports(package: str) -> None:
@@ -43,17 +60,8 @@ class _LazyPackage(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if self._homes[name] == self.__name__:
             return importlib.import_module(f"{self.__name__}.{name}")
-        try:
+        with torch_needed(f"{self.__name__}.{name}"):
             home = importlib.import_module(self._homes[name])
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            from megaindex.errors import InvalidArgument
-
-            raise InvalidArgument(
-                f"{self.__name__}.{name} needs torch, which is not installed; pip install "
-                "'megaindex[torch]'"
-            ) from None
         value = getattr(home, name)
         self.__dict__[name] = value
         return value

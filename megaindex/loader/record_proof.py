@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from megaindex._lazy import torch_needed
 from megaindex._types import I64
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
@@ -43,7 +44,6 @@ from megaindex.index.skips import (
 )
 from megaindex.index.spans import Index
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
-from megaindex.loader.recipe_loader import StoredRecipe
 from megaindex.lock.lock_file import FORMAT as LOCK_FORMAT
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import block_bounds, first_step, step_bounds_of
@@ -297,6 +297,9 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
     inner = state["loader"] if isinstance(state.get("loader"), Mapping) else state
     bounds = mix = None
     if index is None and "recipe" in state:
+        with torch_needed("a checkpoint of a RecipeLoader"):
+            from megaindex.loader.recipe_loader import StoredRecipe
+
         opened = open_recipe(StoredRecipe.read(state).recipe_here)
         index, mix = opened.index, opened.layout.recipe.mix_changes
         bounds = opened.layout.step_bounds()

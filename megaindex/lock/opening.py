@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from megaindex._lazy import torch_needed
 from megaindex.audit.diff_inputs import Side
 from megaindex.audit.streams import AuditStream
 from megaindex.builders.described import build_described
@@ -65,7 +66,8 @@ def open_run(
     opened = _open(lock, search, cache_dir)
     stream = opened.stream
     if opened.recipe is not None:
-        from megaindex.loader.recipe_loader import RecipeLoader
+        with torch_needed("megaindex.lock.open_run"):
+            from megaindex.loader.recipe_loader import RecipeLoader
 
         return RecipeLoader(
             opened.recipe,
@@ -79,7 +81,8 @@ def open_run(
         "data_parallel_size": _given(data_parallel_size, train["data_parallel_size"]),
         "micro_batch_size": _given(micro_batch_size, train["micro_batch_size"]),
     }
-    from megaindex.loader.loader import Loader
+    with torch_needed("megaindex.lock.open_run"):
+        from megaindex.loader.loader import Loader
     from megaindex.loader.receipts import Recorder
     from megaindex.loader.samplers import MicroBatchSampler
 
