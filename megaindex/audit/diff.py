@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,10 +211,13 @@ _EFFECTS = {
     "epochs_mixed": "different numbers of complete epochs are shuffled together",
     "left_over": "tokens of an incomplete sample at the end of an epoch are dropped on one side, "
     "carried into the next epoch on the other",
-    "source_name": "the order is computed from the seed and this name",
+    "source_name": "the order is computed from the seed and this name: that of the source in a "
+    "recipe, else by default the fingerprint of the pair",
     "max_documents": "samples may hold different numbers of documents",
     "long_documents": "documents longer than a sample are split, truncated or skipped differently",
     "num_samples": "it decides the number of epochs, and with it the shuffle of the last one",
+    "skip": "samples of these steps are left out, or served behind the end",
+    "mask": "the loss differs, the order does not: these documents are read without loss",
 }
 _SAME_ALL = (
     "the recorded settings and the content fingerprint are the same, but the order differs: one "
@@ -223,6 +227,10 @@ _UNRECORDED = (
     "no recorded setting differs, but such arrays do not record all settings nor the content of "
     "the corpus: the files changed under the same path, a setting that is not recorded differs, "
     "or one side is damaged; build both again with megaindex build, which records both"
+)
+_UNLIKE = (
+    "no setting that both sides state differs, and others were not compared; compare locks of one "
+    "kind, of recipes or of other runs"
 )
 
 
@@ -239,13 +247,22 @@ class Cause:
 def explain(a: Side, b: Side, *, equal: bool) -> tuple[Cause, ...]:
     """Return the settings of both sides that differ, or other causes if none does.
 
-    For equal orders these are differences without effect.
+    For equal orders these are differences without effect on the order.
     """
-    known = [key for key in a.settings if key in b.settings]
+    kinds = [side.settings.get("kind") for side in (a, b)]
+    if kinds[0] != kinds[1]:  # of locks of two kinds, or of a lock and another side
+        a, b = (replace(side, settings=side.resolved or side.settings) for side in (a, b))
+    complete = kinds[0] is not None and kinds[0] == kinds[1]
+    known = [
+        key
+        for key in dict.fromkeys([*a.settings, *b.settings])
+        if complete or key in ("skip", "mask") or (key in a.settings and key in b.settings)
+    ]
     found = [
-        Cause(setting=key, a=a.settings[key], b=b.settings[key], words=_words(key, a, b))
+        Cause(setting=key, a=values[0], b=values[1], words=_words(key, a, b))
         for key in known
-        if a.settings[key] != b.settings[key]
+        for values in [(a.settings.get(key), b.settings.get(key))]
+        if values[0] != values[1]
     ]
     if equal:
         return tuple(found)
@@ -257,10 +274,15 @@ def explain(a: Side, b: Side, *, equal: bool) -> tuple[Cause, ...]:
     if found or damage:
         return tuple(damage + found)
     words = _SAME_ALL if a.recorded and b.recorded else _UNRECORDED
+    if kinds[0] != kinds[1]:
+        words = _UNLIKE
     return (Cause(setting="", a=None, b=None, words=words),)
 
 
 def _words(key: str, a: Side, b: Side) -> str:
+    if key in ("skip", "mask") and a.resolved and b.resolved:
+        names = shlex.join([a.name, b.name])
+        return f"{_EFFECTS[key]}; megaindex prove {names} compares the runs without their skips"
     if key == "order":
         return "; ".join(f"{side.settings[key]} {_order(side.settings[key])}" for side in (a, b))
     if key == "num_epochs":

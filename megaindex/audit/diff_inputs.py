@@ -47,7 +47,9 @@ class Side:
     Attributes:
         name: name for messages.
         index: index of the side.
-        settings: known settings, under the names of a cache entry's manifest.
+        settings: known settings, under the names of a cache entry's manifest; of a lock, under
+            those of the lock, all of them.
+        resolved: settings of a lock under the names of a manifest, for other sides.
         has_lengths: False for arrays of an unknown dataset, whose document lengths are unknown.
         recorded: True if the settings determine the arrays.
         damage: first difference from the checksums in the manifest; empty without one.
@@ -56,6 +58,7 @@ class Side:
     name: str
     index: Index
     settings: dict[str, Any]
+    resolved: dict[str, Any] | None = None
     has_lengths: bool = True
     recorded: bool = True
     damage: str = ""
@@ -123,7 +126,7 @@ def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any])
     else:
         of_block = {"epochs_mixed": row.epochs_mixed, "left_over": row.left_over}
         known |= values["order"].settings if row.order == "packed" else of_block
-        known["source_name"] = values.get("source_name")
+        known["source_name"] = getattr(index, "source_name", None)
     return known
 
 

@@ -274,7 +274,8 @@ def print_difference(difference: Difference) -> None:
         for side, runs in zip("AB", difference.samples, strict=True):
             text += [f"  {side}  {line}" for line in _runs(runs)]
     if difference.causes:
-        text += ["", "settings that differ, without effect here:" if difference.equal else "cause:"]
+        equal = "settings that differ, without effect on the order:"
+        text += ["", equal if difference.equal else "cause:"]
     for cause in difference.causes:
         values = f"{cause.setting}: {cause.a} and {cause.b}: " if cause.setting else ""
         text.append(f"  {values}{cause.words}")
@@ -285,7 +286,9 @@ def _verdict(difference: Difference) -> str:
     count_a, count_b = difference.num_samples
     compared = min(count_a, count_b)
     if difference.equal:
-        return f"equal: {count_a:,} samples, the same in every position"
+        masked = any(cause.setting == "mask" for cause in difference.causes)
+        loss = "; the loss differs, see mask" if masked else ""
+        return f"equal: {count_a:,} samples, the same in every position{loss}"
     if difference.relation == "prefix":
         longer = "A" if count_a > count_b else "B"
         return (

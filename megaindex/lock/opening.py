@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
 
 from megaindex._lazy import torch_needed
 from megaindex.audit.diff_inputs import Side
@@ -14,11 +17,11 @@ from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.receipts import fingerprint_keys, receipts_between
-from megaindex.index.skips import ServedIndex, Skip, SkippedIndex
+from megaindex.index.skips import ServedIndex, Skip, SkippedIndex, Skips, skips_of
 from megaindex.index.spans import Index
 from megaindex.lock.check import sound_files, sound_paths
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.make import Folder, resolved_subset, rows_of, streams_of
+from megaindex.lock.make import Folder, resolved_subset, rows_of, step_bounds_of, streams_of
 from megaindex.lock.settings import differences, leaves, read_run
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
@@ -224,6 +227,7 @@ def side_from_lock(lock: Folder | Lock) -> Side:
     """
     lock = read_lock(lock)
     train, index = lock.subset("train"), locked_index(lock)
+    skips = skips_of(index)
     if isinstance(index, SkippedIndex):  # samples served, in order of training
         served = index.skips.served_before(train["samples"])
         index = ServedIndex(index, index.skips, served)
@@ -231,7 +235,85 @@ def side_from_lock(lock: Folder | Lock) -> Side:
     if first or index.num_samples > train["samples"]:
         of_run = Stage(index=index, samples=range(first, train["samples"]))
         index = ExtendedIndex(stages=(of_run,))
-    corpora = lock.fingerprints("train")
-    corpus: object = corpora[0] if len(corpora) == 1 else corpora
-    settings = {"corpus": corpus, **dict(leaves(lock.content["settings"]))}
-    return Side(name=lock.path, index=index, settings=settings)
+    settings = dict(lock.content["settings"])
+    kind = settings["kind"]
+    of_kind = {key: each for key, each in settings[kind].items() if key != "skip"}
+    nodes = list(_source_nodes(train["index"]))
+    common = {
+        "corpus": _one_or_all(lock.fingerprints("train")),
+        "source_name": _one_or_all([node.get("name") for node in nodes]),
+        **_skipped_and_masked(lock, skips),
+    }
+    resolved = {
+        name: _one_or_all([node.get(key) for node in nodes])
+        for key, name in _RESOLVED.items()
+        if any(key in node for node in nodes)
+    }
+    if kind == "run":
+        resolved["order"] = of_kind["order"]["name"]
+    return Side(
+        name=lock.path,
+        index=index,
+        settings={**common, "kind": kind, **dict(leaves({kind: of_kind}))},
+        resolved={**resolved, **common},
+    )
+
+
+_RESOLVED = {
+    "order": "order",
+    "documents": "documents",
+    "sequence_length": "sequence_length",
+    "seed": "seed",
+    "extra": "add_extra_token",
+    "final_epoch_apart": "final_epoch_apart",
+    "epochs_mixed": "epochs_mixed",
+    "left_over": "left_over",
+    "max_documents": "max_documents",
+    "long_documents": "long_documents",
+}
+"""Settings of one source in the description of an index, and their names in a manifest."""
+
+
+def _source_nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the descriptions of the sources of an index, of each length."""
+    if node["order"] == "skipped":
+        yield from _source_nodes(node["index"])
+    elif node["order"] == "sequence":
+        for part in node["parts"]:
+            yield from _source_nodes(part["index"])
+    elif "sources" in node:
+        for each in node["sources"]:
+            yield from _source_nodes({**node["common"], **each})
+    else:
+        yield node
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    """Return the values of all sources, or their only one."""
+    return values[0] if all(each == values[0] for each in values) else values
+
+
+def _skipped_and_masked(lock: Lock, skips: Skips | None) -> dict[str, str | None]:
+    """Return what a lock skips and masks as text, in one form for all entries; None: nothing."""
+    if skips is None:
+        return {"skip": None, "mask": None}
+    train, masks = lock.content["subsets"]["train"], []
+    for skip, entry in zip(locked_skips(lock), train["skip"], strict=True):
+        if not skip.ranges:
+            what = "all documents"
+            if "documents" in entry:
+                digest = lock.content["files"][entry["documents"]]["sha256"]
+                what = f"documents of {skip.documents} (SHA-256 {digest[:8]}…)"
+            source = "" if skip.source is None else f" of {skip.source}"
+            masks.append(f"{what}{source} from step {skip.from_step}")
+    bounds = step_bounds_of(train)
+    steps = [
+        f"{first}-{end - 1}" + (" (moved)" if move else "")
+        for (first, end), move in zip(
+            np.searchsorted(bounds, skips.holes).tolist(), skips.is_moved.tolist(), strict=True
+        )
+    ]
+    return {
+        "skip": f"steps {', '.join(steps)}" if steps else None,
+        "mask": ", ".join(sorted(masks)) or None,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.corpora import write_corpus
 from support.files import closed
 from support.megatron_dataset import Tokenizer
 
-from megaindex import PackedOrder, build_index
+from megaindex import PackedOrder, Skip, build_index
 from megaindex.audit.diff import compare
 from megaindex.audit.diff_inputs import (
     Side,
@@ -25,6 +26,8 @@ from megaindex.audit.diff_inputs import (
 )
 from megaindex.errors import FormatError, StorageError
 from megaindex.format import IndexedDataset
+from megaindex.lock import make_lock, read_lock
+from megaindex.recipe import read_recipe
 
 
 def diff(prefix: Path | None, *words: object) -> dict[str, Any]:
@@ -108,6 +111,61 @@ def test_each_setting_is_a_cause(
     assert content["relation"] != "equal"
     assert settings_of(content) == differing
     assert words in content["causes"][0]["words"]
+
+
+def locked(
+    folder: Path, name: str, prefix: Path, skip: Sequence[Skip] = (), **settings: Any
+) -> Path:
+    run = {"order": "epoch", "sequence_length": 16, "epochs": "1", "global_batch_size": 4}
+    lock = make_lock(data_path=str(prefix), **{**run, **settings}, skip=list(skip))
+    return Path(lock.write(folder / f"{name}.lock").path)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "settings", "relation", "causes"),
+    [
+        ([], [Skip(steps="2-3")], {}, "other samples", ["skip"]),
+        ([Skip(steps="2-3")], [Skip(steps="2-3", move=True)], {}, "prefix", ["skip"]),
+        ([Skip(steps="2 3")], [Skip(steps="3"), Skip(steps="2")], {}, "equal", []),
+        ([], [Skip(documents="a.ids")], {}, "equal", ["mask"]),
+        ([Skip(documents="a.ids")], [Skip(documents="b.ids")], {}, "equal", ["mask"]),
+        ([Skip(documents="a.ids")], [Skip(documents="a.ids", from_step=1)], {}, "equal", ["mask"]),
+        ([Skip(documents="a.ids")], [Skip(documents="a.ids")], {}, "equal", []),
+        ([], [Skip(steps="2"), Skip(documents="a.ids")], {"seed": 5}, "other samples",
+         ["skip", "mask", "run.seed"]),
+    ],
+)  # fmt: skip
+def test_skips_of_locks_are_causes(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: list[Skip],
+    second: list[Skip], settings: dict[str, Any], relation: str, causes: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("a.ids").write_text("1 2 3")
+    Path("b.ids").write_text("1 2 4")
+    sides = locked(tmp_path, "a", prefix, first), locked(tmp_path, "b", prefix, second, **settings)
+    content = diff(None, *sides)
+    assert (content["relation"], settings_of(content)) == (relation, causes)
+    for cause in content["causes"]:
+        asks = cause["setting"] in ("skip", "mask")
+        assert (f"megaindex prove {sides[0]} {sides[1]}" in cause["words"]) == asks
+    assert ("the loss differs" in cli("diff-order", *sides)[1]) == ("mask" in causes)
+
+
+def test_the_name_of_the_shuffle_is_the_cause_between_recipe_and_flags(
+    prefix: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(
+        f"{{sequence_length: 16, batch: {{global_batch_size: 4}}, sources: {{web: {prefix}}}, "
+        "stages: {main: {epochs: 1, mix: {web: 1}}}}"
+    )
+    ours = make_lock(read_recipe(recipe)).write(tmp_path / "recipe.lock").path
+    assert settings_of(diff(None, ours, locked(tmp_path, "flags", prefix))) == ["source_name"]
+    other = locked(tmp_path, "seed", prefix, seed=5)
+    assert settings_of(diff(None, ours, other)) == ["seed", "source_name"]
+    same = diff(prefix, ours, "order=epoch,epochs=3,source_name=web")
+    assert (same["relation"], settings_of(same)) == ("prefix", [""])
+    assert "damaged" not in same["causes"][0]["words"]
 
 
 def test_the_first_difference_and_the_share_are_those_of_the_samples(prefix: Path) -> None:
