@@ -15,10 +15,12 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0 if the records differ by exactly their skips, else 1."""
     options = _parser().parse_args(arguments)
     from megaindex.loader.record_proof import compare_records, read_record
+    from megaindex.progress import copying
 
-    proof = compare_records(
-        read_record(options.first), read_record(options.second), search=options.search
-    )
+    with copying("reading") as bar:
+        proof = compare_records(
+            read_record(options.first), read_record(options.second), search=options.search, bar=bar
+        )
     if options.json:
         print_json(proof.to_json())
     else:

@@ -20,7 +20,6 @@ import numpy as np
 
 from megaindex._types import IntArray
 from megaindex.builders.recipe import OpenRecipe, OpenSource
-from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.balance import CostModel
 from megaindex.loader.batch import SampleOptions
@@ -30,7 +29,12 @@ from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import Recorder
 from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.samplers import EvaluationSampler, MicroBatchSampler
-from megaindex.loader.targets import source_targets, targets_of, targets_of_sources
+from megaindex.loader.targets import (
+    source_targets,
+    targets_of,
+    targets_of_sources,
+    targets_text,
+)
 from megaindex.loader.torch_dataset import GPTDataset
 from megaindex.recipe.amend import check_past
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
@@ -279,7 +283,7 @@ class RecipeLoader(Loader):
         self._facts = {
             source.corpus.name: {
                 "fingerprint": fingerprint,
-                "targets": _targets_text(source),
+                "targets": targets_text(source),
                 **{name: getattr(source.size, name) for name in SIZES},
                 **({} if source.past is None else {UNREAD: source.size.unread_samples}),
             }
@@ -720,12 +724,3 @@ def _micro_batches(
 def _first_of(*values: int | None) -> int:
     """Return the first that is not None."""
     return next(value for value in values if value is not None)
-
-
-def _targets_text(source: OpenSource) -> str:
-    """Return text that identifies the tokens of a source that carry loss."""
-    corpus = source.corpus
-    if corpus.kind == "pretraining" or source.targets is None:
-        return "all tokens"
-    kind = "labels" if corpus.labels else "loss mask"
-    return f"{kind} {corpus_fingerprint(source.targets)}"

@@ -44,13 +44,23 @@ from megaindex.index.skips import (
 )
 from megaindex.index.spans import Index
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
+from megaindex.loader.record_content import (
+    ContentCheck,
+    HeldContent,
+    apart,
+    compare_content,
+    held_by_lock,
+    held_by_state,
+    with_contents,
+)
 from megaindex.lock.lock_file import FORMAT as LOCK_FORMAT
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import block_bounds, first_step, step_bounds_of
 from megaindex.lock.opening import locked_index, locked_mix, locked_skips
 from megaindex.lock.settings import differences
+from megaindex.progress import Bar, silent
 from megaindex.recipe.mix_changes import MixChanges
-from megaindex.validation import CheckpointReader, shown
+from megaindex.validation import CheckpointReader
 
 States = Sequence[Mapping[str, Any]]
 
@@ -118,21 +128,27 @@ class RecordProof:
     Attributes:
         first: the first record.
         second: the second record.
-        common_samples: samples of the order, without skips, that were compared: those before the
-            position of the shorter run.
+        common_samples: samples of the order, without skips, that were compared: those before
+            ``end``.
+        end: position up to which the records were compared, that of the shorter one.
         first_difference: positions [begin, end) of the first block in which the orders without
             skips differ; None if they are the same.
         added: skips of the second record that the first does not have.
         removed: skips of the first record that the second does not have.
+        content: comparison of tokens, loss targets and evaluation.
+        behind: differences of the runs behind ``end``, which are none of the records.
         differences: other differences than those of the skips, the first of each kind.
     """
 
     first: RunRecord
     second: RunRecord
     common_samples: int
+    end: int
     first_difference: tuple[int, int] | None
     added: tuple[Skip, ...]
     removed: tuple[Skip, ...]
+    content: ContentCheck
+    behind: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
 
     @property
@@ -146,6 +162,10 @@ class RecordProof:
         return {
             "holds": self.holds,
             "common_samples": self.common_samples,
+            "up_to_sample": self.end,
+            "tokens": self.content.tokens,
+            "not_compared": list(self.content.not_compared),
+            "behind": list(self.behind),
             "first_difference": self.first_difference and list(self.first_difference),
             "first": self.first.to_json(),
             "second": self.second.to_json(),
@@ -168,12 +188,18 @@ class RecordProof:
         lines += [f"difference: {more} more, see --json"] if more > 0 else []
         lines += [f"skip only in the second: {_text(skip)}" for skip in self.added]
         lines += [f"skip only in the first: {_text(skip)}" for skip in self.removed]
+        lines += [f"behind sample {self.end:,} the runs differ: {text}" for text in self.behind]
+        lines += self.content.not_compared
+        if self.content.tokens == "sampled":
+            lines.append("tokens: compared in 256 KiB of each source")
         if not self.holds:
             lines.append("the records differ by more than their skips")
-        elif self.added or self.removed:
-            lines.append("the records differ by exactly their skips")
         else:
-            lines.append("the records have the same skips, and no other difference")
+            what = "the records have the same skips, and no other difference"
+            if self.added or self.removed:
+                what = "the records differ by exactly their skips"
+            lacking = (text.partition(":")[0] for text in self.content.not_compared)
+            lines.append("; ".join((f"{what}, up to sample {self.end:,}", *lacking)))
         return "\n".join(lines)
 
 
@@ -192,6 +218,7 @@ def compare_records(
     *,
     indices: tuple[Index, Index] | None = None,
     search: str | os.PathLike[str] | None = None,
+    bar: Bar = silent,
 ) -> RecordProof:
     """Compare two records of a run, such as the checkpoints or the locks before and after a skip.
 
@@ -202,11 +229,15 @@ def compare_records(
             default those of the recipes in the states, whose relative paths are relative to the
             current directory; for states of a `Loader`, that of the other record, if it is a lock.
         search: folder in which files of a lock are sought that are not at their paths.
+        bar: function of the total bytes of the .bin files that returns a function called with the
+            bytes read. They are read for a lock with hashes of tokens and a checkpoint with
+            content fingerprints, which are compared by the files of the lock.
 
     Raises:
         InvalidArgument: a rank is missing, or the states hold no recipe, and neither ``indices``
             nor a lock is given.
-        FormatError, StorageError: a state or a lock is damaged, or a source cannot be read.
+        FormatError, StorageError: a state or a lock is damaged, a source cannot be read, or a file
+            of skipped documents or of tokens is not what it was.
     """
     chosen: Sequence[Index | None] = (None, None) if indices is None else indices
     records: list[Any] = [
@@ -222,14 +253,25 @@ def compare_records(
     common = min(min(plan.position, plan.order.num_samples) for plan in plans)
     where = _first_difference(plans, common)
     first_sample = min(plan.record.first_sample for plan in plans)
+    content = compare_content(
+        *(
+            with_contents(plan.held, plan.lock, search, bar)
+            if plan.lock is not None and plan.held.chunk_bytes and other.held.has_contents
+            else plan.held
+            for plan, other in ((ours, theirs), (theirs, ours))
+        )
+    )
     return RecordProof(
         first=ours.record,
         second=theirs.record,
         common_samples=max(0, common - first_sample),
+        end=common,
         first_difference=where,
         added=tuple(_skips_without(theirs, ours)),
         removed=tuple(_skips_without(ours, theirs)),
-        differences=tuple(_differences(plans, common, where)),
+        content=content,
+        behind=tuple(_behind(plans, common)),
+        differences=(*_differences(plans, common, where), *content.differences),
     )
 
 
@@ -243,6 +285,7 @@ class _Plan:
     fingerprints: Sequence[str]
     step_bounds: I64 | None
     """First sample of each step without skips, and the end; None: not known."""
+    held: HeldContent
     stride: int = DEFAULT_STRIDE
     lock: Lock | None = None
     mix: MixChanges | None = None
@@ -288,6 +331,7 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
         index=index,
         fingerprints=fingerprints,
         step_bounds=np.append(bounds[:-1][bounds[:-1] < end], end),
+        held=held_by_lock(lock),
         lock=lock,
         mix=locked_mix(lock, search),
     )
@@ -295,12 +339,15 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
 
 def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan | None) -> _Plan:
     inner = state["loader"] if isinstance(state.get("loader"), Mapping) else state
-    bounds = mix = None
-    if index is None and "recipe" in state:
+    bounds = mix = stored = opened = None
+    if "recipe" in state:
         with torch_needed("a checkpoint of a RecipeLoader"):
             from megaindex.loader.recipe_loader import StoredRecipe
 
-        opened = open_recipe(StoredRecipe.read(state).recipe_here)
+        stored = StoredRecipe.read(state)
+    if index is None and stored is not None:
+        opened = open_recipe(stored.recipe_here)
+        _check_masked(inner, opened.layout.skips)
         index, mix = opened.index, opened.layout.recipe.mix_changes
         bounds = opened.layout.step_bounds()
     elif index is None and locked is not None:
@@ -313,20 +360,47 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
         )
     consumed = CheckpointReader("the state of a loader", inner).integer("consumed_samples")
     check, skips = check_receipts([state], index), skips_of(index)
+    fingerprints = stored_receipt(inner["receipt"]).fingerprints
+    facts = None if stored is None else list(stored.sources.values())
     return _Plan(
         record=_record(consumed, check, index, () if skips is None else skips.settings),
         index=index,
-        fingerprints=stored_receipt(inner["receipt"]).fingerprints,
+        fingerprints=fingerprints,
         step_bounds=bounds,
+        held=held_by_state(inner, index, fingerprints, facts, opened),
         stride=check.served.stride,
         mix=mix,
     )
 
 
+def _stored_skips(state: Mapping[str, Any]) -> StoredSkips | None:
+    stored = CheckpointReader("the state of a loader", state)
+    return StoredSkips.read(stored.part("sampler", "the state of a sampler").values)
+
+
+def _check_masked(state: Mapping[str, Any], skips: Skips | None) -> None:
+    """Refuse a checkpoint whose files of skipped documents hold others now.
+
+    Raises:
+        FormatError: a file holds other documents than the checkpoint masks.
+    """
+    stored = _stored_skips(state)
+    if stored is None or skips is None:
+        return
+    masking = [skip for skip in skips.settings if not skip.ranges]
+    for theirs, mask, skip in zip(stored.masked, skips.masks, masking, strict=False):
+        ours = mask.record
+        if theirs["digest"] != ours["digest"]:
+            raise FormatError(
+                f"{skip.documents}: must hold the {theirs['documents']} documents that the "
+                f"checkpoint masks, of hash {theirs['digest']}, got {ours['documents']} of hash "
+                f"{ours['digest']}; restore the file"
+            )
+
+
 def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     """Return the index of the state of a `Loader`: the order of a lock, with the state's skips."""
-    stored = StoredSkips.read(CheckpointReader("the state of a loader", state)
-                              .part("sampler", "the state of a sampler").values)  # fmt: skip
+    stored = _stored_skips(state)
     if stored is None:
         return locked.order
     theirs, bounds = skips_of(locked.index), locked.step_bounds
@@ -400,16 +474,39 @@ def _record(
     )
 
 
-def _first_difference(plans: Sequence[_Plan], common: int) -> tuple[int, int] | None:
+def _first_difference(plans: Sequence[_Plan], end: int, begin: int = 0) -> tuple[int, int] | None:
     """Return positions of the first block in which the orders without skips differ, or None."""
     first, second = plans
     if first.order is second.order and first.fingerprints == second.fingerprints:
         return None
     stride = min(plan.stride for plan in plans)
     planned = [
-        planned_block_receipts(plan.order, 0, common, plan.keys, stride=stride) for plan in plans
+        planned_block_receipts(plan.order, begin, end, plan.keys, stride=stride) for plan in plans
     ]
     return planned[0].first_difference(planned[1])
+
+
+def _behind(plans: tuple[_Plan, _Plan], common: int) -> Iterator[str]:
+    """Yield the first differences of two runs behind the samples that their records hold."""
+    first, second = plans
+    bounds = [plan.step_bounds for plan in plans if plan.step_bounds is not None]
+    if len(bounds) < 2 or (first.lock is not None and second.lock is not None):
+        return  # the run of an index that is given is not known; locks are compared to their end
+    ends = [int(each[-1]) for each in bounds]
+    stop = min(*ends, *(plan.order.num_samples for plan in plans))
+    if common < stop:
+        changed = _first_changed_mix(plans, stop)
+        if changed is not None and changed >= common:
+            yield _mix_difference(plans, changed)
+        elif _description(first.order) != _description(second.order):
+            where = _first_difference(plans, stop, common)
+            if where is not None:
+                begin, end = max(where[0], common), min(where[1], stop)
+                yield f"other samples in positions {begin} to {end - 1}"
+        if not any(_step_difference(first, second, common)):
+            yield from _step_difference(first, second, stop)
+    if common < max(ends):
+        yield from apart("samples", *ends)
 
 
 def _skips_without(plan: _Plan, other: _Plan) -> Iterator[Skip]:
@@ -447,7 +544,7 @@ def _differences(
     first, second = plans
     pairs = itertools.zip_longest(first.fingerprints, second.fingerprints, fillvalue="nothing")
     for number, pair in enumerate(pairs):
-        yield from _apart(f"fingerprint of source {number}", *pair)
+        yield from apart(f"fingerprint of source {number}", *pair)
     if where is not None:
         end = min(where[1], common)
         begin = min(end, max(where[0], *(plan.record.first_sample for plan in plans)))
@@ -461,8 +558,6 @@ def _differences(
             kinds = [{"order": each.get("order")} for each in described]
             yield from _described("order", *(described if kinds[0] == kinds[1] else kinds))
     yield from _step_difference(first, second, common)
-    if first.lock is not None and second.lock is not None:
-        yield from _locked_differences(first.lock, second.lock)
 
 
 def _first_changed_mix(plans: Sequence[_Plan], end: int) -> int | None:
@@ -489,14 +584,9 @@ def _mix_difference(plans: Sequence[_Plan], sample: int) -> str:
     return f"{where}: {texts[0]} in the first, {texts[1]} in the second"
 
 
-def _apart(what: str, first: object, second: object) -> Iterator[str]:
-    if first != second:
-        yield f"{what}: {shown(first)} in the first, {shown(second)} in the second"
-
-
 def _described(what: str, first: Any, second: Any) -> Iterator[str]:
     for place, ours, theirs in differences(first, second):
-        yield from _apart(f"{what}: {place}", ours, theirs)
+        yield from apart(f"{what}: {place}", ours, theirs)
 
 
 def _description(index: Index) -> Any:
@@ -520,28 +610,9 @@ def _step_difference(first: _Plan, second: _Plan, common: int) -> Iterator[str]:
     differing = np.flatnonzero(ours[:size] != theirs[:size])
     if differing.size:
         step = int(differing[0])
-        yield from _apart(f"samples before step {step}", int(ours[step]), int(theirs[step]))
+        yield from apart(f"samples before step {step}", int(ours[step]), int(theirs[step]))
     elif ours.size != theirs.size:
-        yield from _apart("number of steps", ours.size - 1, theirs.size - 1)
-
-
-def _locked_differences(first: Lock, second: Lock) -> Iterator[str]:
-    """Yield the differences of two locks that training samples do not show."""
-    for name in ("valid", "test"):
-        yield from _described(
-            f"subset {name}", *(_evaluation(each, name) for each in (first, second))
-        )
-    ours, theirs = (each.content["tokens"] for each in (first, second))
-    if ours is not None and theirs is not None:  # those of one of them are not compared
-        yield from _described("tokens", ours, theirs)
-
-
-def _evaluation(lock: Lock, name: str) -> Any:
-    if name not in lock.content["subsets"]:
-        return None
-    subset = lock.subset(name)
-    kept = {key: subset[key] for key in ("samples", "index", "steps")}
-    return {**kept, "sources": lock.fingerprints(name)}
+        yield from apart("number of steps", ours.size - 1, theirs.size - 1)
 
 
 def read_record(path: str) -> Lock | list[Mapping[str, Any]]:

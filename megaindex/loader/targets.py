@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from megaindex._types import F32, I64, IntArray
 from megaindex.builders.recipe import OpenRecipe, OpenSource
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import IGNORED_LABEL, Index, Spans, separates_documents
@@ -197,3 +198,12 @@ def source_targets(source: OpenSource) -> SourceTargets | None:
         return SourceTargets(kind="all")
     kind: Any = "labels" if source.corpus.labels else "loss_mask"
     return SourceTargets(kind=kind, companion=source.targets)
+
+
+def targets_text(source: OpenSource) -> str:
+    """Return text that identifies the tokens of a source that carry loss."""
+    corpus = source.corpus
+    if corpus.kind == "pretraining" or source.targets is None:
+        return "all tokens"
+    kind = "labels" if corpus.labels else "loss mask"
+    return f"{kind} {corpus_fingerprint(source.targets)}"

@@ -1,0 +1,322 @@
+"""Tokens, loss targets and evaluation of two records of a run, compared where both hold them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.cache.fingerprint import corpus_fingerprint
+from megaindex.errors import FormatError
+from megaindex.format import IndexedDataset
+from megaindex.index.spans import Index, datasets_of
+from megaindex.io.paths import absolute
+from megaindex.loader.checkpoint import Contents, contents, stored_contents
+from megaindex.loader.targets import targets_of, targets_of_sources, targets_text
+from megaindex.lock.check import sound_files, sound_paths
+from megaindex.lock.lock_file import Lock, expanded
+from megaindex.lock.make import resolved_subset, rows_of, streams_of, token_hashes
+from megaindex.lock.settings import PATHS, differences, read_run
+from megaindex.objects.files import stat_path
+from megaindex.progress import Bar, silent
+from megaindex.recipe.recipe import Recipe
+from megaindex.recipe.recipe_file import to_mapping
+from megaindex.validation import CheckpointReader, shown
+
+_RESOLVED = ("samples", "index", "steps")  # of a subset for evaluation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeldSource:
+    """What a record holds of one source.
+
+    Attributes:
+        fingerprint: its `corpus_fingerprint`.
+        targets: kind and fingerprint of its labels or loss mask as text; None: not held.
+        content: content fingerprints; None: not held.
+        hashes: hashes of the chunks of each .bin of it, by part; None: not held.
+    """
+
+    fingerprint: str
+    targets: str | None = None
+    content: Contents | None = None
+    hashes: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeldContent:
+    """What a record holds of its sources and its evaluation.
+
+    Attributes:
+        sources: sources of training.
+        evaluation: settings and subsets of the evaluation; None: not held.
+        evaluated: sources of each subset of the evaluation.
+        chunk_bytes: bytes that one of the hashes covers; 0 without any.
+        without: description of a record that holds no hashes of tokens.
+    """
+
+    sources: Sequence[HeldSource]
+    evaluation: Mapping[str, Any] | None = None
+    evaluated: Mapping[str, Sequence[HeldSource]] = field(default_factory=dict)
+    chunk_bytes: int = 0
+    without: str
+
+    @property
+    def has_contents(self) -> bool:
+        """True for content fingerprints of all sources."""
+        return all(source.content is not None for source in self.sources)
+
+
+def held_by_state(
+    inner: Mapping[str, Any],
+    index: Index,
+    fingerprints: Sequence[str],
+    facts: Sequence[Mapping[str, Any]] | None,
+    opened: OpenRecipe | None,
+) -> HeldContent:
+    """Return what a checkpoint holds; of its evaluation, what its recipe gives with the files.
+
+    Args:
+        inner: the state of the `Loader`.
+        index: index of the run.
+        fingerprints: those of its receipts.
+        facts: sources in the state of a `RecipeLoader`; None for a `Loader`.
+        opened: the recipe of the state; None without one.
+    """
+    without = "a checkpoint without content fingerprints"
+    if facts is None:
+        stored = CheckpointReader("the state of a loader", inner)
+        found = list(stored_contents(stored, datasets_of(index)).values())
+        pairs = itertools.zip_longest(fingerprints, found[: len(fingerprints)])
+        sources = [HeldSource(fingerprint=name, content=each) for name, each in pairs]
+    else:
+        sources = [
+            HeldSource(**{key: each[key] for key in ("fingerprint", "targets", "content")})
+            for each in facts
+        ]
+    if opened is None:
+        return HeldContent(sources=sources, without=without)
+    recipe, validation = opened.layout.recipe, opened.validation
+    if validation is None:
+        return HeldContent(sources=sources, evaluation={}, without=without)
+    stream = streams_of(recipe, opened, None)["valid"]
+    rows = rows_of([absolute(each.path_prefix) for each in datasets_of(stream.index)])
+    source = HeldSource(
+        fingerprint=corpus_fingerprint(validation.dataset),
+        targets=targets_text(validation),
+        content=contents([validation.dataset], targets_of_sources([validation]), whole=False)[0],
+    )
+    settings = to_mapping(replace(recipe, mix_changes=None))["evaluation"]
+    resolved = resolved_subset(stream, rows, {})
+    subset = {**resolved, "index": expanded(resolved["index"])}
+    return HeldContent(
+        sources=sources,
+        evaluation=_evaluation(settings, {"valid": subset}, {"valid": [source]}),
+        evaluated={"valid": [source]},
+        without=without,
+    )
+
+
+def held_by_lock(lock: Lock) -> HeldContent:
+    """Return what a lock holds, without reading any other file."""
+    content = lock.content
+    settings, subsets, tokens = content["settings"], content["subsets"], content["tokens"]
+    values = settings[settings["kind"]]
+    entries: dict[str, list[Any]] = {}
+    if settings["kind"] == "recipe":
+        evaluation = values.get("evaluation", {})
+        entries = {"train": list(values["sources"].values())}
+        entries["valid"] = [evaluation["source"]] if evaluation else []
+    else:
+        evaluation, data = values["evaluation"], values["data"]
+        entries = {name: data.get(name, data.get("train", [])) for name in subsets}
+
+    def held(name: str) -> list[HeldSource]:
+        given = entries.get(name, [])
+        found = []
+        for number, row in enumerate(subsets[name]["sources"]):
+            own = [*given[number : number + 1], *given]
+            entry: Mapping[str, Any] = next((each for each in own if each.get("path") == row), {})
+            beside = {key: entry[key] for key in PATHS[1:] if key in entry}
+            texts = [f"{key} {lock.sources[at].fingerprint}" for key, at in beside.items()]
+            found.append(
+                HeldSource(
+                    fingerprint=lock.sources[row].fingerprint,
+                    targets=", ".join(texts).replace("loss_mask", "loss mask") or "all tokens",
+                    hashes=None
+                    if tokens is None
+                    else {
+                        key: tokens["hashes"][at] for key, at in {"tokens": row, **beside}.items()
+                    },
+                )
+            )
+        return found
+
+    evaluated = {name: held(name) for name in subsets if name != "train"}
+    resolved = {name: lock.subset(name) for name in evaluated}
+    return HeldContent(
+        sources=held("train"),
+        evaluation=_evaluation(evaluation, resolved, evaluated),
+        evaluated=evaluated,
+        chunk_bytes=0 if tokens is None else tokens["chunk_bytes"],
+        without="a lock without --tokens",
+    )
+
+
+def _evaluation(
+    settings: Mapping[str, Any],
+    subsets: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, Sequence[HeldSource]],
+) -> dict[str, Any]:
+    """Return settings and subsets of an evaluation as values that can be compared."""
+    found: dict[str, Any] = {}
+    if settings:
+        found["evaluation"] = {key: each for key, each in settings.items() if key != "source"}
+    for name, subset in subsets.items():
+        kept = {key: subset[key] for key in _RESOLVED}
+        kept["sources"] = [each.fingerprint for each in sources[name]]
+        found[f"subset {name}"] = kept
+    return found
+
+
+def with_contents(
+    held: HeldContent, lock: Lock, search: str | os.PathLike[str] | None, bar: Bar = silent
+) -> HeldContent:
+    """Return what a lock holds with content fingerprints, of files with the hashes of the lock.
+
+    Raises:
+        MissingFile, StorageError: a file cannot be read.
+        FormatError: it is not what it was.
+    """
+    paths, files = sound_paths(lock, search), sound_files(lock, search)
+    infos = [info for info in (stat_path(f"{path}.bin") for path in paths) if info is not None]
+    found = token_hashes(infos, held.chunk_bytes, bar)
+    for info, ours, theirs in zip(infos, found, lock.content["tokens"]["hashes"], strict=True):
+        if ours != theirs:
+            raise FormatError(
+                f"{info.path}: its bytes must have the hashes in {lock.path}, got others; restore "
+                "the file"
+            )
+    train = lock.content["subsets"]["train"]
+    run = read_run(lock.content["settings"], train["index"], paths, lock.path, files)
+    if not isinstance(run, Recipe):
+        dialect = lock.content["dialect"]
+        datasets = [IndexedDataset(paths[row], dialect=dialect) for row in train["sources"]]
+        return replace(held, sources=_filled(held.sources, contents(datasets, None, whole=False)))
+    opened = open_recipe(run)
+    evaluated = dict(held.evaluated)
+    if opened.validation is not None and "valid" in evaluated:
+        targets = targets_of_sources([opened.validation])
+        read = contents([opened.validation.dataset], targets, whole=False)
+        evaluated["valid"] = _filled(evaluated["valid"], read)
+    read = contents(opened.datasets, targets_of(opened), whole=False)
+    return replace(held, sources=_filled(held.sources, read), evaluated=evaluated)
+
+
+def _filled(sources: Sequence[HeldSource], read: Sequence[Contents]) -> list[HeldSource]:
+    return [replace(each, content=content) for each, content in zip(sources, read, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentCheck:
+    """Comparison of what two records hold of their sources and evaluation.
+
+    Attributes:
+        differences: descriptions of the differences.
+        tokens: part of the tokens that was compared: "whole", "sampled" (256 KiB of each source)
+            or "none".
+        not_compared: what a record does not hold, and which.
+    """
+
+    differences: tuple[str, ...]
+    tokens: str
+    not_compared: tuple[str, ...]
+
+
+def compare_content(first: HeldContent, second: HeldContent) -> ContentCheck:
+    """Compare what two records hold; fingerprints of training sources are not compared."""
+    lacking: list[str] = []
+    if first.evaluation is None or second.evaluation is None:
+        if first.evaluation or second.evaluation:
+            which = "first" if first.evaluation is None else "second"
+            lacking.append(f"evaluation not compared: the {which} holds none")
+        evaluated: list[str] = []
+    else:
+        places = dict.fromkeys([*first.evaluation, *second.evaluation])
+        evaluated = [
+            line
+            for name in places
+            for place, a, b in differences(
+                first.evaluation.get(name), second.evaluation.get(name), ""
+            )
+            for line in apart(f"{name}: {place}", a, b)
+        ]
+    levels = {"whole"}
+    found = list(
+        _source_differences("source", first, second, first.sources, second.sources, levels)
+    )
+    if first.evaluation is not None and second.evaluation is not None:
+        for name in first.evaluated.keys() & second.evaluated.keys():
+            pair = first.evaluated[name], second.evaluated[name]
+            found += _source_differences(f"subset {name}: source", first, second, *pair, set())
+    if "none" in levels:
+        reasons = [
+            f"the {which} is {held.without}"
+            for which, held in (("first", first), ("second", second))
+            if not held.chunk_bytes and not held.has_contents
+        ] or [f"chunks of {first.chunk_bytes} and of {second.chunk_bytes} bytes were hashed"]
+        lacking.insert(0, f"tokens not compared: {', '.join(reasons)}")
+    tokens = next(level for level in ("none", "sampled", "whole") if level in levels)
+    return ContentCheck(
+        differences=(*evaluated, *found), tokens=tokens, not_compared=tuple(lacking)
+    )
+
+
+def _source_differences(
+    what: str,
+    first: HeldContent,
+    second: HeldContent,
+    ours: Sequence[HeldSource],
+    theirs: Sequence[HeldSource],
+    levels: set[str],
+) -> Iterator[str]:
+    """Yield the differences of sources; add to ``levels`` the parts of tokens compared."""
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        name = f"{what} {number}"
+        if a.fingerprint != b.fingerprint:
+            continue
+        if None not in (a.targets, b.targets) and a.targets != b.targets:
+            yield from apart(f"{name}: targets", a.targets, b.targets)
+        elif a.content is not None and b.content is not None:
+            levels.add(
+                "whole" if "whole" in a.content.tokens.keys() & b.content.tokens else "sampled"
+            )
+            for part in ("content", "targets"):
+                if difference := a.content.difference(b.content, part):
+                    yield f"{name}: {difference}"
+        elif (
+            a.hashes is not None
+            and b.hashes is not None
+            and (first.chunk_bytes == second.chunk_bytes)
+        ):
+            for part, hashes in a.hashes.items():
+                yield from _chunk_difference(f"{name}: {part}", hashes, b.hashes.get(part, ""))
+        else:
+            levels.add("none")
+
+
+def _chunk_difference(what: str, first: str, second: str) -> Iterator[str]:
+    """Yield the first chunk whose hashes, of 16 digits each, differ."""
+    for at in range(0, max(len(first), len(second)), 16):
+        if first[at : at + 16] != second[at : at + 16]:
+            yield from apart(f"{what}: chunk {at // 16}", first[at : at + 16], second[at : at + 16])
+            return
+
+
+def apart(what: str, first: object, second: object) -> Iterator[str]:
+    """Yield the description of two values, if they differ."""
+    if first != second:
+        yield f"{what}: {shown(first)} in the first, {shown(second)} in the second"
