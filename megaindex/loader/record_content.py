@@ -24,7 +24,7 @@ from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import to_mapping
-from megaindex.validation import CheckpointReader, shown
+from megaindex.validation import CheckpointReader, error_text, shown
 
 _RESOLVED = ("samples", "index", "steps")  # of a subset for evaluation
 
@@ -121,7 +121,21 @@ def held_by_state(
 
 
 def held_by_lock(lock: Lock) -> HeldContent:
-    """Return what a lock holds, without reading any other file."""
+    """Return what a lock holds, without reading any other file.
+
+    Raises:
+        FormatError: its settings cannot be read.
+    """
+    try:
+        return _held_by_lock(lock)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise FormatError(
+            f"{lock.path}: its settings cannot be read ({error_text(error)}); restore the file, or "
+            "lock the run again"
+        ) from None
+
+
+def _held_by_lock(lock: Lock) -> HeldContent:
     content = lock.content
     settings, subsets, tokens = content["settings"], content["subsets"], content["tokens"]
     values = settings[settings["kind"]]
@@ -267,8 +281,13 @@ def compare_content(first: HeldContent, second: HeldContent) -> ContentCheck:
             f"the {which} is {held.without}"
             for which, held in (("first", first), ("second", second))
             if not held.chunk_bytes and not held.has_contents
-        ] or [f"chunks of {first.chunk_bytes} and of {second.chunk_bytes} bytes were hashed"]
-        lacking.insert(0, f"tokens not compared: {', '.join(reasons)}")
+        ]
+        if not reasons and first.chunk_bytes != second.chunk_bytes:
+            reasons = [
+                f"chunks of {first.chunk_bytes} and of {second.chunk_bytes} bytes are hashed"
+            ]
+        reason = ", ".join(reasons) or "those of sources of other lengths"
+        lacking.insert(0, f"tokens not compared: {reason}")
     tokens = next(level for level in ("none", "sampled", "whole") if level in levels)
     return ContentCheck(
         differences=(*evaluated, *found), tokens=tokens, not_compared=tuple(lacking)
@@ -287,23 +306,20 @@ def _source_differences(
     for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         name = f"{what} {number}"
         if a.fingerprint != b.fingerprint:
+            levels.add("none")
             continue
-        if None not in (a.targets, b.targets) and a.targets != b.targets:
+        same_targets = None in (a.targets, b.targets) or a.targets == b.targets
+        if not same_targets:
             yield from apart(f"{name}: targets", a.targets, b.targets)
-        elif a.content is not None and b.content is not None:
-            levels.add(
-                "whole" if "whole" in a.content.tokens.keys() & b.content.tokens else "sampled"
-            )
-            for part in ("content", "targets"):
+        if a.content is not None and b.content is not None:
+            in_both = a.content.tokens.keys() & b.content.tokens.keys()
+            levels.add("whole" if "whole" in in_both else "sampled")
+            for part in ("content", "targets") if same_targets else ("content",):
                 if difference := a.content.difference(b.content, part):
                     yield f"{name}: {difference}"
-        elif (
-            a.hashes is not None
-            and b.hashes is not None
-            and (first.chunk_bytes == second.chunk_bytes)
-        ):
-            for part, hashes in a.hashes.items():
-                yield from _chunk_difference(f"{name}: {part}", hashes, b.hashes.get(part, ""))
+        elif a.hashes and b.hashes and first.chunk_bytes == second.chunk_bytes:
+            for part in a.hashes.keys() & b.hashes.keys():
+                yield from _chunk_difference(f"{name}: {part}", a.hashes[part], b.hashes[part])
         else:
             levels.add("none")
 

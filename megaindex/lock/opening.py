@@ -235,9 +235,8 @@ def side_from_lock(lock: Folder | Lock) -> Side:
     if first or index.num_samples > train["samples"]:
         of_run = Stage(index=index, samples=range(first, train["samples"]))
         index = ExtendedIndex(stages=(of_run,))
-    settings = dict(lock.content["settings"])
-    kind = settings["kind"]
-    of_kind = {key: each for key, each in settings[kind].items() if key != "skip"}
+    settings = dict(leaves(lock.content["settings"]))
+    of_skips = f"{settings.get('kind')}.skip."
     nodes = list(_source_nodes(train["index"]))
     common = {
         "corpus": _one_or_all(lock.fingerprints("train")),
@@ -249,12 +248,13 @@ def side_from_lock(lock: Folder | Lock) -> Side:
         for key, name in _RESOLVED.items()
         if any(key in node for node in nodes)
     }
-    if kind == "run":
-        resolved["order"] = of_kind["order"]["name"]
+    if "run.order.name" in settings:
+        resolved["order"] = settings["run.order.name"]
+    own = {key: each for key, each in settings.items() if not key.startswith(of_skips)}
     return Side(
         name=lock.path,
         index=index,
-        settings={**common, "kind": kind, **dict(leaves({kind: of_kind}))},
+        settings={**common, **own},
         resolved={**resolved, **common},
     )
 

@@ -15,7 +15,8 @@ from support.command_line import cli
 from megaindex import FormatError, IndexedDatasetWriter
 from megaindex.builders.recipe import open_recipe
 from megaindex.loader import compare_records
-from megaindex.lock import make_lock
+from megaindex.lock import make_lock, read_lock
+from megaindex.lock.lock_file import lock_text
 from megaindex.recipe import read_recipe
 
 RECIPE = """
@@ -127,6 +128,23 @@ def test_what_a_side_does_not_hold_is_not_compared(content: Any) -> None:
         assert ("tokens not compared" in str(proof)) == (level == "none")
     proof = compare_records(states, checkpoint(recipe("first"), content="whole"))
     assert proof.content.tokens == (content or "none")
+
+
+def test_hashes_of_other_chunks_or_lengths_are_not_compared() -> None:
+    lock = make_lock(recipe("first"), tokens=True).write("first.lock")
+    content = json.loads(json.dumps(lock.content))
+    content["tokens"]["chunk_bytes"] *= 2
+    Path("chunks.lock").write_bytes(lock_text(content))
+    proof = compare_records(lock, read_lock("chunks.lock"))
+    assert (proof.holds, proof.content.tokens) == (True, "none")
+    assert "chunks of 67108864 and of 134217728 bytes" in proof.content.not_compared[0]
+    write_data(Path("second"))
+    with IndexedDatasetWriter("second/web", np.uint16, overwrite=True) as writer:
+        writer.add_documents(np.zeros(1100, np.uint16), np.array([1000, 100]))
+    other = make_lock(recipe("second", "second"), tokens=True).write("second.lock")
+    proof = compare_records(lock, other)
+    assert (proof.holds, proof.content.tokens) == (False, "none")
+    assert any(text.startswith("fingerprint of source 0") for text in proof.differences)
 
 
 def test_a_loader_holds_no_evaluation() -> None:
