@@ -193,6 +193,8 @@ _ORDERS = {
     "epoch": "shuffles every epoch separately, by a keyed bijection",
     "window": "shuffles contiguous windows of the corpus, not documents",
     "packed": "puts whole documents into samples by best-fit decreasing",
+    "blocks": "shuffles every epoch in blocks of documents, for stages of several lengths",
+    "bins": "puts whole instruction documents into rows",
 }
 _EFFECTS = {
     "corpus": "the content fingerprint differs: lengths or document bounds differ, so document ids "
@@ -290,7 +292,9 @@ def _words(key: str, a: Side, b: Side) -> str:
     return _EFFECTS.get(key, "it is part of what decides the arrays")
 
 
-def _order(order: str) -> str:
+def _order(order: str | list[str]) -> str:
+    if isinstance(order, list):
+        return "reads its sources in several orders"
     return _ORDERS.get(order) or _ORDERS[framework_rules(order).separate_final_epoch]
 
 

@@ -36,7 +36,7 @@ from megaindex.console import (
     print_view,
     spaced,
 )
-from megaindex.validation import percent
+from megaindex.validation import percent, shown
 
 SOURCE_COLUMNS = (
     "of tokens served", "unseen", "once", "twice or more", "epochs served", "first repeat"
@@ -277,7 +277,8 @@ def print_difference(difference: Difference) -> None:
         equal = "settings that differ, without effect on the order:"
         text += ["", equal if difference.equal else "cause:"]
     for cause in difference.causes:
-        values = f"{cause.setting}: {cause.a} and {cause.b}: " if cause.setting else ""
+        a, b = (shown(each) if isinstance(each, list) else each for each in (cause.a, cause.b))
+        values = f"{cause.setting}: {a} and {b}: " if cause.setting else ""
         text.append(f"  {values}{cause.words}")
     print_lines(text)
 

@@ -266,7 +266,7 @@ def compare_content(first: HeldContent, second: HeldContent) -> ContentCheck:
             for place, a, b in differences(
                 first.evaluation.get(name), second.evaluation.get(name), ""
             )
-            for line in apart(f"{name}: {place}", a, b)
+            for line in apart(f"{name}: {place}" if place else name, a, b)
         ]
     levels = {"whole"}
     found = list(

@@ -303,8 +303,8 @@ def _skipped_and_masked(lock: Lock, skips: Skips | None) -> dict[str, str | None
             what = "all documents"
             if "documents" in entry:
                 digest = lock.content["files"][entry["documents"]]["sha256"]
-                what = f"documents of {skip.documents} (SHA-256 {digest[:8]}…)"
-            source = "" if skip.source is None else f" of {skip.source}"
+                what = f"documents of {shown(skip.documents)} (SHA-256 {digest[:8]}…)"
+            source = "" if skip.source is None else f" of {shown(skip.source)}"
             masks.append(f"{what}{source} from step {skip.from_step}")
     bounds = step_bounds_of(train)
     steps = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
 from support.files import closed
+from support.locked_runs import RUNS, write_inputs
 from support.megatron_dataset import Tokenizer
 
 from megaindex import PackedOrder, Skip, build_index
@@ -26,7 +28,7 @@ from megaindex.audit.diff_inputs import (
 )
 from megaindex.errors import FormatError, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.lock import make_lock, read_lock
+from megaindex.lock import make_lock
 from megaindex.recipe import read_recipe
 
 
@@ -166,6 +168,19 @@ def test_the_name_of_the_shuffle_is_the_cause_between_recipe_and_flags(
     same = diff(prefix, ours, "order=epoch,epochs=3,source_name=web")
     assert (same["relation"], settings_of(same)) == ("prefix", [""])
     assert "damaged" not in same["causes"][0]["words"]
+
+
+def test_locks_of_all_kinds_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_inputs(tmp_path)
+    for name, words in RUNS.items():
+        assert cli("lock", *words.split(), "--out", f"{name}.lock")[0] == 0
+    for a, b in itertools.combinations(RUNS, 2):
+        content = diff(None, f"{a}.lock", f"{b}.lock")
+        assert content["causes"]
+        assert "" not in settings_of(content), (a, b, content["causes"])
+    settings = "order=epoch,left_over=carry,data_path=data/web,seq_length=32,epochs=2.5"
+    assert diff(None, "flags.lock", settings)["relation"] == "prefix"
 
 
 def test_the_first_difference_and_the_share_are_those_of_the_samples(prefix: Path) -> None:
