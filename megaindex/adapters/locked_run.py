@@ -1,19 +1,20 @@
 """Comparison of a framework's datasets with the lock of a run: ``install(lock=…)``.
 
-On rank 0 the .idx files of a dataset are hashed, and the receipts of the first, the middle and the
-last block of steps that it serves are computed from its own arrays.
+On rank 0 the .idx files of a dataset are hashed, and the receipts of all its blocks of steps are
+computed from its own arrays, in the passes of the framework's loader.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from itertools import pairwise, zip_longest
+from typing import Any
 
 from megaindex.adapters.reports import Reports, on_rank_0
 from megaindex.builders.described import fill_uncounted, skipped_index
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import Skips, read_skips
 from megaindex.index.spans import Index
@@ -57,22 +58,39 @@ class LockedRun:
     def __str__(self) -> str:
         return f"lock {self._lock.path}"
 
-    def check(self, subset: str, index: Index, prefixes: Sequence[str], reports: Reports) -> None:
-        """Compare the samples that a framework will serve of pairs with a subset of the lock, on
-        rank 0.
+    def check(
+        self,
+        subset: str,
+        index: Index,
+        prefixes: Sequence[str],
+        reports: Reports,
+        *,
+        limit: int | None = None,
+    ) -> None:
+        """Compare the samples that a framework will serve of pairs with a subset of the lock: their
+        number on every rank, files and content on rank 0.
+
+        Args:
+            limit: samples that the framework's loader serves before it starts over; None: it does
+                not.
 
         Raises:
             FormatError: they differ; the message names the file or the setting.
         """
+        if not self.has(subset):
+            reason = f"{self._lock.path} has no such subset, so it is unchecked"
+            reports.leave("lock", subset, reason)
+            return
+        *others, last = (end for _, end in self.passes(subset))
+        if index.num_samples < (least := max([*others, last])):
+            raise self._error(subset, "samples", f"at least {least}", str(index.num_samples))
+        if limit is not None and (limit < last or any(end != limit for end in others)):
+            what = "samples of a pass of the loader"
+            expected = str(others[0]) if others else f"at least {last}"
+            raise self._error(subset, what, expected, str(limit))
         if not on_rank_0():
             return
-        if subset not in self._lock.content["subsets"]:
-            reports.leave(
-                "lock", subset, f"{self._lock.path} has no such subset, so it is unchecked"
-            )
-            return
-        locked = self._lock.subset(subset)
-        rows = locked["sources"]
+        rows = self._lock.content["subsets"][subset]["sources"]
         if len(rows) != len(prefixes):
             raise self._error(subset, "sources", str(len(rows)), str(len(prefixes)))
         for row, prefix in zip(rows, prefixes, strict=True):
@@ -80,31 +98,115 @@ class LockedRun:
         self._check_samples(subset, index)
 
     def _check_samples(self, subset: str, index: Index) -> None:
+        """Compare the receipts of all blocks of steps."""
         locked = self._lock.subset(subset)
-        node, served = locked["index"], locked["samples"]
+        node, passes = locked["index"], self.passes(subset)
         skipped = node if node["order"] == "skipped" else None
-        if skipped is not None:
-            node = skipped["index"]
-        if node["order"] == "sequence":  # GPT-NeoX's loader starts over after the first range
-            node, served = node["parts"][0]["index"], node["parts"][0]["ranges"][0][1]
-        least = served if skipped is None else min(served, skipped["end"])
-        if index.num_samples < least:
-            raise self._error(subset, "samples", f"at least {least}", str(index.num_samples))
+        while node["order"] in ("skipped", "sequence"):
+            node = node["index"] if node["order"] == "skipped" else node["parts"][0]["index"]
         ours = fill_uncounted(index, node.get("uncounted", 0))
         if skipped is not None:
             documents = [self._lock.sources[row].sequences for row in locked["sources"]]
             ours = skipped_index(skipped, ours, documents, self._files)
+        elif len(passes) > 1:
+            ours = ExtendedIndex(
+                stages=tuple(Stage(index=ours, samples=range(*each)) for each in passes)
+            )
         keys = fingerprint_keys(self._lock.fingerprints(subset))
-        receipts = locked["receipts"]
-        bounds = block_bounds(step_bounds_of(locked), receipts["block_steps"])
-        blocks = np.flatnonzero(np.array(bounds[1:]) <= served)
-        for block in sorted({int(blocks[0]), int(blocks[blocks.size // 2]), int(blocks[-1])}
-                            if blocks.size else ()):  # fmt: skip
-            (receipt,) = receipts_between(ours, bounds[block : block + 2], keys)
-            if str(receipt) != receipts["blocks"][block]:
-                first = block * receipts["block_steps"]
-                where = f"the receipt of steps {first} to {first + receipts['block_steps'] - 1}"
-                raise self._error(subset, where, receipts["blocks"][block], str(receipt))
+        size, blocks = locked["receipts"]["block_steps"], locked["receipts"]["blocks"]
+        found = receipts_between(ours, block_bounds(step_bounds_of(locked), size), keys)
+        for block, (theirs, receipt) in enumerate(zip_longest(blocks, map(str, found))):
+            if theirs != receipt:
+                where = f"the receipt of steps {block * size} to {(block + 1) * size - 1}"
+                raise self._error(subset, where, shown(theirs), shown(receipt))
+
+    def has(self, subset: str) -> bool:
+        """Return whether the lock has a subset."""
+        return subset in self._lock.content["subsets"]
+
+    def end(self, subset: str) -> int:
+        """Return the positions of a subset, without those of samples moved behind the end."""
+        locked = self._lock.content["subsets"][subset]
+        number: int = locked["index"].get("end", locked["samples"])
+        return number
+
+    def passes(self, subset: str) -> list[tuple[int, int]]:
+        """Return the samples [begin, end) of the data that the loader serves in each pass."""
+        locked = self._lock.content["subsets"][subset]
+        node: Any = locked["index"]
+        if node["order"] != "sequence":
+            return [(0, self.end(subset))]
+        found: list[tuple[int, int]] = []
+        for begin, end, times in node["parts"][0]["ranges"]:
+            for _ in range(times):
+                before = found.pop()[0] if found and found[-1][1] == begin else begin
+                found.append((before, end))
+        return found
+
+    def starts(self, subset: str, position: int) -> list[int]:
+        """Return the first sample of each pass from a position of the run on."""
+        found = []
+        for begin, end in self.passes(subset):
+            if position < end - begin:
+                found.append(begin + max(0, position))
+            position -= end - begin
+        return found
+
+    def check_steps(self, iterations: int | None, batch_size: Callable[[int], int]) -> None:
+        """Compare the steps of training with those of the lock.
+
+        Args:
+            iterations: number of steps, without skips; None: unknown.
+            batch_size: function of the samples consumed that returns the global batch size.
+
+        Raises:
+            FormatError: they differ.
+        """
+        bounds = self.bounds
+        if iterations is not None and iterations != len(bounds) - 1:
+            raise self._error("train", "iterations", str(len(bounds) - 1), str(iterations))
+        for step, (begin, end) in enumerate(pairwise(bounds)):
+            if batch_size(begin) != end - begin:
+                what = f"the global batch size of step {step}"
+                raise self._error("train", what, str(end - begin), str(batch_size(begin)))
+
+    @property
+    def bounds(self) -> list[int]:
+        """The first position of each step of training without skips, and the end of the last."""
+        bounds = step_bounds_of(self._lock.content["subsets"]["train"])
+        before_moved: list[int] = bounds[bounds <= self.end("train")].tolist()
+        return before_moved
+
+    def check_resumed(self, consumed_samples: int, iteration: int | None) -> None:
+        """Compare the place from which training goes on with the steps of the lock.
+
+        Args:
+            consumed_samples: samples served before, without those skipped.
+            iteration: iterations made before; None: unknown.
+
+        Raises:
+            FormatError: they are other samples than those of the first steps.
+        """
+        bounds = self.bounds
+        expected = bounds if iteration is None else bounds[iteration : iteration + 1]
+        if consumed_samples not in expected:
+            steps = "whole steps" if iteration is None else f"{iteration} iterations"
+            wanted = shown(expected[0]) if len(expected) == 1 else "those of whole steps"
+            what = f"samples consumed by {steps}"
+            raise self._error("train", what, wanted, str(consumed_samples))
+
+    def check_samples(self, subset: str, samples: int | None) -> None:
+        """Compare the number of samples that a framework requests of a subset; None: all.
+
+        Raises:
+            FormatError: they make fewer or more steps than the lock has.
+        """
+        if not self.has(subset):
+            return
+        end, last = self.end(subset), self._lock.content["subsets"][subset]["steps"][-1][1]
+        if samples is None or not 0 <= samples - end < last:
+            found = "those of whole epochs" if samples is None else str(samples)
+            raise self._error(subset, "samples requested", str(end), found)
 
     def check_skips(self, skips: Skips) -> None:
         """Compare the positions that a framework's run skips with those of the lock.

@@ -9,7 +9,7 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -45,9 +45,26 @@ class Patches:
 
     def replace(self, owner: Any, name: str, value: object) -> None:
         """Set an attribute of a module or a class, where `undo` restores or deletes it."""
-        before = vars(owner).get(name, _ABSENT)
-        setattr(owner, name, value)
+        before = _names(owner).get(name, _ABSENT)
+        _restore(owner, name, value)
         self._undo.append(partial(_restore, owner, name, before))
+
+    def replace_all(self, replacements: Mapping[int, object]) -> list[str]:
+        """Replace objects, given by their ids, in every loaded module that holds them.
+
+        Returns:
+            ``MODULE.NAME`` of each that was replaced.
+        """
+        found = []
+        for module_name, module in list(sys.modules.items()):
+            # modules that load others on access, or raise, are read without their own code
+            if not issubclass(type(module), ModuleType) or module_name.startswith("megaindex."):
+                continue
+            for name, value in list(_names(module).items()):
+                if id(value) in replacements:
+                    self.replace(module, name, replacements[id(value)])
+                    found.append(f"{module_name}.{name}")
+        return found
 
     def replace_module(self, name: str, module: ModuleType) -> None:
         """Make ``import name`` give another module."""
@@ -61,8 +78,21 @@ class Patches:
             self._undo.pop()()
 
 
+def _names(owner: Any) -> Any:
+    """Return the names of a module or a class, of a module those that may be changed."""
+    is_module = issubclass(type(owner), ModuleType)
+    return _MODULE_NAMES.__get__(owner) if is_module else vars(owner)
+
+
+_MODULE_NAMES: Any = vars(ModuleType)["__dict__"]
+
+
 def _restore(owner: Any, name: str, before: object) -> None:
-    if before is _ABSENT:
+    if issubclass(type(owner), ModuleType):
+        _names(owner).pop(name, None)
+        if before is not _ABSENT:
+            _names(owner)[name] = before
+    elif before is _ABSENT:
         delattr(owner, name)
     else:
         setattr(owner, name, before)

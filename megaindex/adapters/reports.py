@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -153,6 +153,15 @@ class Reports:
             self.rows[row.kind, row.name, ""] = row
         if self._is_logged():
             self._log("\n".join(f"megaindex: {row}" for row in rows))
+
+    def replace(self, names: Iterable[str]) -> None:
+        """Record functions of the framework that other modules had imported by name."""
+        rows = [
+            ServedDataset(self.framework, "function", name, "megaindex", "replaced")
+            for name in names
+        ]
+        if rows:
+            self.serve_each(rows)
 
     def balance(self, samples: int, ranks: int, cost: CostModel) -> None:
         """Record, and log once, that the steps of the training loader are balanced."""

@@ -99,6 +99,7 @@ def test_files_are_those_of_datasets_built_one_by_one(
     policy: Any,
     given: Any,
 ) -> None:
+    one_by_one = neox_stand_in.build_weighted_datasets
     adapter.install(**policy)
     args = arguments(tmp_path, sizes, **given)
     together = texts(args, 9)
@@ -106,7 +107,7 @@ def test_files_are_those_of_datasets_built_one_by_one(
     for path in tmp_path.glob("*_indexmap_*"):
         path.unlink()
     alone = sys.modules["megatron.data.data_utils"]
-    monkeypatch.setattr(alone, "build_weighted_datasets", neox_stand_in.build_weighted_datasets)
+    monkeypatch.setattr(alone, "build_weighted_datasets", one_by_one)
     assert texts(args, 9) == together
     assert npy_files(tmp_path) == files
     inodes = {path.stat().st_ino for path in sidecars(tmp_path).values()}

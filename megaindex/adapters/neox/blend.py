@@ -221,8 +221,24 @@ def reshuffles(self: Any) -> bool:
     )
 
 
+def _is_late(self: Any) -> bool:
+    """Return whether GPT-NeoX's own code made a blend, before `install`.
+
+    Raises:
+        InvalidArgument: `install` has settings that came too late for it.
+    """
+    is_late = "_exact" not in vars(self)
+    if is_late:
+        framework().check_late(f"a {type(self).__name__}")
+    return is_late
+
+
 def read_blend_sample(self: Any, idx: int) -> Any:
     """``__getitem__``."""
+    if _is_late(self):
+        return framework().original("blendable_dataset", "BlendableDataset", "__getitem__")(
+            self, idx
+        )
     rows = read_texts(self, [idx], _make_text_rows)
     if rows is not None:
         return {"text": rows[0]}
@@ -232,7 +248,7 @@ def read_blend_sample(self: Any, idx: int) -> Any:
 def read_blend_samples(self: Any, ids: Sequence[int]) -> list[Any]:
     """``__getitems__``: the samples of a batch, read together, or one by one if ``__getitem__`` is
     overridden."""
-    if type(self).__getitem__ is not read_blend_sample:
+    if type(self).__getitem__ is not read_blend_sample or _is_late(self):
         return [self[idx] for idx in ids]
     rows = read_texts(self, list(ids), _make_text_rows)
     if rows is not None:

@@ -144,6 +144,7 @@ def _is_left(given: dict[str, Any], module: str, cls: str, corpora: Sequence[Any
             f"{name}: GPT-NeoX's own code builds its arrays, which has no separate_final_epoch "
             f"{policy.row.separate_final_epoch}; leave that setting out of install()"
         )
+    given["self"].megaindex = None
     framework().original(module, cls, "__init__")(*given.values())
     return True
 
@@ -263,12 +264,24 @@ def count_samples(self: Any) -> int:
     return samples.num_samples if samples.exact else max(0, samples.num_samples - 1)
 
 
+def is_left(self: Any) -> bool:
+    """Return whether GPT-NeoX's own code reads a dataset: it was left to it, or is older than
+    `install`.
+
+    Raises:
+        InvalidArgument: `install` has settings that came too late for it.
+    """
+    if "megaindex" not in vars(self):
+        framework().check_late(f"{type(self).__name__} {getattr(self, 'name', '')}")
+    return getattr(self, "megaindex", None) is None
+
+
 def read_sample(self: Any, idx: int) -> Any:
     """``__getitem__``."""
     rows = read_texts(self, [idx], _make_text_rows)
     if rows is not None:
         return {"text": rows[0]}
-    if getattr(self, "megaindex", None) is None:
+    if is_left(self):
         is_pair = isinstance(self, framework().pairwise_dataset.PairwiseDataset)
         names = (
             ("pairwise_dataset", "PairwiseDataset") if is_pair else ("gpt2_dataset", "GPT2Dataset")
@@ -280,7 +293,7 @@ def read_sample(self: Any, idx: int) -> Any:
 def read_samples(self: Any, ids: Sequence[int]) -> list[Any]:
     """``__getitems__``: the samples of a batch, read together, or one by one if GPT-NeoX's code
     serves the dataset or a subclass overrides ``__getitem__``."""
-    if getattr(self, "megaindex", None) is None or type(self).__getitem__ is not read_sample:
+    if is_left(self) or type(self).__getitem__ is not read_sample:
         return [self[idx] for idx in ids]
     rows = read_texts(self, list(ids), _make_text_rows)
     if rows is not None:

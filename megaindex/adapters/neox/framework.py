@@ -9,8 +9,10 @@ way, so GPT2Dataset works with them, unlike in GPT-NeoX's own code.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import io
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -50,6 +52,41 @@ class NeoxFramework:
     originals: dict[tuple[str, ...], Any] = field(default_factory=dict)
     """Replaced objects by (module, name) or (module, class, name)."""
 
+    @property
+    def settings(self) -> tuple[bool, Policy]:
+        """The settings of the last `install`."""
+        return self.exact, self.policy
+
+    def check_late(self, what: str, settings: tuple[bool, Policy] | None = None) -> None:
+        """Refuse data that was made before `install` with these settings, by default the present
+        ones, unless all are GPT-NeoX's own.
+
+        Raises:
+            InvalidArgument: a setting has no effect on it.
+        """
+        if (settings or self.settings) != _NEOX_SETTINGS:
+            raise InvalidArgument(
+                f"{what} was made before install(), whose settings have no effect on it; call "
+                "install() before GPT-NeoX builds its data loaders"
+            )
+
+    def check_workers(self, settings: tuple[bool, Policy]) -> None:
+        """Refuse settings while worker processes read for loaders that were made without them.
+
+        Raises:
+            InvalidArgument: a setting has no effect there.
+        """
+        loading = sys.modules.get("torch.utils.data.dataloader")
+        if loading is None or settings == _NEOX_SETTINGS:
+            return
+        for each in gc.get_objects():
+            if type(each) is not loading._MultiProcessingDataLoaderIter:
+                continue
+            sampler = each._index_sampler
+            is_own = isinstance(sampler, self.samplers.DistributedBatchSampler)
+            if is_own and getattr(sampler, MADE_WITH, None) != settings:
+                self.check_late("an iterator with worker processes", settings)
+
     def is_own(self, dataset: Any) -> bool:
         """Return whether a low-level dataset is of GPT-NeoX's classes or a subclass of one."""
         module = self.indexed_dataset
@@ -71,6 +108,11 @@ class NeoxFramework:
         for name in names[1:]:
             owner = getattr(owner, name)
         return owner
+
+
+_NEOX_SETTINGS = (False, make_policy("neox"))
+MADE_WITH = "megaindex_settings"
+"""Attribute of a sampler: the settings of `install` under which its loader was made."""
 
 
 @functools.cache
@@ -226,12 +268,25 @@ def open_legacy_index(self: Any, path: str) -> None:
 
 def read_sequence(self: Any, idx: Any) -> Any:
     """``__getitem__``: a sequence, or a list of them."""
-    return _reader(self)[idx]
+    reader = _reader(self)
+    return _own_method(self, "__getitem__")(self, idx) if reader is None else reader[idx]
 
 
 def read_range(self: Any, idx: Any, offset: int = 0, length: int | None = None) -> Any:
     """``get``, within the sequence."""
-    return _reader(self).get(idx, offset, length)
+    reader = _reader(self)
+    if reader is None:
+        return _own_method(self, "get")(self, idx, offset, length)
+    return reader.get(idx, offset, length)
+
+
+def _own_method(dataset: Any, method: str) -> Any:
+    """Return GPT-NeoX's method of a low-level dataset that was opened before `install`."""
+    neox = framework()
+    names = ("MMapIndexedDataset", "IndexedCachedDataset", "IndexedDataset")
+    owners = (name for name in names if isinstance(dataset, getattr(neox.indexed_dataset, name)))
+    found = (neox.original("indexed_dataset", owner, method) for owner in owners)
+    return next(each for each in found if each is not None)
 
 
 def _reader(dataset: Any) -> Any:

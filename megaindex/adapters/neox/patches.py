@@ -10,16 +10,15 @@ import inspect
 import itertools
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import megaindex.helpers
-from megaindex.adapters.neox import arrays, blend, datasets, skips
+from megaindex.adapters.neox import arrays, blend, datasets, locks, skips
 from megaindex.adapters.neox.datasets import BatchRows, check_exists
 from megaindex.adapters.neox.framework import (
+    MADE_WITH,
     framework,
     make_dataset,
     open_legacy_index,
@@ -72,15 +71,16 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
     if dataset is not None and not (hasattr(dataset, "megaindex") or hasattr(dataset, "datasets")):
         reason = "its class is not GPT2Dataset, PairwiseDataset or BlendableDataset"
         NEOX.leave("dataset", type(dataset).__name__, reason)
-    lock = framework().policy.lock
-    if lock is not None and dataset is not None:
-        datasets = getattr(dataset, "datasets", [dataset])
-        index = skips.samples_index(dataset)
-        subset = datasets[0].name.partition("_")[0]
-        lock.check(subset, index, [each.megaindex.data_prefix for each in datasets], NEOX)
+    given = dataset
     if dataset is not None and framework().policy.skip and skips.is_training(dataset):
         dataset = skips.skipped(dataset, neox_args)
     loader = framework().original("data_utils", "make_data_loader")(dataset, neox_args)
+    if loader is not None:
+        sampler = loader.batch_sampler
+        setattr(sampler, MADE_WITH, framework().settings)
+        if framework().policy.lock is not None:
+            _check_plain("lock", sampler)
+        locks.check(given, loader, neox_args, reshuffles=_reshuffles(given))
     if getattr(loader, "collate_fn", None) is torch.utils.data.default_collate:
         loader.collate_fn = collate
     return loader
@@ -88,6 +88,7 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
 
 def iterate_batches(self: Any) -> Iterator[list[int]]:
     """``DistributedBatchSampler.__iter__``: starts at start_iter without earlier batches."""
+    _check_made(self)
     if not _is_plain(self):
         reason = "its sampler is not sequential, or it wraps or keeps its last batch"
         NEOX.leave("sampling", type(self).__name__, reason)
@@ -160,13 +161,7 @@ def _balance_training(neox_args: Any, loader: Any) -> None:
         NEOX.leave_in_order()
         return
     sampler = loader.batch_sampler
-    if not isinstance(sampler, framework().samplers.DistributedBatchSampler) or not _is_plain(
-        sampler
-    ):
-        raise InvalidArgument(
-            "balance needs GPT-NeoX's DistributedBatchSampler over samples in order, got "
-            f"{type(sampler).__name__}; use it, or install without balance"
-        )
+    _check_plain("balance", sampler)
     accumulation = neox_args.gradient_accumulation_steps
     source = sampler.sampler.data_source
     iterations = getattr(neox_args, "train_iters", None) or 0
@@ -175,6 +170,31 @@ def _balance_training(neox_args: Any, loader: Any) -> None:
     steps = _BalancedSteps(index=skips.samples_index(source), micro_batches_per_step=accumulation)
     setattr(sampler, _BALANCE, steps)
     NEOX.balance(len(source), sampler.world_size, balance)
+
+
+def _check_plain(setting: str, sampler: Any) -> None:
+    own = framework().samplers.DistributedBatchSampler
+    if not isinstance(sampler, own) or not _is_plain(sampler):
+        raise InvalidArgument(
+            f"{setting} needs GPT-NeoX's DistributedBatchSampler over samples in order, got "
+            f"{type(sampler).__name__}; use it, or install without {setting}"
+        )
+
+
+def _check_made(sampler: Any) -> None:
+    """Refuse a loader on which settings of `install` had no effect.
+
+    Raises:
+        InvalidArgument: it was made before, or under other settings.
+    """
+    exact, policy = framework().settings
+    made = getattr(sampler, MADE_WITH, None)
+    acts_on_loaders = policy.lock is not None or policy.skip or policy.balance is not None
+    if made != (exact, policy) and (made is not None or acts_on_loaders):
+        raise InvalidArgument(
+            "the data loader was made before install(), under other settings of it, or not by "
+            "data_utils.make_data_loader; call install() once, before GPT-NeoX builds its loaders"
+        )
 
 
 def _is_plain(self: Any) -> bool:
@@ -198,7 +218,7 @@ def cycle(loader: Any) -> Iterator[Any]:
     """``itertools.cycle`` over a data loader that reads batches again instead of storing them.
 
     As in GPT-NeoX a resumed run repeats the batches since it was resumed. With ``exact`` it repeats
-    the whole epoch, in another order each time for training data.
+    the whole epoch, in another order each time for training data; under a lock, its passes.
     """
     sampler = getattr(loader, "batch_sampler", None)
     start: int | None = getattr(sampler, "start_iter", None)
@@ -210,8 +230,9 @@ def cycle(loader: Any) -> Iterator[Any]:
 
 def _repeat(loader: Any, start: int) -> Iterator[Any]:
     sampler, exact = loader.batch_sampler, framework().exact
-    while True:
-        sampler.start_iter = start
+    as_neox = itertools.chain([start], itertools.repeat(0 if exact else start))
+    for begin in getattr(sampler, locks.STARTS, as_neox):
+        sampler.start_iter = begin
         served = 0
         for batch in loader:
             yield batch
@@ -219,7 +240,6 @@ def _repeat(loader: Any, start: int) -> Iterator[Any]:
         if served == 0:
             return
         if exact:
-            start = 0
             sampler.epoch = getattr(sampler, "epoch", 0) + 1
 
 
@@ -227,9 +247,13 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
     """``data_utils.shift_and_wrap_data_loaders``; with ``exact`` training continues in its epoch.
 
     Raises:
-        InvalidArgument: training or validation data are fewer than one batch, or training cannot
-            be balanced.
+        InvalidArgument: training or validation data are fewer than one batch, training cannot be
+            balanced, or the loaders were made before `install` or under other settings.
+        FormatError: the run differs from the lock.
     """
+    for loader in data_loaders.values():
+        if loader is not None:
+            _check_made(loader.batch_sampler)
     for name in ("train", "valid"):
         loader = data_loaders[name]
         if loader is not None and len(loader) == 0:
@@ -251,6 +275,7 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
     skips.record_skips(neox_args, train)
     skips.lower_train_iters(neox_args)
     _balance_training(neox_args, train)
+    locks.place(neox_args, data_loaders)
     original = framework().original("data_utils", "shift_and_wrap_data_loaders")
     return original(neox_args, data_loaders, loop)
 
@@ -413,9 +438,9 @@ def install(
             Steps are those of ``train_iters`` without skips, from 0; the run makes fewer iterations
             by those dropped. Documents are masked in their labels, so they need
             train_label_data_paths.
-        lock: path of a run.lock of this run, or the lock, that the datasets must agree with: their
-            .idx files, and on rank 0 the samples of three blocks of steps. They are compared when
-            they are built, and others are refused. Its skips take the place of ``skip``.
+        lock: path of a run.lock of this run, or the lock, that the run must agree with: steps and
+            batch sizes, the .idx files, and on rank 0 all samples. They are compared when datasets
+            and loaders are made, and others are refused. Its skips take the place of ``skip``.
         amend: the training data as the run began and the changes of its blend since, or the path of
             a YAML file with them; train_data_paths and train_data_weights are the blend of today.
             See docs/changing-runs.md.
@@ -430,6 +455,7 @@ def install(
         "neox", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip, lock,
         amend,
     )  # fmt: skip
+    framework().check_workers((exact, policy))
     _restore()
     neox = framework()
     neox.exact, neox.policy = exact, policy
@@ -440,15 +466,20 @@ def install(
             _patches.replace(owner, name, function)
     # GPT-NeoX's own surplus stays where no buffer is given
     functions = FUNCTIONS | ({} if policy.variance_buffer is None else BUFFER_FUNCTIONS)
+    ours = {}
     for (module, name), function in functions.items():
         home = getattr(neox, module)
         if hasattr(home, name):
             neox.originals[module, name] = original = getattr(home, name)
-            for place, alias in _places_of(original, home, name):
-                _patches.replace(place, alias, function)
+            if getattr(original, "__module__", None) == home.__name__:
+                ours[id(original)] = function
+            else:  # of the standard library, which other modules keep
+                _patches.replace(home, name, function)
+    elsewhere = _patches.replace_all(ours)
     _patches.replace(neox.package, "helpers", megaindex.helpers)
     _patches.replace_module("megatron.data.helpers", megaindex.helpers)
     NEOX.begin("GPT-NeoX", f"{', exact' if exact else ''}{policy}")
+    NEOX.replace(name for name in elsewhere if name.split(".")[0] not in _GPT_NEOX)
 
 
 def uninstall() -> None:
@@ -463,17 +494,4 @@ def _restore() -> None:
     framework.cache_clear()
 
 
-def _places_of(original: Any, home: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
-    """Return the modules and names under which a function was defined and imported."""
-    if getattr(original, "__module__", None) != home.__name__:
-        return [(home, name)]  # a function of the standard library, which other modules keep
-    return [
-        (module, alias)
-        for module_name, module in list(sys.modules.items())
-        if module_name.split(".")[0] in _GPT_NEOX and isinstance(module, ModuleType)
-        for alias, value in list(vars(module).items())
-        if value is original
-    ]
-
-
-_GPT_NEOX = ("megatron", "tools", "__main__")
+_GPT_NEOX = ("megatron", "tools")
