@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import torch
 from support.locked_runs import assert_receipt
 from support.megatron_blends import build, one_process, write_corpora
-from support.megatron_training import start, training
+from support.megatron_training import MegatronPretrainingRandomSampler, start, training
 from support.neox_running import arguments, loaders_of
 
 import megaindex.adapters.megatron as adapter
@@ -58,8 +60,10 @@ def test_megatron_builds_what_was_locked(core: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(FormatError, match=message):
             build(core, (160, 8, 0), None, **{"blend": blend, "split": "90,10,0", **given})
-    with pytest.raises(FormatError, match="samples must be at least 160"):
-        build(core, (80, 8, 0), None, blend=blend, split="90,10,0")
+    for sizes in ((80, 8, 0), (159, 8, 0), (164, 8, 0), (320, 8, 0), (160, 4, 0), (160, 12, 0)):
+        with pytest.raises(FormatError, match=r"(train|valid): samples requested must be (160|8)"):
+            build(core, sizes, None, blend=blend, split="90,10,0")
+    build(core, (163, 8, 0), None, blend=blend, split="90,10,0")  # of as many steps
     for suffix in (".idx", ".bin"):  # other data under the same path
         shutil.copy(f"{prefixes[0]}{suffix}", f"{prefixes[1]}{suffix}")
     with pytest.raises(FormatError, match=r"c2\.(bin|idx): .* as in .*run\.lock \(source 1\)"):
@@ -162,6 +166,63 @@ def serve(lock: Lock, rows: list[Any], state: Any, *, until: int, size: int, mic
             found = torch.cat([batch[field] for batch in batches])
             assert torch.equal(found, torch.stack(values).to(found.dtype))
     return join_states([loader.state_dict() for loader in loaders])
+
+
+def test_megatron_makes_the_steps_of_the_lock(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with one_process(training.core, tmp_path / "store") as core:
+        prefixes = write_corpora(tmp_path)[1:4]
+        words = [word for pair in zip("325", prefixes, strict=True) for word in pair]
+        run = {"train_iters": 40, "eval_iters": 1, "eval_interval": 40, **SETTINGS}
+        adapter.install(lock=make_lock(data_path=words, **run))
+        blend = (prefixes, [3.0, 2.0, 5.0])
+        train, *_ = build(core, (160, 8, 0), None, blend=blend, split="90,10,0")
+        assert "the global batch size is unknown until" in str(status())
+        args, monkey = training.args, monkeypatch
+
+        def loader(batch: int = 4, consumed: int = 0, **given: Any) -> Any:
+            for name, value in {"train_iters": 40, "iteration": consumed // 4, **given}.items():
+                monkey.setattr(args, name, value, raising=False)
+            start(training, batch, given.get("ramp"))
+            return training.importer.build_pretraining_data_loader(train, consumed)
+
+        for consumed in (0, 4, 156, 160):
+            (first,) = list(loader(consumed=consumed).batch_sampler)[:1] or [[160]]
+            assert first == [consumed]
+        for given, message in (
+            ({"batch": 2}, "global batch size of step 0 must be 4, got 2"),
+            ({"batch": 2, "train_iters": 80}, "iterations must be 40, got 80"),
+            ({"batch": 8, "train_iters": 20}, "iterations must be 40, got 20"),
+            ({"train_iters": 39}, "iterations must be 40, got 39"),
+            ({"train_iters": 41, "consumed": 80}, "iterations must be 40, got 41"),
+            ({"ramp": [2, 2, 20]}, "global batch size of step 0 must be 4, got 2"),
+            ({"consumed": 6}, "samples consumed by 1 iterations must be 4, got 6"),
+            ({"consumed": 80, "iteration": 40}, "by 40 iterations must be 160, got 80"),
+            ({"consumed": 80, "iteration": 10}, "by 10 iterations must be 40, got 80"),
+        ):
+            with pytest.raises(FormatError, match=message):
+                loader(**given)
+        start(training, 2)
+        with pytest.raises(FormatError, match="global batch size of step 0 must be 4, got 2"):
+            build(core, (160, 8, 0), None, blend=blend, split="90,10,0")
+        monkey.setattr(args, "cls", MegatronPretrainingRandomSampler)
+        with pytest.raises(InvalidArgument, match="lock needs --dataloader-type single"):
+            loader()
+
+
+def test_a_loader_function_that_a_job_imported_before(
+    training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job: Any = ModuleType("my_job.data")
+    job.build = own = training.build_pretraining_data_loader
+    monkeypatch.setitem(sys.modules, job.__name__, job)
+    for _ in range(2):
+        adapter.install()
+        assert job.build is training.build_pretraining_data_loader is not own
+        assert "function my_job.data.build: replaced" in str(status())
+    adapter.uninstall()
+    assert job.build is training.build_pretraining_data_loader is own
 
 
 SKIPS = [Skip(steps="3 5-6"), Skip(steps="8", move=True), Skip(source="1", from_step=9)]

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from megaindex.adapters.megatron import locks
 from megaindex.adapters.megatron.core import core, microbatch_calculator
 from megaindex.adapters.megatron.indexed_dataset import mapped
 from megaindex.adapters.reports import MEGATRON
@@ -422,6 +423,11 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
             dataset = skipped(dataset, original)
         loader = original(dataset, consumed_samples, *args, **kwargs)
         sampler: Any = getattr(loader, "batch_sampler", None)
+        if loader is not None and core().policy.lock is not None:
+            _check_single(sampler, "lock")
+            if is_training(dataset):
+                locks.check_batches(_arguments(original))
+                locks.check_resumed(_arguments(original), consumed_samples)
         if isinstance(dataset, SkippedDataset):
             _check_single(sampler, "skip")
         balance = core().policy.balance

@@ -205,7 +205,7 @@ def microbatch_calculator() -> Any:
     calculator = module._GLOBAL_NUM_MICROBATCHES_CALCULATOR
     if calculator is None:
         raise InvalidArgument(
-            "balance and skip need Megatron's calculator of microbatches, which is not "
+            "balance, skip and lock need Megatron's calculator of microbatches, which is not "
             "initialised; call init_num_microbatches_calculator before loading"
         )
     return calculator

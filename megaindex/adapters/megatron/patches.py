@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Literal, cast
 
 import megaindex.helpers
-from megaindex.adapters.megatron import arrays, batches, blend, indexed_dataset
+from megaindex.adapters.megatron import arrays, batches, blend, indexed_dataset, locks
 from megaindex.adapters.megatron.arrays import (
     FINAL_EPOCH_ATTRIBUTES,
     DatasetFactory,
@@ -285,10 +285,12 @@ def build_datasets(self: Any) -> Any:
     lock = core().policy.lock
     if lock is None:
         return made
-    for name, dataset in zip(SPLITS, made, strict=True):
+    locks.check_batches(is_built=True)
+    for name, dataset, size in zip(SPLITS, made, self.sizes, strict=True):
         if isinstance(dataset, list):  # several validation sets, which no lock has
             MEGATRON.leave("lock", name, "several sets are not compared with a lock")
         elif dataset is not None:
+            lock.check_samples(name, size)
             datasets = getattr(dataset, "datasets", [dataset])
             prefixes = [each.dataset.path_prefix for each in datasets]
             lock.check(name, samples_index(dataset), prefixes, MEGATRON)
@@ -403,6 +405,8 @@ WRAPPERS = (
 
 _patches = Patches()
 _policy_patches = Patches()
+_elsewhere: list[str] = []
+"""Replaced names outside Megatron's modules."""
 _pending_imports: list[Callable[[], None]] = []
 """Functions that cancel replacements in modules that were not imported yet."""
 
@@ -435,9 +439,9 @@ def install(
         skip: steps that are not trained on, and documents whose loss is masked, see docs/record.md.
             Steps are those of ``--train-iters`` without skips, from 0; the run makes fewer
             iterations by those dropped.
-        lock: path of a run.lock of this run, or the lock, that the datasets must agree with: their
-            .idx files, and on rank 0 the samples of three blocks of steps. They are compared when
-            they are built, and others are refused. Its skips take the place of ``skip``.
+        lock: path of a run.lock of this run, or the lock, that the run must agree with: steps and
+            batch sizes, the .idx files, and on rank 0 all samples. They are compared when datasets
+            and loaders are made, and others are refused. Its skips take the place of ``skip``.
         amend: the training data as the run began and the changes of its blend since, or the path of
             a YAML file with them; ``--data-path`` is the blend of today. See
             docs/changing-runs.md.
@@ -471,6 +475,7 @@ def install(
         named = partial(_key_attributes, gpt.GPTDataset._key_config_attributes)
         _policy_patches.replace(gpt.GPTDataset, "_key_config_attributes", staticmethod(named))
     MEGATRON.begin(f"megatron-core {core().version}", str(policy))
+    MEGATRON.replace(_elsewhere)
 
 
 def _key_attributes(original: Callable[[], list[str]]) -> list[str]:
@@ -509,6 +514,7 @@ def uninstall() -> None:
             _pending_imports.pop()()
         _policy_patches.undo()
         _patches.undo()
+        _elsewhere.clear()
         if core.cache_info().currsize:
             core().policy, core().loaded = make_policy("megatron"), None
         MEGATRON.end()
@@ -541,24 +547,16 @@ def _patch_samplers(module: ModuleType) -> None:
     for name, iterate in SAMPLERS.items():
         if hasattr(module, name):
             _patches.replace(getattr(module, name), "__iter__", iterate)
-    original = getattr(module, batches.LOADER, None)
-    if original is not None:
-        ours = batches.build_data_loader(original)
-        for place in [module, *_importers(original)]:
-            _patches.replace(place, batches.LOADER, ours)
+    _wrap(batches.LOADER, batches.build_data_loader, module)
 
 
 def _wrap(name: str, wrap: Callable[[Any], Any], module: ModuleType) -> None:
+    """Replace a function of a module, there and where it was imported by name."""
     original = getattr(module, name, None)
-    if original is not None:
-        _patches.replace(module, name, wrap(original))
-
-
-def _importers(function: object) -> list[ModuleType]:
-    """Return Megatron's modules that imported the loader function by its name."""
-    return [
-        module
-        for module in list(sys.modules.values())
-        if getattr(module, "__name__", "").startswith(("megatron.", "__main__"))
-        and vars(module).get(batches.LOADER) is function
-    ]
+    if original is None:
+        return
+    found = _patches.replace_all({id(original): wrap(original)})
+    outside = [each for each in found if not each.startswith("megatron.")]
+    _elsewhere.extend(outside)
+    if MEGATRON.active is not None:
+        MEGATRON.replace(outside)
