@@ -56,7 +56,7 @@ class LockedRun:
         """The skips of the run; those of --iterations-to-skip are Megatron-LM's own."""
 
     def __str__(self) -> str:
-        return f"lock {self._lock.path}"
+        return f"lock {self._lock.path or '(not written)'}"
 
     def check(
         self,
@@ -78,7 +78,7 @@ class LockedRun:
             FormatError: they differ; the message names the file or the setting.
         """
         if not self.has(subset):
-            reason = f"{self._lock.path} has no such subset, so it is unchecked"
+            reason = f"the {self} has no such subset, so it is unchecked"
             reports.leave("lock", subset, reason)
             return
         *others, last = (end for _, end in self.passes(subset))
@@ -228,7 +228,8 @@ class LockedRun:
                 raise self._error("train", f"skip: {name}", shown(value), shown(ours[name]))
 
     def _error(self, subset: str, what: str, expected: str, found: str) -> FormatError:
+        where = self._lock.path or "the lock"
         return FormatError(
-            f"{self._lock.path}: {subset}: {what} must be {expected}, got {found} from the "
+            f"{where}: {subset}: {what} must be {expected}, got {found} from the "
             f"framework: its sources, split, seed, weights, batch sizes or length differ; {_REMEDY}"
         )

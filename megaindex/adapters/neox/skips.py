@@ -171,10 +171,10 @@ def samples_index(dataset: Any) -> Index:
     if isinstance(dataset, SkippedDataset):
         return dataset.served_index()
     what = (
-        "balance needs the lengths of the documents in each sample, which GPT2Dataset with "
-        "pack_impl packed has"
+        "balance and lock need the documents of each sample, which GPT2Dataset with pack_impl "
+        "packed has, if it was made after install()"
     )
-    found = _packed_samples(dataset, what, "install without balance")
+    found = _packed_samples(dataset, what, "install without them")
     indices: tuple[Index, ...] = tuple(samples.lazy_index() for samples in found)
     if not hasattr(dataset, "datasets"):
         return indices[0]
