@@ -173,6 +173,16 @@ def test_a_run_of_which_nothing_was_compared(neox: Any, tmp_path: Path) -> None:
         neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
 
 
+def test_a_resumed_loader_that_a_job_wraps_itself(neox: Any, tmp_path: Path) -> None:
+    args = settings(tmp_path, "split epochs", rank=0)
+    adapter.install(lock=locked(args))
+    loader = loaders_of(args)["train"]
+    assert len(next(iter(loader))["text"]) == 2
+    loader.batch_sampler.start_iter = 3
+    with pytest.raises(InvalidArgument, match="needs data_utils.shift_and_wrap_data_loaders"):
+        next(iter(loader))
+
+
 SKIP = [Skip(steps="4"), Skip(steps="7", move=True)]
 JOB = """
 from megatron.data.data_utils import cycle, make_data_loader as make, shift_and_wrap_data_loaders

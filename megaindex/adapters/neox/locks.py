@@ -49,6 +49,22 @@ def check(dataset: Any, loader: Any, neox_args: Any, *, reshuffles: bool) -> Non
     lock.check(subset, index, [each.megaindex.data_prefix for each in datasets], NEOX, limit=limit)
 
 
+def check_placed(sampler: Any) -> None:
+    """Refuse a resumed loader of several passes that `place` has not set.
+
+    Raises:
+        InvalidArgument: it would start over where GPT-NeoX does.
+    """
+    lock = framework().policy.lock
+    if lock is None or not sampler.start_iter or hasattr(sampler, STARTS):
+        return
+    if is_training(sampler.sampler.data_source) and len(lock.passes("train")) > 1:
+        raise InvalidArgument(
+            f"{lock}: a resumed run of several passes needs "
+            "data_utils.shift_and_wrap_data_loaders; wrap the loaders with it"
+        )
+
+
 def _iterations(neox_args: Any, train: Any) -> int:
     """Return the iterations of a run without skips, see ``training.update_iterations``."""
     epochs = getattr(neox_args, "train_epochs", None)

@@ -89,6 +89,7 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
 def iterate_batches(self: Any) -> Iterator[list[int]]:
     """``DistributedBatchSampler.__iter__``: starts at start_iter without earlier batches."""
     _check_made(self)
+    locks.check_placed(self)
     if not _is_plain(self):
         reason = "its sampler is not sequential, or it wraps or keeps its last batch"
         NEOX.leave("sampling", type(self).__name__, reason)
