@@ -18,6 +18,27 @@ from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 from megaindex.validation import check_between
 
 _SEED = 42  # Nanotron's own, where its file has none
+# The settings of Nanotron (2026-04), which refuses all others, in the sections that are read here.
+_TOP = (
+    "general", "parallelism", "model", "tokenizer", "checkpoints", "logging", "metrics_logging",
+    "tokens", "optimizer", "data_stages", "profiler", "lighteval", "s3_upload",
+)  # fmt: skip
+_TOKENS = (
+    "sequence_length", "train_steps", "micro_batch_size", "batch_accumulation_per_replica",
+    "val_check_interval", "limit_val_batches", "limit_test_batches",
+)  # fmt: skip
+_PARALLELISM = (
+    "dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication", "recompute_layer",
+    "tp_recompute_allgather", "expert_parallel_size", "context_parallel_size",
+)  # fmt: skip
+_STAGE = ("name", "start_training_step", "data", "sequence_length")
+_DATA = ("dataset", "seed", "num_loading_workers")
+_DATASET = (
+    "dataset_folder", "dataset_weights", "dataset_read_path", "tokenizer_name", "vocab_size",
+    "token_size_in_bytes", "return_positions", "skip_in_stream",
+    "pad_samples_to_global_batch_size", "dataset_max_tokens", "shuffle_files",
+    "use_old_brrr_dataloader",
+)  # fmt: skip
 
 
 def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
@@ -33,13 +54,18 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
-        InvalidArgument: a setting is missing or wrong, or a dataset has no token files.
+        InvalidArgument: a setting is missing, wrong or unknown to Nanotron, or a dataset has no
+            token files.
     """
     top = Section(os.fspath(path), load_mapping(path, "--nanotron-config"))
+    top.known(*_TOP)
     tokens, folder = top.section("tokens"), Path(path).parent
+    tokens.known(*_TOKENS)
     micro, steps = _needed(tokens, "micro_batch_size"), _needed(tokens, "train_steps")
     accumulation = tokens.integer("batch_accumulation_per_replica") or 1
-    parallel = top.section("parallelism", default={}).integer("dp") or 1
+    parallelism = top.section("parallelism", default={})
+    parallelism.known(*_PARALLELISM)
+    parallel = parallelism.integer("dp") or 1
     sections = _sections(top)
     blends = [_blend(section) for section in sections]
     lengths = [section.integer("sequence_length") for section in sections]
@@ -90,12 +116,22 @@ def _sections(top: Section) -> list[Section]:
         )
     wrapped = Section(top.where, {f"data_stages[{k}]": stage for k, stage in enumerate(stages)})
     sections = [wrapped.section(name) for name, _ in wrapped.items()]
+    for section in sections:
+        section.known(*_STAGE)
     return sorted(sections, key=lambda section: _needed(section, "start_training_step"))
 
 
 def _blend(stage: Section) -> dict[str, Fraction]:
     """Return the folders of a stage, as written, and their weights, by default equal."""
-    dataset = stage.section("data").section("dataset")
+    data = stage.section("data")
+    data.known(*_DATA)
+    dataset = data.section("dataset")
+    if "hf_dataset_or_datasets" in dataset.values:
+        raise InvalidArgument(
+            f"{dataset.called('hf_dataset_or_datasets')}: a Hugging Face dataset has no token "
+            f"files; {TOKENIZE}, and give dataset_folder: PREFIX"
+        )
+    dataset.known(*_DATASET)
     if dataset.values.get("dataset_max_tokens") is not None:
         raise InvalidArgument(
             f"{dataset.where}.dataset_max_tokens: a limit on tokens has no counterpart in recipes; "
@@ -106,17 +142,13 @@ def _blend(stage: Section) -> dict[str, Fraction]:
         pairs: Sequence[tuple[Any, Any]] = list(value.items())
     else:
         folders = [value] if isinstance(value, str) else value
-        if "hf_dataset_or_datasets" in dataset.values:
-            raise InvalidArgument(
-                f"{dataset.called('hf_dataset_or_datasets')}: a Hugging Face dataset has no token "
-                f"files; {TOKENIZE}, and give dataset_folder: PREFIX"
-            )
         if not isinstance(folders, list) or not folders:
             raise InvalidArgument(
                 f"{dataset.where}: dataset_folder must name the token files of the stage; other "
                 "kinds of datasets have no files to read"
             )
-        weights = dataset.values.get("dataset_weights") or [1] * len(folders)
+        weights = dataset.values.get("dataset_weights")
+        weights = [1] * len(folders) if weights is None else weights
         if not isinstance(weights, list) or len(weights) != len(folders):
             raise InvalidArgument(
                 f"{dataset.where}: dataset_weights must hold one weight for each of the "

@@ -211,8 +211,17 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
         ("{b: 1, c: 3}", "{b: null}", "folders are text, weights numbers of at least 0"),
         ("{b: 1, c: 3}", "{b: -1, c: 3}", "folders are text, weights numbers of at least 0"),
         ("train_steps: 15", "train_steps: 0", "tokens.train_steps must be at least 1, got 0"),
+        ("dataset_weights: [0.9", "dataset_wieghts: [0.9",
+         r"data_stages\[0\].data.dataset: .*dataset_wieghts; did you mean dataset_weights"),
+        ("dataset_weights: [0.9, 0.1]", "dataset_weights: []", "one weight for each of the 2"),
+        ("  start_training_step: 11\n", "  start_training_step: 11\n  end_training_step: 13\n",
+         r"data_stages\[1\]: .*end_training_step; did you mean start_training_step"),
+        ("seed: 42", "sede: 42", r"data_stages\[0\].data: .*sede; did you mean seed"),
+        ("micro_batch", "train_step: 9, micro_batch", "tokens: .*train_step; did you mean train_s"),
+        ("tp: 4", "dpp: 4", "parallelism: unknown setting dpp; did you mean"),
+        ("parallelism:", "paralellism:", "paralellism; did you mean parallelism"),
     ],
-)
+)  # fmt: skip
 def test_a_nanotron_file_that_cannot_be_is_refused(
     tmp_path: Path, old: str, new: str, says: str
 ) -> None:
