@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from megaindex._types import I64, IntArray
-from megaindex.arithmetic import samples_in
+from megaindex.arithmetic import INT64_MAX, samples_in
 from megaindex.builders.single import build_index
 from megaindex.cache.cache import fetch, load_entry
 from megaindex.cache.fingerprint import (
@@ -253,7 +253,8 @@ def build_blend(
 
     Returns:
         The index, with ``dataset_index`` int16[n], ``dataset_sample_index`` int64[n], ``indices``
-        and ``datasets`` of the sources, and ``locate(sample_ids)``.
+        and ``datasets`` of the sources, and ``locate(sample_ids)``. In order neox n is the sum of
+        the sources' samples, as in GPT-NeoX; ``num_samples`` of the index ends where one is spent.
 
     Raises:
         InvalidArgument: the weights do not fit the corpora, or a source has fewer samples than the
@@ -304,13 +305,12 @@ def build_blend(
         datasets, indices = open_for([max(1, count) for count in asked])
         size = _size(weights, row, num_samples, asked, indices, exact=exact)
     arrays = draws.arrays(size, cache_dir)
-    if row.blend_size != "built":  # with it the framework fails when the sample is read
-        _check_drawn(draws, arrays["dataset_index"], indices)
     return BlendedIndex(
         indices=indices,
         datasets=datasets,
         dataset_index=arrays["dataset_index"],
         dataset_sample_index=arrays["dataset_sample_index"],
+        end=_end(draws, arrays, indices, refuse=row.blend_size != "built"),
         rule=draws.rule,
         weights=draws.values,
     )
@@ -343,6 +343,7 @@ def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
 
 
 _ROUNDING = 1e-9  # above all errors of sums and products of shares
+_AT_ONCE = 1 << 20  # draws that are compared at once
 _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
 
 
@@ -361,16 +362,18 @@ class _Draws:
         assert counted is not None, "unbounded"
         return counted
 
-    def cannot_exceed(self, size: int, samples: Sequence[int]) -> bool:
-        """Return True if no source can be drawn more often than it has samples.
+    def surely_has(self, samples: I64) -> int:
+        """Return a number of positions that draw no source more often than it has samples.
 
         The greedy rule draws the source that is furthest behind its share. By shares that sum to 1
         that is never a source ahead of its share, so a source is drawn at most once more than it.
+        The other rules draw what the sources were built for.
         """
-        if self.rule != "greedy" or abs(float(self.values.sum()) - 1) > _ROUNDING:
-            return False
-        share = self.values * (size * (1 + _ROUNDING))
-        return bool((share + 2 <= np.asarray(samples, np.float64)).all())
+        if self.rule != "greedy":
+            return INT64_MAX
+        if abs(float(self.values.sum()) - 1) > _ROUNDING:
+            return 0
+        return max(0, int(((samples - 2) / (self.values * (1 + _ROUNDING))).min()))
 
     def arrays(self, size: int, cache_dir: str | os.PathLike[str] | None) -> Mapping[str, IntArray]:
         """Return dataset_index and dataset_sample_index."""
@@ -473,13 +476,24 @@ def _size(
     return sum(asked if row.blend_size == "buffered" else _asked(weights, row, num_samples, 1.0))
 
 
-def _check_drawn(draws: _Draws, dataset_index: IntArray, indices: Sequence[Index]) -> None:
-    if draws.cannot_exceed(dataset_index.size, [index.num_samples for index in indices]):
-        return
-    drawn = np.bincount(dataset_index, minlength=len(indices)).tolist()
-    for number, (count, index) in enumerate(zip(drawn, indices, strict=True)):
-        if count > index.num_samples:
-            raise InvalidArgument(
-                f"source {number} of the blend must have {count} samples, the number drawn, got "
-                f"{index.num_samples}; raise variance_buffer"
-            )
+def _end(
+    draws: _Draws, arrays: Mapping[str, IntArray], indices: Sequence[Index], *, refuse: bool
+) -> int:
+    """Return the positions before the first draw of a sample that its source does not have;
+    InvalidArgument if there is one, with ``refuse``."""
+    which, numbers = arrays["dataset_index"], arrays["dataset_sample_index"]
+    samples = np.array([index.num_samples for index in indices], np.int64)
+    for begin in range(draws.surely_has(samples), which.size, _AT_ONCE):
+        part = slice(begin, begin + _AT_ONCE)
+        beyond = numbers[part] >= samples[which[part]]
+        if not beyond.any():
+            continue
+        end = begin + int(beyond.argmax())
+        if not refuse:
+            return end
+        source = int(which[end])
+        raise InvalidArgument(
+            f"source {source} of the blend must have {np.count_nonzero(which == source)} samples, "
+            f"the number drawn, got {samples[source]}; raise variance_buffer"
+        )
+    return int(which.size)

@@ -167,9 +167,12 @@ class BlendedIndex(CombinedIndex):
     indices: tuple[Index, ...]
     """Index of each source."""
     dataset_index: IntArray
-    """int16[num_samples] (uint8 in GPT-NeoX): number of the source."""
+    """int16[n] (uint8 in GPT-NeoX): number of the source."""
     dataset_sample_index: I64
-    """int64[num_samples]: sample id in the source."""
+    """int64[n]: sample id in the source."""
+    end: int | None = None
+    """Number of samples, where fewer than the arrays draw: in GPT-NeoX one draw of a source may be
+    behind its last sample. None: all."""
     datasets: tuple[IndexedDataset, ...] = ()
     """Datasets of the sources, if opened by `megaindex.build_blend`."""
     rule: Rule | None = None
@@ -181,7 +184,7 @@ class BlendedIndex(CombinedIndex):
 
     @property
     def num_samples(self) -> int:
-        return int(self.dataset_index.size)
+        return int(self.dataset_index.size) if self.end is None else self.end
 
     @property
     def _combined(self) -> tuple[Index, ...]:
@@ -215,7 +218,9 @@ class BlendedIndex(CombinedIndex):
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         found = served_tokens(self.indices[source], documents)
-        drawn = places_of(self.dataset_index, np.array([source]), len(self.indices))
+        drawn = places_of(
+            self.dataset_index[: self.num_samples], np.array([source]), len(self.indices)
+        )
         samples = self.dataset_sample_index[drawn]
         wanted = contains(membership(found.sample), samples)
         return serve(found, samples[wanted], drawn[wanted])

@@ -19,6 +19,7 @@ from megaindex.builders.described import fill_uncounted
 from megaindex.configs.run import BatchSchedule, Data, Run, Source, Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
+from megaindex.index.description import describe_index
 from megaindex.loader import GPTDataset
 
 S, SEED = 24, 11
@@ -209,6 +210,33 @@ def test_the_planner_and_python_take_the_same_buffers(
         else:
             with pytest.raises(InvalidArgument, match="must be a number >= 1 or exact"):
                 use()
+
+
+@pytest.mark.parametrize("weights", [None, [5, 1, 1, 2, 1]])
+def test_all_samples_of_a_blend_in_the_order_of_gpt_neox_can_be_served(
+    corpora: list[IndexedDataset], weights: list[float] | None
+) -> None:
+    """Its arrays are as long as GPT-NeoX makes them; its samples end where a source is spent."""
+    index = megaindex.build_blend(
+        corpora, weights=weights, num_samples=200, sequence_length=S, seed=SEED, order="neox"
+    )
+    sizes = np.array([each.num_samples for each in index.indices])
+    end = index.num_samples
+    assert 200 <= end < index.dataset_index.size == (sizes - 1).sum()
+    beyond = index.dataset_sample_index >= sizes[index.dataset_index]
+    assert not beyond[:end].any()
+    assert beyond[end]
+    assert len(index.locate(np.arange(end)).row_splits) == end + 1
+    assert sum(ids.size for ids, _ in index.iterate_spans(0, end, 0, 1)) == end
+    with pytest.raises(OutOfRange):
+        index.locate([end])
+    everything = [
+        index.served_tokens(np.arange(corpus.sequence_lengths.size), source)
+        for source, corpus in enumerate(corpora)
+    ]
+    assert max(int(each.sample.max()) for each in everything) == end - 1
+    description = describe_index(index)
+    assert description["samples"] == end
 
 
 def test_draws_beyond_a_source_are_those_of_gpt_neox(tmp_path: Path) -> None:
