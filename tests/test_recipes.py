@@ -208,7 +208,8 @@ def test_tokens_cut_with_long_documents_are_counted(tmp_path: Path, more: str, c
     assert (status, audited["cut_tokens"]) == (0, cut)
     opened = open_recipe(read_recipe(path))
     spans = opened.index.locate(np.arange(opened.index.num_samples))
-    assert int(spans.length.sum()) == sum(lengths) - cut
+    labels_alone = np.count_nonzero(spans.offset)  # of pieces behind which a document goes on
+    assert int(spans.length.sum()) - labels_alone == sum(lengths) - cut
     told = [text for text in plan["warnings"] if "in no sample" in text]
     assert "tokens cut" in printed
     if cut == 1:
@@ -217,6 +218,15 @@ def test_tokens_cut_with_long_documents_are_counted(tmp_path: Path, more: str, c
         assert f"leaves {cut} of {sum(lengths)} tokens ({cut / sum(lengths):.1%})" in told[0]
         assert told[0] in printed
     assert f"{cut} tokens" in cli("audit", "--recipe", path)[1]
+
+
+@pytest.mark.parametrize("more", [", packed: false", ", packed: true", ", order: packed"])
+def test_documents_that_are_split_lose_no_input_and_no_target(tmp_path: Path, more: str) -> None:
+    """Documents of a length on each side of one, two and three samples of 16 tokens."""
+    lengths = [*range(2, 60), *[9] * 6]
+    path = finetuning(tmp_path, lengths, more=f"{more}, long_documents: split", batch=1)
+    batches = list(RecipeLoader(open_recipe(read_recipe(path)), micro_batch_size=1))
+    assert sum(int(batch["loss_mask"].sum()) for batch in batches) == sum(lengths) - len(lengths)
 
 
 def test_tokens_cut_from_validation_are_warned_of(tmp_path: Path) -> None:

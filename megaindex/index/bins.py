@@ -37,7 +37,8 @@ class Bins:
     offset: I64
     """int64[pieces]: first token, from the start of the sequence."""
     length: I64
-    """int64[pieces]: tokens, at least 2."""
+    """int64[pieces]: tokens, at least 2. A piece behind which its document goes on in another has
+    the first token of that one too, as its last label."""
     starts: I64
     """int64[bins + 1]: bin b consists of pieces starts[b] to starts[b + 1] - 1."""
 
@@ -47,7 +48,8 @@ class Bins:
 
     @property
     def num_tokens(self) -> int:
-        return int(self.length.sum())
+        """Tokens of the documents that are in a sample."""
+        return int(self.length.sum()) - int(np.count_nonzero(self.offset))
 
 
 def make_bins(
@@ -66,13 +68,19 @@ def make_bins(
         packed: pack documents by `best_fit`; otherwise one document per bin.
         long_documents: truncate, split or skip documents longer than ``capacity``.
 
+    Returns:
+        The bins. With ``split`` a packed piece of ``capacity`` tokens has one more, for its last
+        label, if its document goes on.
+
     Raises:
         InvalidArgument: no document gives a sample.
     """
     check_choice("long_documents", long_documents, LONG_DOCUMENTS)
     ids = np.arange(documents.start, documents.stop) if isinstance(documents, range) else documents
     ids = ids.astype(np.int64)
-    document, offset, length = _pieces(ids, lengths[ids].astype(np.int64), capacity, long_documents)
+    sizes = lengths[ids].astype(np.int64)
+    inputs = capacity if packed else capacity - 1
+    document, offset, length = _pieces(ids, sizes, capacity, inputs, long_documents)
     if document.size == 0:
         raise InvalidArgument(
             f"no document gives a sample: a document must have at least {LEAST_TOKENS} tokens"
@@ -82,7 +90,7 @@ def make_bins(
         order: slice | I64 = slice(None)
         starts = np.arange(document.size + 1)
     else:
-        bins = best_fit(length, capacity)
+        bins = best_fit(np.minimum(length, capacity), capacity)
         order = np.argsort(bins, kind="stable")
         starts = np.concatenate(([0], np.cumsum(np.bincount(bins))))
     return Bins(
@@ -98,22 +106,22 @@ def make_bins(
 
 
 def _pieces(
-    ids: I64, sizes: I64, capacity: int, long_documents: LongDocuments
+    ids: I64, sizes: I64, capacity: int, inputs: int, long_documents: LongDocuments
 ) -> tuple[I64, I64, I64]:
     """Return (document, offset, length) of pieces of at least 2 tokens.
 
-    With a capacity of 4, documents of 3 and 9 tokens split into 3 | 4 4 (1); the last is unused.
+    With a capacity of 4, of which all are inputs, documents of 3 and 9 tokens split into 3 | 4 4 1.
+    Pieces of 4 read 5, the last of them for its label only; so the piece of 1 has nothing to learn.
     """
     if long_documents == "skip":
         ids, sizes = ids[sizes <= capacity], sizes[sizes <= capacity]
+    offset = np.zeros(ids.size, np.int64)
     if long_documents == "split":
-        parts = np.maximum(1, -(-sizes // capacity))
+        parts = np.maximum(1, -(-sizes // inputs))
         first = np.cumsum(parts) - parts
         part = np.arange(int(parts.sum())) - np.repeat(first, parts)
         ids, sizes = np.repeat(ids, parts), np.repeat(sizes, parts)
-        offset = part * capacity
-    else:
-        offset = np.zeros(ids.size, np.int64)
+        offset, capacity = part * inputs, inputs + 1
     length = np.minimum(sizes - offset, capacity)
     used = length >= LEAST_TOKENS
     return ids[used], offset[used], length[used]

@@ -188,12 +188,12 @@ const ORDERS = {
     }));
   },
   bins(node, [{ lengths }]) {
-    const pieces = piecesOf(node, lengths, node.capacity).filter((piece) => piece[3] >= 2);
-    if (!node.packed) return inEpochs(node, pieces.length, (_, c) => [pieces[c]]);
-    const ranks = byLength(pieces, node.capacity); // bins are numbered by their first piece
+    const split = node.long_documents === 'split', S = split ? node.sequence_length : node.capacity;
+    const pieces = piecesOf(node, lengths, S).filter((piece) => piece[3] >= 2), ranks = byLength(pieces, S);
     const bins = pack(ranks.map((r) => r.length), 0, 2, false).sort(([[l, i]], [[m, j]]) => m - l || i - j);
-    return inEpochs(node, bins.length, (_, c) =>
-      bins[c].map(([l, rank]) => ranks[l][rank]).sort((a, b) => a[1] - b[1] || a[2] - b[2]));
+    const cuts = node.packed ? bins.map((bin) => bin.map(([l, rank]) => ranks[l][rank])) : pieces.map((p) => [p]);
+    return inEpochs(node, cuts.length, (_, c) => cuts[c].sort((a, b) => a[1] - b[1] || a[2] - b[2])
+      .map(([source, d, x, l]) => [source, d, x, l + (split && l === S && x + S < lengths[d])]));
   },
   blend(node, sources) {
     const { rule, weights, uncounted } = node, nodes = rowsOf(node), children = builtOf(nodes, sources);

@@ -52,9 +52,10 @@ sources:
   web: {path: web, kind: finetuning, packed: true, long_documents: split, max_epochs: 2}
   code: {path: code, kind: finetuning, packed: false, long_documents: skip}
   chat: {path: chat, kind: finetuning, packed: true}
+  parts: {path: web, kind: finetuning, packed: false, long_documents: split}
 stages:
   a: {steps: 40, batching: random, mix: {web: 0.5, code: 0.3, chat: 0.2}}
-  b: {samples: 1003, mix: {web: 0.5, code: 0.3, chat: 0.2}}
+  b: {samples: 1003, mix: {web: 0.5, code: 0.3, chat: 0.2, parts: 0.6}}
 """
 BATCHES = """
 sequence_length: 32

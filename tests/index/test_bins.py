@@ -60,21 +60,26 @@ def test_every_document_is_in_one_place(
         return
     bins = make_bins(sizes, range(sizes.size), capacity, packed=packed,
                      long_documents=long_documents)  # fmt: skip
-    filled = np.add.reduceat(bins.length, bins.starts[:-1])
+    filled = np.add.reduceat(np.minimum(bins.length, capacity), bins.starts[:-1])
     assert filled.max() <= capacity
     assert (bins.length >= 2).all()
     if not packed:
         assert (np.diff(bins.starts) == 1).all()
-    served = [np.zeros(n, int) for n in lengths]
+    row = capacity if packed else capacity - 1  # input tokens of a sample
+    inputs, targets = ([np.zeros(n, int) for n in lengths] for _ in range(2))
     for document, offset, length in zip(bins.document, bins.offset, bins.length, strict=True):
-        served[document][offset : offset + length] += 1
-    for length, times in zip(lengths, served, strict=True):
-        expected = np.zeros(length, int)
-        if length >= 2 and long_documents == "split":
-            expected[: length - (length % capacity == 1)] = 1
-        elif length >= 2 and (long_documents == "truncate" or length <= capacity):
-            expected[:capacity] = 1
-        assert times.tolist() == expected.tolist()
+        inputs[document][offset : offset + min(length, row)] += 1
+        targets[document][offset + 1 : offset + length] += 1
+    for length, read, learned in zip(lengths, inputs, targets, strict=True):
+        kept = length if long_documents == "split" else min(length, capacity)
+        if long_documents == "skip" and length > capacity:
+            kept = 0
+        last = max(0, kept - 1)
+        # every token but the last is an input, and every one but the first a target, once
+        assert read[:last].tolist() == learned[1 : last + 1].tolist() == [1] * last
+        assert not learned[last + 1 :].any()
+    used = [(a + b) > 0 for a, b in zip(inputs, targets, strict=True)]
+    assert bins.num_tokens == sum(int(each.sum()) for each in used)
 
 
 def index_of(bins: Bins, epochs: int = 1, seed: int = 3) -> BinIndex:

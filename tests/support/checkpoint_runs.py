@@ -92,7 +92,7 @@ def recipe(folder: Path, **changes: Any) -> Recipe:
         RecipeSource(name="chat", path=str(folder / "chat"), kind="finetuning",
                labels=str(folder / "chat_labels")),
         RecipeSource(name="qa", path=str(folder / "qa"), kind="finetuning", packed=False,
-               loss_mask=str(folder / "qa_mask"), long_documents="split"),
+               loss_mask=str(folder / "qa_mask"), long_documents="truncate"),
     )  # fmt: skip
     stages = (_stage("one", 6, web=4, chat=2), _stage("two", 5, web=1, chat=1, qa=1))
     settings = {"sequence_length": S, "batch": BatchSchedule.constant(12), "sources": sources}
