@@ -243,7 +243,7 @@ class RecipePlan:
         evaluation_available: samples of the validation data.
         padding: padding in the last batch of the run.
         evaluation_padding: padding in the last batch of a round of evaluation.
-        stages: stages that the run completes.
+        stages: stages that the run begins; the last one ends early if ``stopped_by`` is given.
         draws: one for each stage and source, and for each piece of a stage between exhausted
             sources.
         sources: each source over the whole run.
@@ -688,19 +688,19 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
     if plan.stopped_by:
         yield (
             f"the run stops on all ranks after step {plan.train_iters - 1}: {plan.stopped_by} is "
-            "exhausted; raise its max_epochs, or choose another exhaustion policy than "
-            f"{plan.exhaustion}"
+            f"exhausted; {recipe.exhaustion_remedy}"
         )
     sizes = list(zip(recipe.sources, layout.sizes, strict=True))
     if recipe.evaluation is not None and layout.validation is not None:
         sizes.append((recipe.evaluation.source, layout.validation))
     for source, size in sizes:
         if size.cut_tokens >= _NOTICEABLE * size.tokens:
+            split = recipe.called("long_documents split")
             yield (
-                f"{source.name}: long_documents {source.long_documents} leaves "
+                f"{source.name}: {recipe.called(f'long_documents {source.long_documents}')} leaves "
                 f"{size.cut_tokens:,} of {size.tokens:,} tokens "
-                f"({size.cut_tokens / size.tokens:.1%}) in no sample; raise sequence_length, or "
-                "use long_documents split"
+                f"({size.cut_tokens / size.tokens:.1%}) in no sample; raise "
+                f"{recipe.called('sequence_length')}, or use {split}"
             )
     for total in plan.sources:
         facts = total.blocks
@@ -751,7 +751,7 @@ def _short_stages(layout: RecipeLayout) -> Iterator[str]:
     """Yield the stages that whole batches end before their full length."""
     recipe, position = layout.recipe, layout.recipe.first_sample
     stages = {stage.name: {s.source for s in stage.streams} for stage in recipe.stages}
-    for end in layout.ends:
+    for end in layout.ends[: -1 if layout.stopped_by else None]:
         begin, position = position, position + end.samples
         sources = stages.pop(end.stage)
         missing = end.samples_wanted - end.samples

@@ -84,7 +84,7 @@ class StageEnd:
     samples_wanted: int
     """Samples of that length."""
     samples: int
-    """Samples in whole batches."""
+    """Samples in whole batches, of a stage in which the run stops those served."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -256,7 +256,10 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
     if builder.stopped_by:  # after the last batch that can be filled, on all ranks
         builder.step = builder.batch.iterations_within(builder.position)
         builder.masked = 0
-        stages = first_samples(stages, builder.batch.samples_after(builder.step))
+        end = builder.batch.samples_after(builder.step)
+        stages = first_samples(stages, end)
+        begin = recipe.first_sample + sum(one.samples for one in builder.ends[:-1])
+        builder.ends[-1] = replace(builder.ends[-1], samples=end - begin)
     changes = recipe.mix_changes
     if changes is not None and changes.size and not builder.stopped_by:
         last = int(changes.positions[-1])
@@ -268,7 +271,7 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
     if not stages:
         raise InvalidArgument(
             f"source {builder.stopped_by} allows less than one batch, so the run makes no step; "
-            "raise its max_epochs or max_fraction, or choose another exhaustion policy"
+            f"{recipe.exhaustion_remedy}"
         )
     return RecipeLayout(
         recipe=recipe,
@@ -388,7 +391,6 @@ class _LayoutBuilder:
                 if self.recipe.exhaustion == "stop" or not mixture.sources:
                     self._check_last(stage, name, is_last)
                     self.stopped_by = name
-                    self.ends.pop()
                     return
                 if sized:
                     self._add_steps(mixture)

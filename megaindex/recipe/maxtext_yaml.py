@@ -12,6 +12,13 @@ from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 
+_TERMS = {
+    "max_epochs": "num_epoch",
+    "sequence_length": "max_target_length",
+    "long_documents truncate": "use_truncation: true",
+    "long_documents split": "use_truncation: false",
+}
+
 
 def read_maxtext(words: Sequence[str], devices: int | None) -> Recipe | None:
     """Return the run that a MaxText configuration describes, or None if it is of Megatron's order.
@@ -59,6 +66,7 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Recipe | None:
         ),
         seed=config.number("data_shuffle_seed"),
         exhaustion="stop",
+        terms=_TERMS,
         evaluation=_evaluation(config),
         micro_batch_size=config.micro_batch_size,
         data_parallel_size=None if config.micro_batch_size is None else config.devices,

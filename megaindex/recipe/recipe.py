@@ -24,8 +24,8 @@ the sizes of the sources; `megaindex.recipe.recipe_file` reads and writes it as 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
@@ -474,6 +474,7 @@ class Recipe:
         past: steps made in another system, from which the run goes on; None: none.
         mix_changes: weights that were changed in mid-run; None: none.
         mix_bounds: least and greatest share of a source in changed weights, by name.
+        terms: settings of recipes, in messages, as the file of a framework writes them.
 
     Raises:
         InvalidArgument: a setting is out of range, or names do not agree.
@@ -494,6 +495,7 @@ class Recipe:
     past: Past | None = None
     mix_changes: MixChanges | None = None
     mix_bounds: tuple[tuple[str, Fraction, Fraction], ...] = ()
+    terms: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip", given_skips(self.skip))
@@ -513,6 +515,17 @@ class Recipe:
         )
         length = " → ".join(map(str, self.stage_lengths))
         return f"Recipe(stages {stages}; sources {sources}; {length} tokens a sample)"
+
+    def called(self, setting: str) -> str:
+        """Return a setting as the file that the recipe was read from writes it."""
+        return self.terms.get(setting, setting)
+
+    @property
+    def exhaustion_remedy(self) -> str:
+        """Return what lets a source be drawn further, for messages."""
+        if self.terms:
+            return f"raise {self.called('max_epochs')}"
+        return "raise its max_epochs or max_fraction, or choose another exhaustion policy"
 
     def _check_names(self) -> None:
         if not self.sources or not self.stages:

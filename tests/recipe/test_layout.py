@@ -143,6 +143,10 @@ def test_sources_are_read_on_without_gap_or_repeat(
         layout.num_steps
     )
     assert layout.samples_masked < 4
+    ends = layout.ends  # of every stage that is begun
+    assert [end.stage for end in ends] == [stage.name for stage in recipe.stages][: len(ends)]
+    assert sum(end.samples for end in ends) == layout.num_samples
+    assert layout.stopped_by or len(ends) == len(recipe.stages)
     if layout.stopped_by:
         assert layout.samples_masked == 0
         left = sizes[recipe.number(layout.stopped_by)].samples

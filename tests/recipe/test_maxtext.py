@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import plan_json
 from support.corpora import write_corpus
 
 from megaindex.audit.streams import stream_of_run
@@ -67,6 +68,20 @@ def test_a_recipe_of_array_records(folder: Path) -> None:
     layout = open_recipe(recipe).layout
     assert layout.stopped_by == "code.array_record"  # after its three epochs
     assert layout.drawn()[1] <= 3 * layout.sizes[1].samples
+
+
+def test_a_plan_names_the_settings_of_maxtext(folder: Path) -> None:
+    """Also where a source is exhausted in the stage, which is in the plan with what it serves."""
+    words = ("run.yml", "max_target_length=16", "steps=200")
+    plan = plan_json("--maxtext-config", *words, "--world-size", 4)
+    (stage,) = plan["stages"]
+    assert plan["stopped_by"] == "code.array_record"
+    assert stage["samples"] == plan["samples_consumed"] < stage["samples_wanted"] == 1600
+    told = " ".join(plan["warnings"])
+    assert "raise num_epoch" in told
+    assert "use_truncation: false" in told
+    assert "max_target_length" in told
+    assert not any(name in told for name in ("max_epochs", "sequence_length", "long_documents"))
 
 
 @pytest.mark.parametrize(
