@@ -17,6 +17,11 @@ from megaindex.validation import check_integer, check_setting, parse_fraction, s
 TOKENIZE = "write it as JSONL or Parquet, then `megaindex tokenize PREFIX FILE --tokenizer …`"
 """Remedy for a dataset that a configuration names and that has no token files."""
 
+_COUNTS = (
+    "tokens", "samples", "steps", "choose", "epoch_size", "block_tokens", "num_samples",
+    "consumed_samples",
+)  # fmt: skip
+"""Settings that may end in K, M, B or T, powers of 1000; of others 2K may be meant as 2048."""
 _MERGE = "tag:yaml.org,2002:merge"
 _MOST_MERGED = 100_000
 
@@ -185,7 +190,8 @@ class Section:
         return value
 
     def integer(self, name: str) -> int | None:
-        """Return an integer, given as such or as text such as 250B; None if it is missing."""
+        """Return an integer, given as such or as text, of a count also such as 250B; None if it is
+        missing."""
         from megaindex.configs.batch_schedule import parse_count
 
         value = self.values.get(name)
@@ -193,6 +199,8 @@ class Section:
             return None
         word = self.called(name)
         if isinstance(value, str):
+            if name not in _COUNTS and not value.strip()[-1:].isdigit():
+                raise self.error(name, "a whole number in digits")
             value = parse_count(value, word)
         return check_setting(name, check_integer(word, value, flags=False), word)
 

@@ -300,7 +300,17 @@ def sizing_of(
 
     Epochs for each source set the weights, of validation and test too where a corpus is divided:
     those of the sources in ``train``, by default ``parts``.
+
+    Raises:
+        InvalidArgument: the training data is shorter than a sample; the frameworks repeat it.
     """
+    tokens, needed = sum(part.tokens for part in parts), run.sequence_length + 1
+    whole = run.packing is not None or row.order == "packed"
+    if split == "train" and not whole and 0 < tokens < needed:
+        raise InvalidArgument(
+            f"the training data holds {tokens} tokens, one sample needs {needed} (--seq-length "
+            f"{run.sequence_length} + 1); lower --seq-length"
+        )
     weights: tuple[float | int, ...] | None = _weights([part.source for part in parts])
     if run.target.per_source and (split == "train" or run.data.split is not None):
         samples = _per_source_samples(run, row, train or parts)
@@ -310,7 +320,6 @@ def sizing_of(
         )
     if run.data.documents_alpha is not None:
         weights = documents_weights([part.sequences for part in parts], run.data.documents_alpha)
-    whole = run.packing is not None or row.order == "packed"
     if split != "train":  # Megatron-DeepSpeed has an exact number of epochs for training alone
         row = replace(row, exact_num_epochs=None)
     return Sizing(

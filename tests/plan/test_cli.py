@@ -272,6 +272,9 @@ BAD = [
       "--epochs", 1], "--split must be up to three"),
     (["--tokens-per-epoch", 9, "--seq-length", 64, "--global-batch-size", 1, "--epochs", 1,
       "--order", "epoch"], "holds 9 tokens, one sample needs 65"),
+    *((["--tokens-per-epoch", 32, 32, "--seq-length", 64, "--global-batch-size", 1, "--train-iters",
+        9, "--order", order], "training data holds 64 tokens, one sample needs 65 (--seq-length 64")
+      for order in ("megatron", "neox", "megatron-legacy", "paddlenlp")),
     (["--tokens-per-epoch", 900, 900, "--seq-length", 64, "--global-batch-size", 1, "--epochs",
       "1,1/20"], "--epochs: source 2 gives no sample of 64 tokens; raise its epochs"),
     ([*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1562],

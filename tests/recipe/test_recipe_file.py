@@ -152,6 +152,8 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("mix: {web: 0.7, code: 0.3}", "mix: [web]", "stages.stable.mix must be a mapping"),
         ("sources:\n", "sources: [\n", "is not YAML"),
         (FULL, "- a", "holds a list; it must be a mapping"),
+        ("sequence_length: 2048", "sequence_length: 2k", "be a whole number in digits, got '2k'"),
+        ("micro_batch_size: 4", "micro_batch_size: 4K", "micro_batch_size must be a whole number"),
         ("tail: pad", "tail: 3", "run.yaml: tail must be one of drop, pad, wrap, got 3"),
         ("  last:\n", "  stable:\n", "line 26: stable is given twice"),
         ("source: {path: valid, kind: finetuning}, ", "", "source is missing: the prefix of"),
