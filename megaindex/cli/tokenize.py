@@ -61,7 +61,7 @@ _HELP = {
     "--tokenizer": "a tokenizer.json, a SentencePiece .model, a folder with one of them (names on "
     "the Hugging Face hub are not downloaded), or bytes for one token a byte",
     "--format": "text files: each line (lines) or each file (files) is a document; default: by "
-    "name, with lines for .txt",
+    "name, for .txt files of a folder files, for those named lines",
     "--json-keys": "keys of JSON objects, or Parquet columns, to tokenize; default: text",
     "--on-bad-line": "skip leaves bad lines and rows out and lists them in OUT.bad.jsonl; default: "
     "stop",

@@ -157,6 +157,7 @@ _SUFFIXES = {
     ".text": "lines",
     ".parquet": "parquet",
 }
+_IN_FOLDER = {"lines": "files"}  # formats other than by name
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
@@ -214,6 +215,9 @@ def find_sources(
 ) -> list[InputFile]:
     """Return the inputs in the order given, a folder's files in the order of their names.
 
+    Without a format, a text file is a document if it is found in a folder, and each line is one if
+    it is named; a warning says which.
+
     Args:
         form: format of all inputs, one of FORMATS; by default it follows from each name.
         leave_out: paths to skip in a folder: the output of runs.
@@ -232,7 +236,24 @@ def find_sources(
         if not is_remote(path):
             check_local(path, "give a path")
     others = {os.path.abspath(path) for path in leave_out}
-    paths = [path for name in given for path in _files(name, others)]
+    sources = [each for name in given for each in _sources(name, form, others)]
+    for chosen, unit in (("lines", "line"), ("files", "file")):
+        texts = [source for source in sources if source.format == chosen]
+        if form is None and texts:
+            more = f" and {len(texts) - 1:,} others" if len(texts) > 1 else ""
+            logger.warning(
+                "%s%s: each %s is a document; --format lines or --format files says which",
+                texts[0].path,
+                more,
+                unit,
+            )
+    return sources
+
+
+def _sources(name: str, form: str | None, leave_out: set[str]) -> list[InputFile]:
+    paths = _files(name, leave_out)
+    if form is None and paths not in ([name], [os.path.abspath(name)]):  # of a folder
+        return [_input_file(path, _IN_FOLDER.get(_by_name(path) or "")) for path in paths]
     return [_input_file(path, form) for path in paths]
 
 

@@ -306,7 +306,8 @@ def tokenize(
         inputs: files, objects of a store (URLs), or folders of them; JSONL, text (both plain, gzip
             or zstd) or Parquet.
         tokenizer: a tokenizer.json or SentencePiece model, a folder that holds one, or "bytes".
-        format: "jsonl", "lines", "files" or "parquet"; by default it follows from each suffix.
+        format: "jsonl", "lines", "files" or "parquet"; by default it follows from each suffix: a
+            text file of a folder is a document, of one that is named each line.
         keys: keys of the JSON objects, or columns; each gets a pair.
         eod: id, or text of the token, appended to each document.
         append_eod: append the end token that the tokenizer defines.
@@ -341,6 +342,12 @@ def tokenize(
     output = os.fspath(output)
     prefixes = _prefixes(output, keys, megatron_names)
     sources = find_sources(inputs, format, leave_out=(f"{output}.parts", bad_report_path(output)))
+    for source in sources:
+        if len(keys) > 1 and source.format in ("lines", "files"):
+            raise InvalidArgument(
+                f"{source.path}: a text file has no keys, and several are given, "
+                f"{', '.join(map(str, keys))}; give one (--json-keys), which names the output"
+            )
     file = find_tokenizer(tokenizer, add_special_tokens=add_special_tokens, encoder=encoder)
     settings = check_settings(file, keys, eod=eod, append_eod=append_eod, dtype=dtype)
     parts = cut(sources, settings, part_bytes)

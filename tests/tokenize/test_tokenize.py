@@ -28,7 +28,7 @@ from support.tokenizing import (
 
 import megaindex
 from megaindex.cli import main
-from megaindex.errors import FormatError
+from megaindex.errors import FormatError, InvalidArgument
 from megaindex.tokenize.encode import lay_out
 
 
@@ -190,6 +190,34 @@ def test_many_files_of_a_folder_in_order_of_name(tmp_path: Path) -> None:
     dataset = megaindex.IndexedDataset(str(tmp_path / "o"))
     assert bytes(np.concatenate(list(dataset)).astype(np.uint8)) == b"abc"
     assert made.parts == 1  # small inputs go together
+
+
+@pytest.mark.parametrize(
+    ("form", "documents"),
+    [(None, [b"one\ntwo\n", b"three\n\nfour"]), ("lines", [b"one", b"two", b"three", b"four"])],
+)
+def test_a_text_file_of_a_folder_is_a_document(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str | None, documents: list[bytes]
+) -> None:
+    """Unless a format is said, which is then not said again; a file that is named has lines."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes(b"one\ntwo\n")
+    (tmp_path / "in" / "b.text.gz").write_bytes(packed(b"three\n\nfour", ".gz"))
+    run(tmp_path / "o", [tmp_path / "in"], format=form)
+    dataset = megaindex.IndexedDataset(str(tmp_path / "o"))
+    assert [bytes(np.asarray(one).astype(np.uint8)) for one in dataset] == documents
+    assert caplog.text.count("each file is a document") == (form is None)
+    assert run(tmp_path / "p", [tmp_path / "in" / "a.txt"], format=form).documents == 2
+    assert caplog.text.count("each line is a document") == (form is None)
+
+
+def test_text_has_no_keys(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("one\ntwo\n")
+    for given in (tmp_path / "in", tmp_path / "in" / "a.txt"):
+        with pytest.raises(InvalidArgument, match=r"a\.txt: a text file has no keys"):
+            run(tmp_path / "o", [given], keys=["text", "title"])
+    run(tmp_path / "o", [tmp_path / "in"], keys=["title"])
 
 
 def test_the_token_type_is_megatrons(tmp_path: Path) -> None:
