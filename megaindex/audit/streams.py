@@ -26,7 +26,7 @@ from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.skips import Skip, SkippedIndex, Skips, skips_of
-from megaindex.index.spans import Index, datasets_of, sequence_lengths_at
+from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at
 from megaindex.plan.plan import evaluation_of, target_text
 from megaindex.plan.sizing import ServedRange, Sizing, SplitPart, loader_passes
 from megaindex.plan.sources import Parts, parts_of, sizing_of
@@ -246,8 +246,9 @@ def stream_of_index(
         data_parallel_size: ranks that share a step.
 
     Raises:
-        InvalidArgument: a number is out of range, or the sources are missing.
+        InvalidArgument: a number is out of range, the sources are missing, or it is no index.
     """
+    check_index(index)
     sources = _sources_of(index) if sources is None else sources
     global_batch_size = check_setting("global_batch_size", global_batch_size)
     num_steps = setting_or_none("num_steps", num_steps)

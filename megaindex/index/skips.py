@@ -62,8 +62,8 @@ class Skip:
         documents: sequence ids whose loss is masked, as an integer array or the path of a file: an
             integer ``.npy``, or text with ids separated by white space. In any order; an id that
             occurs twice counts once.
-        source: name of the source of the documents, which an index of one source does not need;
-            without documents, the whole source is masked.
+        source: name of the source of the documents, or its number from 0, which is kept as text; an
+            index of one source does not need it. Without documents, the whole source is masked.
         from_step: first step with the mask; default: 0.
 
     Raises:
@@ -89,8 +89,13 @@ class Skip:
                 raise InvalidArgument(f"skip: documents must be a list of ids: {error}") from None
             put(self, "documents", _sorted_ids(ids, "skip: documents"))
         source: object = self.source
+        if isinstance(source, int) and not isinstance(source, bool) and source >= 0:
+            source = str(source)
         if source is not None and (not isinstance(source, str) or not source):
-            raise InvalidArgument(f"skip: source must be a name, got {shown(source)}")
+            raise InvalidArgument(
+                f"skip: source must be a name or a number from 0, got {shown(source)}"
+            )
+        put(self, "source", source)
         masks = self.documents is not None or self.source is not None
         if bool(self.steps) == masks:
             raise InvalidArgument(
@@ -147,8 +152,6 @@ class Skip:
                 f"{where}: unknown setting {unknown[0]}; known are {', '.join(_KEYS)}"
             )
         settings = {key: value for key, value in values.items() if value is not None}
-        if type(settings.get("source")) is int:  # a name, or a number, written without quotes
-            settings["source"] = str(settings["source"])
         documents = settings.get("documents")
         if documents is not None:
             if not isinstance(documents, str):

@@ -122,6 +122,17 @@ class Index(Protocol):
         ...
 
 
+def check_index(index: object) -> None:
+    """Raise InvalidArgument unless an object has the members of `Index`."""
+    members = [name for name in vars(Index) if not name.startswith("_")]
+    missing = [name for name in members if not hasattr(index, name)]
+    if missing:
+        raise InvalidArgument(
+            f"index must have the members of megaindex.Index, {', '.join(members)}; a "
+            f"{type(index).__name__} has no {', '.join(missing)}"
+        )
+
+
 _SHOWN_PATHS = 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex.audit import ExposureLog, stream_of_index, stream_of_recipe, stream_of_run
+from megaindex.audit import ExposureLog, audit, stream_of_index, stream_of_recipe, stream_of_run
 from megaindex.audit.streams import AuditStream
 from megaindex.plan import Settings, resolve
 from megaindex.recipe import read_recipe
@@ -146,3 +147,18 @@ def test_an_index_of_a_part_needs_its_sources(root: Path) -> None:
     index = megaindex.build_index(root / "web", sequence_length=8, split="80,20,0")
     with pytest.raises(megaindex.InvalidArgument, match="the sources of ArrayIndex.* are missing"):
         stream_of_index(index, global_batch_size=2)
+
+
+def test_an_index_of_ones_own_is_audited_and_others_are_refused(root: Path) -> None:
+    base = megaindex.build_index(root / "web", sequence_length=8)
+    members = ("num_samples", "num_epochs", "tokens_per_epoch", "sequence_length",
+               "add_extra_token", "locate")  # fmt: skip
+    sources = stream_of_index(base, global_batch_size=2).sources
+    own: Any = SimpleNamespace(**{name: getattr(base, name) for name in members})
+    found = audit(stream_of_index(own, sources, global_batch_size=2))
+    expected = audit(stream_of_index(base, global_batch_size=2))
+    assert found.exposure.mean_earlier.tolist() == expected.exposure.mean_earlier.tolist()
+    for name in members:
+        partial: Any = SimpleNamespace(**{k: v for k, v in vars(own).items() if k != name})
+        with pytest.raises(megaindex.InvalidArgument, match=f"has no {name}$"):
+            stream_of_index(partial, sources, global_batch_size=2)

@@ -525,8 +525,9 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
         ({"documents": [2**62 + 1]}, "must hold sequence ids from 0, got 4611686018427387905"),
         ({"documents": np.zeros(0, np.int64)}, "must hold at least one id"),
         ({"documents": [[1], [1, 2]]}, "documents must be a list of ids"),
-        ({"source": 7}, "source must be a name, got 7"),
-        ({"source": ""}, "source must be a name, got ''"),
+        ({"source": -1}, "source must be a name or a number from 0, got -1"),
+        ({"source": True}, "source must be a name or a number from 0, got True"),
+        ({"source": ""}, "source must be a name or a number from 0, got ''"),
         ({"source": "web", "from_step": -1}, "from_step must be"),
         ({"steps": [(5, 3)]}, "steps 5-3 must begin with the smaller step"),
         ({"steps": ["3", "x"]}, "steps must be numbers from 0 and ranges"),
@@ -535,6 +536,12 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
 def test_a_wrong_skip_is_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         Skip(**settings)
+
+
+def test_a_source_is_a_name_or_a_number() -> None:
+    number: Any = 0
+    assert Skip(source=number) == Skip(source="0") != Skip(source="web")
+    assert read_skips({"source": 0}, "skip", ".") == (Skip(source="0"),)
 
 
 @pytest.mark.parametrize(
