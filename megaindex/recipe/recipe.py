@@ -81,7 +81,8 @@ class RecipeSource:
         max_epochs: epochs that the run may draw; None: one, where the exhaustion policy sets a
             limit.
         max_fraction: share of the samples that the run may draw, up to 1: max_epochs x max_fraction
-            of them, as in OLMo-core. It limits the number of samples, and does not select them.
+            of them, as in OLMo-core. It limits the number of samples, and does not select them:
+            1/16 with 4 epochs is a quarter of one epoch, not a sixteenth of the source four times.
         tokens: tokens of one epoch, for planning without files.
 
     Raises:
