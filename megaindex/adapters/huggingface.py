@@ -119,7 +119,9 @@ class _Batches(Dataset[Any]):
         self._batches: Iterator[Any] | None = None
 
     def __len__(self) -> int:
-        return len(self._run)
+        """Return the samples of the run on all ranks, of which the trainer computes its speed."""
+        rows: int = self._run.loader.sampler.ranks.rows_per_round
+        return len(self._run) * rows
 
     def __getitem__(self, number: int) -> Any:
         if number != self._run.returned:
