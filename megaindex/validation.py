@@ -168,24 +168,31 @@ def check_exact(name: str, value: object) -> int | float | Fraction:
     return operator.index(value) if hasattr(value, "__index__") else number
 
 
-def check_weight(name: str, value: object) -> int | float | Fraction:
-    """Return the positive weight of a source without loss: a Python int, float or Fraction."""
+def check_weight(name: str, value: object, *, zero: bool = False) -> int | float | Fraction:
+    """Return the positive weight of a source without loss: a Python int, float or Fraction.
+
+    With ``zero`` it may be 0.
+    """
     with contextlib.suppress(InvalidArgument):
         weight = check_exact(name, value)
-        if weight > 0:
+        if weight > 0 or (zero and weight == 0):
             return weight
     raise InvalidArgument(
         f"{name} must be positive and finite, got {shown(value)}; leave out a source with weight 0"
     )
 
 
-def check_weights(name: str, values: Sequence[object], count: int) -> list[Any]:
-    """Return the weights of ``count`` sources, each checked by `check_weight`."""
+def check_weights(
+    name: str, values: Sequence[object], count: int, *, zero: bool = False
+) -> list[Any]:
+    """Return the weights of ``count`` sources, each checked by `check_weight`; not all are 0."""
     if len(values) != count:
         raise InvalidArgument(
             f"{name} must be {count} numbers, one for each source, got {len(values)}"
         )
-    weights = [check_weight(f"{name}[{k}]", value) for k, value in enumerate(values)]
+    weights = [check_weight(f"{name}[{k}]", value, zero=zero) for k, value in enumerate(values)]
+    if not any(weights):
+        check_weight(f"{name}[0]", weights[0])  # one is positive
     check_number(f"the sum of {name}", sum(map(float, weights)))
     return weights
 

@@ -266,7 +266,7 @@ def build_blend(
     _check_corpora(corpora)
     num_samples = setting_or_none("num_samples", num_samples)
     if weights is not None:
-        weights = _plain_weights(weights, len(corpora))
+        weights = _plain_weights(weights, len(corpora), row)
     if num_samples is None and (weights is not None or row.request != "megatron"):
         raise InvalidArgument("num_samples must be given, except in order megatron without weights")
     buffer: float | Literal["exact"] = row.buffer_weighted
@@ -334,12 +334,12 @@ def _check_corpora(corpora: Sequence[Any]) -> None:
         )
 
 
-def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
+def _plain_weights(weights: Sequence[float], count: int, row: FrameworkRules) -> list[Any]:
     if isinstance(weights, (Mapping, Set, str, bytes)):
         raise InvalidArgument(
             f"weights must be a list in the order of the corpora, got a {type(weights).__name__}"
         )
-    return check_weights("weights", list(weights), count)
+    return check_weights("weights", list(weights), count, zero=row.zero_weights)
 
 
 _ROUNDING = 1e-9  # above all errors of sums and products of shares
@@ -413,7 +413,7 @@ def next_draws(
     if weights is None:
         weights = [1.0] * len(indices) if explicit else [_of_one_epoch(index) for index in indices]
     else:
-        weights = _plain_weights(weights, len(indices))
+        weights = _plain_weights(weights, len(indices), row)
     draws = _weighted(weights, row, explicit=explicit)
     index, samples = np.empty(count, np.int16), np.empty(count, np.int64)
     fill_blend(draws.rule, draws.values, index, samples, begin=begin, counts=drawn.copy())

@@ -46,8 +46,8 @@ class Source:
 
     Attributes:
         path: path prefix of the .bin/.idx pair.
-        weight: weight in the blend, positive and finite; None in all sources of a blend: no
-            weights.
+        weight: weight in the blend, finite and positive, or 0 where the framework builds such
+            sources; None in all sources of a blend: no weights.
         tokens: tokens of one epoch, for planning without files.
         histogram: path of a file of document lengths with these tokens, see
             `read_length_histogram`.
@@ -56,7 +56,7 @@ class Source:
         rejected_labels: path prefix of the labels of the rejected side.
 
     Raises:
-        InvalidArgument: the weight is not positive and finite, or there are no tokens.
+        InvalidArgument: the weight is negative or not finite, or there are no tokens.
     """
 
     path: str = ""
@@ -72,8 +72,17 @@ class Source:
             object.__setattr__(self, "tokens", check_between("tokens", self.tokens, 1))
         if self.weight is None:
             return
-        name = f"the weight of {self.path or 'a source without a path'}"
-        object.__setattr__(self, "weight", check_weight(name, self.weight))
+        weight = check_weight(self._weight_name, self.weight, zero=True)
+        object.__setattr__(self, "weight", weight)
+
+    @property
+    def _weight_name(self) -> str:
+        return f"the weight of {self.path or 'a source without a path'}"
+
+    def check_weight(self, *, zero: bool) -> None:
+        """Refuse a weight of 0, unless the framework builds such sources."""
+        if self.weight is not None:
+            check_weight(self._weight_name, self.weight, zero=zero)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +248,14 @@ class Run:
         for name in SPLITS:
             if len({source.weight is None for source in getattr(self.data, name)}) > 1:
                 raise InvalidArgument(f"{name} data: give every source a weight, or none")
+            for source in getattr(self.data, name):
+                source.check_weight(zero=order.row.zero_weights)
+            weights = [source.weight for source in getattr(self.data, name)]
+            if weights and weights[0] is not None and not any(weights):
+                raise InvalidArgument(
+                    f"all {name} data has weight 0, at which {order.row.framework} stops with an "
+                    "AssertionError; give a source a positive weight"
+                )
         if not self.data.train:
             raise InvalidArgument("no training data: give --data-path or --tokens-per-epoch")
         if self.packing is not None:

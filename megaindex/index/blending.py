@@ -210,10 +210,14 @@ class GreedyDraws:
         return self._known[samples]
 
     def bounds(self, samples: int) -> list[tuple[int, int]]:
-        # the greedy rule never draws a source more than ceil(weight * samples) times
-        most = [int(value) for value in np.ceil(self.weights * samples)]
+        most = self._most(samples)
         surplus = sum(most) - samples
         return [(max(0, count - surplus), min(count, samples)) for count in most]
+
+    def _most(self, samples: int) -> list[int]:
+        # the greedy rule never draws a source more than ceil(weight * samples) times, and one of
+        # weight 0 at most once, where the others are not behind
+        return [max(1, int(value)) for value in np.ceil(self.weights * samples)]
 
     def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
         if not self._may_count(sum(limits)):
@@ -233,8 +237,7 @@ class GreedyDraws:
         low, high = 0, sum(limits)
         while low < high:
             middle = (low + high + 1) // 2
-            most = np.ceil(self.weights * middle)
-            if all(int(m) <= limit for m, limit in zip(most, limits, strict=True)):
+            if all(m <= limit for m, limit in zip(self._most(middle), limits, strict=True)):
                 low = middle
             else:
                 high = middle - 1

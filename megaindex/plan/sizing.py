@@ -279,7 +279,11 @@ class Sizing:
             return sum(limits), True
         if self.exact or self.asks_one_epoch:
             return self.draws.longest(limits)
-        longest = min(self._longest_request(i, limit) for i, limit in enumerate(limits))
+        longest = min(
+            self._longest_request(i, limit)
+            for i, limit in enumerate(limits)
+            if self.request_weights[i]
+        )
         return longest, not self.pass_samples_vary
 
     def _longest_request(self, i: int, limit: int) -> int:
