@@ -146,11 +146,8 @@ def neox_settings(config: Mapping[str, Any]) -> Settings:
         world_size=_whole(config, "global_num_gpus") or gpus_of_hosts(config),
         tensor_model_parallel_size=max(1, _whole(config, "model_parallel_size") or 1),
         pipeline_model_parallel_size=max(1, _whole(config, "pipe_parallel_size") or 1),
-        train_iters=_whole(config, "train_iters"),
-        train_epochs=_whole(config, "train_epochs"),
-        seed=_whole(config, "seed"),
-        eval_interval=_whole(config, "eval_interval"),
-        eval_iters=_whole(config, "eval_iters"),
+        **_length(config),
+        **{key: _whole(config, key) for key in _NEVER_NULL},
         notes=tuple(_notes(config)),
     )
 
@@ -163,9 +160,26 @@ def _accumulation(config: Mapping[str, Any]) -> int | None:
     return 1
 
 
+_NEVER_NULL = ("seed", "eval_interval", "eval_iters")  # keys with a default, used in arithmetic
+
+
+def _length(config: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return train_iters and train_epochs; of both, NeoX takes the one that is not 0."""
+    iterations, epochs = config.get("train_iters"), config.get("train_epochs")
+    if iterations is not None and epochs:
+        end = "stops with a ValueError" if iterations else "trains nothing"
+        raise InvalidArgument(f"train_iters and train_epochs: GPT-NeoX {end}; remove one of them")
+    if epochs == 0 and iterations:
+        epochs = None
+    return {
+        "train_iters": _whole(config, "train_iters"),
+        "train_epochs": _whole({"train_epochs": epochs}, "train_epochs"),
+    }
+
+
 def _check_train_epochs(config: Mapping[str, Any]) -> None:
-    """Check the rules of NeoX's validate_train_epochs."""
-    if not config.get("train_epochs"):
+    """Check the rules of NeoX's validate_train_epochs, which hold for 0 epochs too."""
+    if config.get("train_epochs") is None:
         return
     weights = config.get("train_data_weights")
     for key, refused in (
@@ -188,7 +202,7 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     single = config.get("data_path")
     missing = [split for split, given in paths.items() if not given]
-    if len(missing) == len(SPLITS):
+    if all(config.get(f"{side}{split}_data_paths") is None for split in SPLITS):
         return {} if single is None else _divided(config, single)
     if single is not None:
         raise InvalidArgument(
@@ -237,20 +251,29 @@ def _divided(config: Mapping[str, Any], single: Any) -> dict[str, Any]:
         raise InvalidArgument(
             f"data_path must be one path, got {shown(single)}; use train_data_paths"
         )
-    split = _scalar("split", config.get("split", DEFAULT_SPLIT))
+    split = config.get("split", DEFAULT_SPLIT)
+    if not isinstance(split, str) and _scalar("split", split):
+        raise InvalidArgument(f"split must be text, got {shown(split)}; put it into quotes")
     parse_split(split, "neox")
     return {"data_path": (single,), "split": split.replace(" ", "")}
 
 
 def _blend(config: Mapping[str, Any], split: str, paths: Sequence[Any]) -> tuple[str, ...]:
     """Return ``weight path weight path …`` of a split; NeoX's default weights are equal."""
-    weights = _list(config, f"{split}_data_weights") or [1.0] * len(paths)
+    key = f"{split}_data_weights"
+    weights = [1.0] * len(paths) if config.get(key) is None else _list(config, key)
+    for weight in weights:
+        if not isinstance(weight, (int, float)):
+            raise InvalidArgument(
+                f"{key} must hold numbers, got {shown(weight)}, at which GPT-NeoX stops with a "
+                "TypeError; write it without quotes"
+            )
     if len(weights) != len(paths):
         raise InvalidArgument(
             f"{split}_data_weights has {len(weights)} entries for {len(paths)} {split}_data_paths; "
             "give one weight for each path"
         )
-    pairs = zip(weights, paths, strict=True)
+    pairs = zip(map(float, weights), paths, strict=True)
     return tuple(_scalar(f"{split}_data_paths", word) for pair in pairs for word in pair)
 
 
@@ -339,6 +362,10 @@ def _number(config: Mapping[str, Any], key: str, default: float) -> float:
 
 def _whole(config: Mapping[str, Any], key: str, setting: str = "") -> int | None:
     value = config.get(key)
+    if value is None and key in _NEVER_NULL and key in config:
+        raise InvalidArgument(
+            f"{key}: null stops GPT-NeoX with a TypeError; give a number, or remove the key"
+        )
     if value is None or value == "auto":
         return None
     return check_setting(setting or key, check_integer(key, value, flags=False), key)

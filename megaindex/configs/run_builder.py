@@ -183,7 +183,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         if found is None:
             raise InvalidArgument(_A_RECIPE.format("maxtext_config"))
         base = found
-    return merged(base, over)
+    return replace(merged(base, over), of_framework=bool(described))
 
 
 @contextmanager
@@ -265,7 +265,7 @@ def resolve(settings: Settings) -> Run:
         sequence_length=settings.seq_length,
         data=_data(settings),
         batch=schedule,
-        target=_target(settings),
+        target=_target(settings, schedule, consumed),
         variance_buffer=parse_buffer(settings.variance_buffer),
         surplus=_surplus(settings.mid_level_dataset_surplus),
         tail=check_choice("--tail", settings.tail or "drop", TAILS),
@@ -412,7 +412,7 @@ def batch_schedule(settings: Settings, final: int, version: Version | None = Non
     return BatchSchedule.constant(final)
 
 
-def _target(settings: Settings) -> Target:
+def _target(settings: Settings, schedule: BatchSchedule, consumed: int) -> Target:
     given = [name for name in TARGETS if getattr(settings, name) is not None]
     flags = [flag_of(name) for name in given]
     if len(given) != 1:
@@ -424,10 +424,30 @@ def _target(settings: Settings) -> Target:
     name, flag = given[0], flags[0]
     value = getattr(settings, name)
     if name != "epochs":
-        return Target(kind=TARGETS[name], value=Fraction(parse_count(str(value), flag)))
+        count = parse_count(str(value), flag)
+        if settings.of_framework and name in ("train_iters", "train_epochs"):
+            made = _iterations_made(schedule, consumed)
+            count -= made if name == "train_iters" else 0
+            if count < 0:
+                raise InvalidArgument(
+                    f"--consumed-samples {consumed} are {made} iterations, and the run ends after "
+                    f"{flag} {value}; give fewer samples, or more iterations"
+                )
+        return Target(kind=TARGETS[name], value=Fraction(count))
     parts = tuple(check_epochs(flag, part) for part in str(value).split(","))
     per_source = parts if len(parts) > 1 else ()
     return Target(kind="epochs", value=max(parts), per_source=per_source)
+
+
+def _iterations_made(schedule: BatchSchedule, consumed: int) -> int:
+    """Return the iterations that consume these samples, at whose end a framework resumes."""
+    made = schedule.iterations_within(consumed)
+    if schedule.samples_after(made) != consumed:
+        raise InvalidArgument(
+            f"--consumed-samples {consumed} lie within an iteration, and a framework resumes "
+            f"behind one: give {schedule.samples_after(made)} or {schedule.samples_after(made + 1)}"
+        )
+    return made
 
 
 def parse_buffer(text: str | None) -> Any:

@@ -96,7 +96,7 @@ def _tokens(word: str) -> int:
 def _weights(weights: Sequence[str] | None, count: int) -> Sequence[float | None]:
     if weights is None:
         return [None] * count
-    return check_weights("--weights", list(map(read_number, weights)), count)
+    return check_weights("--weights", list(map(read_number, weights)), count, zero=True)
 
 
 TARGETS: dict[str, TargetKind] = {
@@ -203,6 +203,8 @@ class Settings:
         blend_counts: counting of a blend's draws: auto, exact or bounds.
         notes: warnings for the plan.
         ignored: settings of the framework's data that do not change the plan.
+        of_framework: True if `train_iters` counts from the first iteration of the run, as in a
+            framework's file; by flags alone it counts from `consumed_samples`.
 
     Raises:
         InvalidArgument: an integer field is not an integer.
@@ -265,13 +267,15 @@ class Settings:
     blend_counts: str | None = None
     notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    of_framework: bool | None = None
 
     def __post_init__(self) -> None:
         make_plain(self, optional=_INTEGERS, called=flag_of)
 
 
 _INTEGERS = tuple(field.name for field in fields(Settings) if field.type == "int | None")
-_OF_FILES = ("companions", "documents_alpha", "packing", "train_epochs", "notes", "ignored")
+_OF_FILES = ("companions", "documents_alpha", "packing", "train_epochs", "notes", "ignored",
+             "of_framework")  # fmt: skip
 NAMES = tuple(field.name for field in fields(Settings) if field.name not in _OF_FILES)
 """Settings that flags and arguments of `make_plan` give, by name."""
 

@@ -88,6 +88,8 @@ class FrameworkRules:
     """
     weight_alone: Literal["as given", "ignored", "always"] = "as given"
     """Rule by which the only path of a split counts as weighted, for the variance buffer."""
+    zero_weights: bool = False
+    """True if sources of weight 0 are built; the greedy rule may draw one sample of them."""
 
     @property
     def is_framework(self) -> bool:
@@ -179,6 +181,7 @@ FRAMEWORK_RULES: dict[str, FrameworkRules] = {
             file_dialect="neox",
             uncounted_samples=1,
             weight_alone="always",
+            zero_weights=True,
         ),
         FrameworkRules(
             order="megatron-legacy",
@@ -226,15 +229,20 @@ def parse_split(split: str, order: str = "", name: str = "split") -> list[float]
     """Return three weights from ``"969,30,1"`` or ``"969/30/1"``; missing ones are 0.
 
     Megatron-LM reads every sequence of digits and points as a number, whatever separates them.
+    GPT-NeoX separates by commas, without any by slashes, and reads the first three numbers.
 
     Raises:
         InvalidArgument: the text is not up to three non-negative numbers with a positive sum.
     """
     words = re.findall(r"[.0-9]+", split) if order == "megatron" else re.split(r"[,/]", split)
+    if order == "neox":
+        words = split.split("," if "," in split else "/")
     try:
         parts = [float(part) for part in words]
     except ValueError:
         parts = []
+    if order == "neox":
+        parts = parts[: len(SPLITS)]
     parts += [0.0] * (len(SPLITS) - len(parts))
     if len(parts) != len(SPLITS) or not sum(parts) > 0 or min(parts) < 0 or math.isinf(sum(parts)):
         raise InvalidArgument(

@@ -45,7 +45,7 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
         if dry.samples_read
     ]
     if plan.train_iters == 0:
-        reasons.append("the target holds less than one batch, so there is no full iteration")
+        reasons.append(_no_iteration(run, plan))
     if plan.samples_left_over > plan.global_batch_size:
         reasons.append(
             f"{plan.samples_left_over} samples stay unseen, more than one batch of "
@@ -153,7 +153,14 @@ def _adapter_needed(run: Run) -> Iterator[str]:
 
 
 def _loader_errors(run: Run, plan: Plan) -> Iterator[str]:
-    """Yield the errors with which GPT-NeoX ends: a loader without a batch, an empty source."""
+    """Yield the errors with which GPT-NeoX ends: no iteration, no batch, an empty source."""
+    nothing = run.target.kind == "iterations" and not run.target.value and not run.consumed_samples
+    if nothing and run.row.order == "neox":
+        yield "train_iters 0: GPT-NeoX ends with a ValueError before step 1: give at least 1"
+    for row in plan.datasets:
+        if row.error:
+            remedy = "megaindex.adapters.neox.install() in the run avoids it"
+            yield f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; {remedy}"
     for loader in plan.loaders:
         rows = plan.rows(loader.split)
         empty = [row for row in rows if row.built == 0 and row.tokens_per_epoch]
@@ -174,10 +181,6 @@ def _loader_errors(run: Run, plan: Plan) -> Iterator[str]:
                 f"{max(0, held)} samples (one sample fewer for each dataset), less than one micro "
                 f"batch of all ranks, {run.loader_batch}: {_more_data(run, loader.split)}"
             )
-        for row in rows:
-            if row.error:
-                remedy = "megaindex.adapters.neox.install() in the run avoids it"
-                yield f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; {remedy}"
 
 
 def _blend_errors(run: Run, plan: Plan) -> Iterator[str]:
@@ -514,13 +517,20 @@ def _names(rows: Sequence[Row]) -> str:
     return names if len(rows) <= 3 else f"{names} and {len(rows) - 3} more"
 
 
+def _no_iteration(run: Run, plan: Plan) -> str:
+    if run.target.kind == "iterations":
+        before = f" after the {run.consumed_samples} samples before" if run.consumed_samples else ""
+        return f"no iteration: the target is {plan.target}{before}; raise it"
+    held = plan.samples_left_over
+    return (
+        f"no full iteration: the target holds {held} samples, one batch {plan.global_batch_size}; "
+        f"raise the target{' or use --tail pad' if held else ''}"
+    )
+
+
 def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     if plan.train_iters == 0:
-        yield (
-            f"no full iteration: the target holds {plan.samples_left_over} samples, one batch "
-            f"{plan.global_batch_size}; raise the target"
-            + (" or use --tail pad" if plan.samples_left_over else "")
-        )
+        yield _no_iteration(run, plan)
     if not sizing.row.is_framework and run.variance_buffer not in (None, "exact"):
         yield (
             f"--variance-buffer has no effect: order {run.row.order} builds exactly what is drawn"

@@ -261,6 +261,7 @@ def rows_of(
             epochs=None if epochs is None else epochs[i],
             distinct=distinct,
             repeated=_repeated(count, distinct, per_epoch[i]),
+            error=_abort(run, part),
             packing=packing_facts(
                 part.packing, part.tokens, part.long_documents, sizing.row.max_documents
             ),
@@ -270,6 +271,18 @@ def rows_of(
         else:
             rows.append(_packed(run, part, row, served))
     return tuple(rows)
+
+
+def _abort(run: Run, part: SplitPart) -> str:
+    """Return the failed assertion of GPT-NeoX's compiled helpers, or an empty string."""
+    if (
+        run.row.order != "neox"
+        or run.packing is not None
+        or min(part.tokens, run.sequence_length) > 1
+    ):
+        return ""
+    what = "of one token" if part.tokens == 1 else "of sequences of one token"
+    return f"an abort of its compiled helpers, which refuse a source {what}"
 
 
 def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | None:

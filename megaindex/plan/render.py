@@ -52,6 +52,8 @@ def _answer(plan: Plan, names: ShortNames) -> RenderableType:
     if plan.caution:
         asked = Text("\n").join([Text(plan.caution, "bold yellow"), asked])
     answer = Text.assemble("train_iters ", (str(plan.train_iters), "bold green"))
+    if plan.consumed_samples:
+        answer.append(f" more, from sample {plan.consumed_samples:,} on")
     return answer_panel(asked, Text(), answer, *_limits(plan, names))
 
 
