@@ -17,7 +17,7 @@
 # make trainers   the scripts of examples/, and one lock under every trainer, with the real packages;
 #             with NEOX=checkout also the loaders of GPT-NeoX, whose helpers are compiled
 # make explore, make sanitize, make slow, make fuzz, make soak, make mutants,
-#             make simulate, make coverage, make nightly: see CONTRIBUTING.md
+#             make simulate, make coverage, make neox-runs, make nightly: see CONTRIBUTING.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -36,7 +36,7 @@ MEGATRONS := $(addprefix tests/kernels/test_,samples.py blending.py mapping.py)
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test trainers explore lint bench bench-quick matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak simulate coverage nightly faults mutants clean
+.PHONY: demo quick test trainers neox-runs explore lint bench bench-quick matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak simulate coverage nightly faults mutants clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -57,6 +57,11 @@ trainers: $(SOURCES) requirements/trainers.txt
 	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --no-deps \
 		nemo-automodel==0.7.0 torchao==0.18.0 megatron-core==0.16.1 megatron-bridge==0.3.1
 	$(if $(NEOX),NEOX=$(NEOX)) $(TRAINERS)/bin/python -m pytest tests/trainers tests/test_examples.py
+
+# Plans and printed settings of random GPT-NeoX runs against its own code; NEOX is a checkout
+neox-runs: $(VENV)/.test-installed
+	$(BIN)/python tests/robustness/frameworks/neox_runs.py $(NEOX) $(or $(SEED),$(NIGHT)) \
+		$(or $(COUNT),200) $(or $(FIRST),0)
 
 # The property tests with a seed of their own, which MEGAINDEX_EXPLORE_SEED sets; of TESTS alone
 explore: $(VENV)/.test-installed

@@ -157,24 +157,44 @@ def _loader_errors(run: Run, plan: Plan) -> Iterator[str]:
     nothing = run.target.kind == "iterations" and not run.target.value and not run.consumed_samples
     if nothing and run.row.order == "neox":
         yield "train_iters 0: GPT-NeoX ends with a ValueError before step 1: give at least 1"
-    for row in plan.datasets:
-        if row.error:
-            remedy = "megaindex.adapters.neox.install() in the run avoids it"
-            yield f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; {remedy}"
+    late = "RecursionError"  # when a batch is read
+    yield from (_row_error(row) for row in plan.datasets if row.error and late not in row.error)
+    yield from _empty_blends(run, plan)
+    yield from _short_loaders(run, plan, ("train", "valid"))
+    yield from (_row_error(row) for row in plan.datasets if late in row.error)
+    yield from _short_loaders(run, plan, ("test",))
+
+
+def _row_error(row: Row) -> str:
+    remedy = "megaindex.adapters.neox.install() in the run avoids it"
+    return f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; {remedy}"
+
+
+def _empty_blends(run: Run, plan: Plan) -> Iterator[str]:
     for loader in plan.loaders:
-        rows = plan.rows(loader.split)
-        empty = [row for row in rows if row.built == 0 and row.tokens_per_epoch]
-        blended = run.data.split is None
-        if empty and blended:
+        empty = _without_samples(plan, loader.split)
+        if empty and run.data.split is None:
             yield (
                 f"{loader.split}: GPT-NeoX ends with a ValueError before step 1: {empty[0].name} "
                 "has no sample: remove it, or give it more documents"
             )
-        elif loader.samples_counted == 0 and (loader.split != "test" or loader.samples_read):
+
+
+def _without_samples(plan: Plan, split: str) -> list[Row]:
+    return [row for row in plan.rows(split) if row.built == 0 and row.tokens_per_epoch]
+
+
+def _short_loaders(run: Run, plan: Plan, splits: Sequence[str]) -> Iterator[str]:
+    for loader in plan.loaders:
+        empty = _without_samples(plan, loader.split)
+        if loader.split not in splits or (empty and run.data.split is None):
+            continue
+        if loader.samples_counted == 0 and (loader.split != "test" or loader.samples_read):
             when = "where the test begins" if loader.split == "test" else "before step 1"
             error = "a ValueError" if empty else "a ZeroDivisionError"
             if loader.split == "test" and not empty:
                 error = "a StopIteration"
+            rows = plan.rows(loader.split)
             held = sum(row.built or 0 for row in rows) - len(rows)
             yield (
                 f"{loader.split}: GPT-NeoX ends with {error} {when}: its loader counts "
@@ -385,7 +405,8 @@ def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
         held = sum(row.built or 0 for row in rows)
         remedy = "lower --eval-iters, or give more data"
         if loader.split == "train":
-            remedy = f"train {counted // plan.global_batch_size} iterations"
+            last = plan.max_train_iters_without_repeat
+            remedy = f"train {last} iterations" if last else "give more data"
         yield (
             f"{loader.split}: NeoX counts {held - len(rows)} of {held} samples (each dataset's "
             f"length is one short), so its loader starts over after {counted} and serves "

@@ -10,7 +10,7 @@ from typing import Any
 
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
-from megaindex.configs.run import Run
+from megaindex.configs.run import Run, Target
 from megaindex.configs.run_builder import ARGUMENTS, given_run
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import Progress
@@ -48,6 +48,7 @@ from megaindex.plan.sources import (
     packing_error,
     parts_of,
     samples_of_first_pass,
+    serves_first_again,
     sizing_of,
 )
 from megaindex.plan.target import (
@@ -305,6 +306,8 @@ def _packed(run: Run, part: SplitPart, row: Row, served: Sequence[ServedRange] |
     if varies:
         held = min(samples_of_first_pass(index, part), row.requested)
         repeated = None if row.drawn is None else max(0, row.drawn - held)
+        if repeated == 0 and serves_first_again(index, served or ()):
+            repeated = 1
         row = replace(row, epochs=index.num_epochs, samples_per_epoch=held, repeated=repeated)
     row = replace(row, error=packing_error(run, part, index, served or ()))
     if row.error or not asked or not served:
@@ -367,6 +370,23 @@ def make_plan(run: Run | None = None, *, progress: Progress | None = None, **set
         return _plan_of(given, progress)
 
 
+def _fails_at_its_limit(run: Run, plan: Plan) -> bool:
+    """Return True if GPT-NeoX ends with an error at the plan's iterations without a repeat.
+
+    Fewer iterations have fewer evaluations, and validation data may then be too short. A packing
+    may serve its first sample again, which only its index shows.
+    """
+    last = plan.max_train_iters_without_repeat
+    if not run.row.uncounted_samples or not last or run.target.kind == "loader_epochs":
+        return False
+    walk = run.blend_counts if run.variance_buffer == "exact" else "bounds"
+    target = Target(kind="iterations", value=Fraction(last))
+    limited = replace(run, target=target, tail="drop", coverage="none", blend_counts=walk, skip=())
+    there = _plan_of(limited, None, at_limit=True)
+    again = run.packing is not None and any(row.repeated != 0 for row in there.rows("train"))
+    return bool(there.caution) or again
+
+
 def _signature() -> inspect.Signature:
     """Return the signature of `make_plan` with the names of all settings."""
     run, progress, _ = inspect.signature(make_plan).parameters.values()
@@ -378,7 +398,7 @@ def _signature() -> inspect.Signature:
 make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _plan_of(run: Run, progress: Progress | None) -> Plan:
+def _plan_of(run: Run, progress: Progress | None, *, at_limit: bool = False) -> Plan:
     row = run.row
     parts = parts_of(run.data, row, run.packing, sequence_length=run.sequence_length)
     sizing = sizing_of(run, row, parts["train"], "train", progress)
@@ -424,6 +444,8 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         ignored_settings=run.ignored,
         skip=skip,
     )
+    if not at_limit and _fails_at_its_limit(run, plan):
+        plan = replace(plan, max_train_iters_without_repeat=0)
     warnings = list(advice.warnings(run, sizing, plan))
     if inputs is not None and not inputs.exact:
         warnings.append(
@@ -537,9 +559,10 @@ def _loaders(
         read |= {"valid": evaluation.valid_samples, "test": evaluation.test_samples}
     loaders = []
     for split, samples in read.items():
-        built = [row.built or 0 for row in rows if row.split == split and row.tokens_per_epoch]
+        counts = [row.built for row in rows if row.split == split and row.tokens_per_epoch]
+        built = [count for count in counts if count is not None]
         limit = loader_passes(run, built, split, samples).limit
-        if built and limit is not None:
+        if built and len(built) == len(counts) and limit is not None:
             loaders.append(LoaderRestart(split=split, samples_counted=limit, samples_read=samples))
     return tuple(loaders)
 

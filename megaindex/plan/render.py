@@ -81,8 +81,10 @@ def _limits(plan: Plan, names: ShortNames) -> list[Text]:
         last_one, next_one = (str(n.train_iters) for n in plan.neighbours)
         lines.append(Text.assemble((last_one, "bold"), stays, (next_one, "bold"), begins, built))
     if plan.max_train_iters_without_repeat != plan.max_train_iters_same_epochs:
+        last = plan.max_train_iters_without_repeat
+        most = f"up to {last} iterations repeat no sample"
         lines.append(
-            Text(f"up to {plan.max_train_iters_without_repeat} iterations repeat no sample")
+            Text(most if last else "no number of iterations runs without a repeated sample")
         )
     return lines
 

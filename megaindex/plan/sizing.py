@@ -266,8 +266,12 @@ class Sizing:
 
     def built(self, requested: Sequence[int], epochs: Sequence[int]) -> list[int]:
         """Return the samples built of each source; of NeoX's whole documents, those requested."""
-        as_requested = self.pass_samples is not None and self.row.is_framework
-        return list(requested) if as_requested else self.samples_of(epochs)
+        return list(requested) if self.built_as_requested else self.samples_of(epochs)
+
+    @property
+    def built_as_requested(self) -> bool:
+        """True for NeoX's samples of whole documents, of which no more is built."""
+        return self.pass_samples is not None and self.row.is_framework
 
     def longest(self, epochs: Sequence[int]) -> tuple[int, bool]:
         """Return the most samples of the blend for which no source needs more than its ``epochs``.

@@ -200,6 +200,12 @@ def _last_sample(index: PackingIndex) -> int:
     return int(np.argmax(index.shuffle_index == index.num_samples - 1))
 
 
+def serves_first_again(index: PackingIndex, served: Sequence[ServedRange]) -> bool:
+    """Return True if the sample filled last is served, for which GPT-NeoX reads the first."""
+    last = _last_sample(index)
+    return any(part.begin <= last < part.end for part in served)
+
+
 def packing_coverage(
     run: Run, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
 ) -> Coverage:

@@ -199,6 +199,8 @@ def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> dict[str
         once, exact = sizing.longest([1] * len(sizing.tokens))
     counted = loader_limit(run, sizing.per_epoch())
     unrepeated = once if counted is None else min(once, counted)
+    if sizing.built_as_requested and counted is not None:
+        unrepeated = _held_by_loader(run, sizing, unrepeated)
     if sizing.asks_one_epoch:
         once = unrepeated
     now = _epochs_now(train, len(sizing.tokens))
@@ -212,6 +214,21 @@ def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> dict[str
         "max_train_iters_exact": exact,
         "neighbours": _neighbours(run, sizing, last, now) if now and exact else (),
     }
+
+
+def _held_by_loader(run: Run, sizing: Sizing, samples: int) -> int:
+    """Return the most samples that a loader serves once, if no more is built than is requested.
+
+    It omits a sample of each source, and a buffer makes up for them in long runs.
+    """
+    for iterations in range(run.batch.iterations_within(samples, run.consumed_samples), 0, -1):
+        end = run.batch.samples_after(iterations, run.consumed_samples)
+        requested = sizing.requested(end)
+        if requested is None or sizing.buffer in (1.0, "exact"):
+            return 0
+        if (loader_limit(run, requested) or 0) >= end:
+            return end
+    return 0
 
 
 def _epochs_now(train: Sequence[Row], num_sources: int) -> list[int] | None:

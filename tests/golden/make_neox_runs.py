@@ -97,19 +97,22 @@ class Neox:
         names = ["update_iterations", "evaluate", "train"]
         functions(source, "megatron/training.py", names, self.loops)
 
-    def run(self, files: list[str], ranks: int) -> dict[str, Any]:
-        """Every micro batch of all ranks, one rank after the other."""
+    def run(self, files: list[str], ranks: int, resumed: int = 0) -> dict[str, Any]:
+        """Every micro batch of all ranks, one rank after the other, in two runs if resumed."""
         served = {split: Counter() for split in SPLITS}
         rows = dict.fromkeys(SPLITS, 0)
-        for rank in range(ranks):
+        for rank, begin in itertools.product(range(ranks), sorted({0, resumed})):
             self.mpu.get_data_parallel_world_size.return_value = ranks
             self.mpu.get_data_parallel_rank.return_value = rank
             args = self.args.from_ymls(files)
-            args.iteration = 0
+            args.iteration = begin
             loaders = self.data.build_train_valid_test_data_loaders(args)
             self.loops["update_iterations"](args, loaders)
             iterators = self.data.shift_and_wrap_data_loaders(args, loaders)
-            self._loops(args, dict(zip(SPLITS, iterators, strict=True)), served, rows)
+            if begin < resumed:  # the first run ends there
+                args.train_iters, args.do_test = resumed, False
+            last = begin == resumed
+            self._loops(args, dict(zip(SPLITS, iterators, strict=True)), served, rows, last)
         return {
             "train_iters": args.train_iters,
             "splits": {
@@ -123,7 +126,7 @@ class Neox:
             },
         }
 
-    def _loops(self, args: Any, iterators: Any, served: Any, rows: dict[str, int]) -> None:
+    def _loops(self, args: Any, iterators: Any, served: Any, rows: Any, last: bool) -> None:
         def take(split: str) -> Any:
             batch = next(iterators[split])
             text = batch["text" if "text" in batch else "pos"].numpy()[:, :-1]
@@ -149,7 +152,7 @@ class Neox:
                 optimizer=optimizer, lr_scheduler=None, train_data_iterator=iterators["train"],
                 valid_data_iterator=iterators["valid"],
             )  # fmt: skip
-        if args.do_valid:
+        if args.do_valid and last:
             evaluate("valid")
         if args.do_test:
             evaluate("test")
@@ -265,20 +268,26 @@ def run_case(neox: Neox, number: int) -> dict[str, Any]:
             return {**answer, "error": type(error).__name__}
         finally:
             signal.alarm(0)
-        side = "pos_" if kind == "pairs" else ""
-        for index, split in enumerate(SPLITS):
-            found = run["splits"][split]
-            paths = keys.get(f"{side}{split}_data_paths", ["@c"])
-            shares = []
-            for path in paths if found["built"] else []:
-                count = len(case.corpora[path[1:]])
-                bounds = (0, count)
-                if "split" in keys:
-                    ends = neox.data.get_train_valid_test_split_(keys["split"], count)
-                    bounds = (ends[index], ends[index + 1])
-                shares.append(case.shares(path[1:], bounds, found["served"]))
-            found["served"] = shares
+        count_shares(neox, case, keys, run)
         return {**answer, **run}
+
+
+def count_shares(neox: Neox, case: Case, keys: dict[str, Any], run: dict[str, Any]) -> None:
+    """Replace the tokens served by the shares of each source."""
+    side = "pos_" if keys.get("dataset_impl") == "pairwise" else ""
+    for index, split in enumerate(SPLITS):
+        found = run["splits"][split]
+        paths = keys.get(f"{side}{split}_data_paths", [keys.get("data_path")])
+        shares = []
+        for path in paths if found["built"] else []:
+            name = os.path.basename(path).lstrip("@")
+            count = len(case.corpora[name])
+            bounds = (0, count)
+            if "split" in keys:
+                ends = neox.data.get_train_valid_test_split_(keys["split"], count)
+                bounds = (ends[index], ends[index + 1])
+            shares.append(case.shares(name, bounds, found["served"]))
+        found["served"] = shares
 
 
 def printed_case(neox: Neox, number: int) -> dict[str, Any]:
@@ -304,17 +313,7 @@ def printed_case(neox: Neox, number: int) -> dict[str, Any]:
         run = neox.run(files, ranks)
         if calls:
             megaindex.adapters.neox.uninstall()
-        config = yaml.safe_load(text)
-        for index, split in enumerate(SPLITS):
-            found = run["splits"][split]
-            paths = config.get(f"{split}_data_paths", [config.get("data_path")])
-            names = [os.path.basename(path) for path in paths] if found["built"] else []
-            bounds = {name: (0, len(case.corpora[name])) for name in names}
-            if "split" in config:
-                for name, (_, count) in bounds.items():
-                    ends = neox.data.get_train_valid_test_split_(config["split"], count)
-                    bounds[name] = (ends[index], ends[index + 1])
-            found["served"] = [case.shares(n, bounds[n], found["served"]) for n in names]
+        count_shares(neox, case, yaml.safe_load(text), run)
         return {
             "corpora": case.corpora,
             "flags": flags,

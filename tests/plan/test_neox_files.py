@@ -1,7 +1,7 @@
 """GPT-NeoX's configuration files as its own NeoXArgs, data_utils and helpers take them.
 
 The expected numbers and refusals are those of GPT-NeoX (ea7aefd8) on the same files;
-tests/trainers/neox_runs.py compares random ones.
+`make neox-runs` compares random ones.
 """
 
 from __future__ import annotations
@@ -148,6 +148,46 @@ def test_a_source_of_weight_0_is_built(
     assert cli("lock", "--neox-config", file, "--out", lock)[0] == 0
     status, out, _ = cli("verify", lock)
     assert (status, "no findings" in out) == (0, True)
+
+
+@pytest.mark.parametrize(("size", "last"), [(18, 0), (26, 3)])
+def test_iterations_at_which_neox_ends_are_not_named(folder: Path, size: int, last: int) -> None:
+    """Three iterations have one evaluation: validation is built for 2 samples, of which 1 counts.
+
+    GPT-NeoX ends with a ZeroDivisionError at 3 iterations, and runs 10, whose data is longer.
+    """
+    write_corpus(folder / "c", [*[8] * 8, size, 100])
+    keys = {"data_path": "@c", "split": "80,10,10"}
+    plan = plan_json("--neox-config", file_of(folder, keys))
+    assert (plan["caution"], plan["max_train_iters_without_repeat"]) == ("", last)
+    assert ("up to 3 iterations" in plan_of("--neox-config", folder / "c.yml")[1]) == bool(last)
+    three = plan_json("--neox-config", file_of(folder, {**keys, "train_iters": 3}))
+    assert ("ZeroDivisionError" in three["caution"]) == (not last)
+
+
+def test_a_source_of_weight_0_ends_packings(folder: Path) -> None:
+    keys = {**TWO, "train_data_weights": [1, 0], "pack_impl": "pack_until_overflow"}
+    plan = plan_json("--neox-config", file_of(folder, keys))
+    assert "ends with a ValueError before step 1" in plan["caution"]
+    assert plan["max_train_iters_without_repeat"] == 0
+
+
+def test_draws_that_are_not_counted_are_no_loader_without_a_batch() -> None:
+    run = [
+        "--tokens-per-epoch",
+        10**12,
+        10**12,
+        "--weights",
+        3,
+        2,
+        "--order",
+        "neox",
+        "--epochs",
+        1,
+    ]
+    size = ["--seq-length", 2048, "--global-batch-size", 128, "--variance-buffer", "exact"]
+    plan = plan_json(*run, *size)
+    assert (plan["caution"], plan["loaders"]) == ("", [])
 
 
 @pytest.mark.parametrize("order", ["megatron", "epoch", "neox"])
