@@ -72,6 +72,8 @@ def buffer_effect(run: Run, sizing: Sizing, target: ResolvedTarget) -> BufferEff
     drawn = sizing.draws.counts(target.samples_consumed)
     longest, _ = other.longest([1] * len(epochs))
     built = other.built(requested, epochs)
+    if (counted := loader_limit(run, sizing.per_epoch())) is not None:
+        longest = min(longest, counted)
     return BufferEffect(
         variance_buffer=_COMMON_BUFFER,
         num_epochs_built=max(epochs),
@@ -126,16 +128,14 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     more = [row for row, least in zip(train, needed, strict=True) if (row.epochs or 0) > least]
     if not more:
         return ""
-    line, unbuffered = _install(run, variance_buffer="exact"), ""
-    last, certain = replace(sizing, buffer="exact").longest([1] * len(train))
-    counted = loader_limit(run, [row.samples_per_epoch for row in train])
-    last = last if counted is None else min(last, counted)
-    if line and certain:
-        unbuffered = f", or {run.batch.iterations_within(last, run.consumed_samples)} with {line}"
+    last, exact = plan.max_train_iters_without_repeat, plan.max_train_iters_with_exact_buffer
+    numbers = [f"{last} iterations to repeat no sample"] * bool(last)
+    if exact is not None:
+        numbers.append(f"{exact} with {adapter_call(run.row.order, {'variance_buffer': 'exact'})}")
+    remedy = f": train {', or '.join(numbers)}" if numbers else ""
     return (
         f"variance_buffer {sizing.buffer} builds {epochs_text(more[0].epochs)} of {more[0].name}, "
-        f"so the run differs from the target of {plan.target}: train "
-        f"{plan.max_train_iters_without_repeat} iterations to repeat no sample{unbuffered}"
+        f"so the run differs from the target of {plan.target}{remedy}"
     )
 
 

@@ -377,7 +377,10 @@ class Plan:
         tokens_consumed: tokens of `samples_consumed`.
         tokens_left_over: tokens of the epochs aimed at that the run does not consume.
         num_epochs_built: most epochs built of a source; None where draws were not counted.
-        max_train_iters_without_repeat: most iterations that serve no sample twice.
+        max_train_iters_without_repeat: most iterations that serve no sample twice; 0 where none
+            does, or GPT-NeoX ends with an error there.
+        max_train_iters_with_exact_buffer: the same under the adapter's ``variance_buffer="exact"``;
+            None where that is no more, or not counted.
         max_train_iters_same_epochs: most iterations for which no further epoch is built.
         max_train_iters_exact: False where the two are lower bounds, because draws were not counted.
         neighbours: effects of `max_train_iters_same_epochs` and of one iteration more; empty if
@@ -434,6 +437,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
     skip: SkipEffect | None = None
+    max_train_iters_with_exact_buffer: int | None = None
 
     def rows(self, split: str) -> list[Row]:
         """Return the rows of one split (train, valid or test)."""

@@ -12,6 +12,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.configs.run import Run, Target
 from megaindex.configs.run_builder import ARGUMENTS, given_run
+from megaindex.configs.settings import ADAPTERS
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
@@ -36,6 +37,7 @@ from megaindex.plan.sizing import (
     SplitPart,
     drawn_bounds,
     drawn_from,
+    loader_limit,
     loader_passes,
     packing_facts,
     samples_served,
@@ -370,14 +372,13 @@ def make_plan(run: Run | None = None, *, progress: Progress | None = None, **set
         return _plan_of(given, progress)
 
 
-def _fails_at_its_limit(run: Run, plan: Plan) -> bool:
-    """Return True if GPT-NeoX ends with an error at the plan's iterations without a repeat.
+def _fails_at(run: Run, last: int) -> bool:
+    """Return True if GPT-NeoX ends with an error at these iterations without a repeat.
 
     Fewer iterations have fewer evaluations, and validation data may then be too short. A packing
     may serve its first sample again, which only its index shows.
     """
-    last = plan.max_train_iters_without_repeat
-    if not run.row.uncounted_samples or not last or run.target.kind == "loader_epochs":
+    if not run.row.uncounted_samples or run.target.kind == "loader_epochs":
         return False
     walk = run.blend_counts if run.variance_buffer == "exact" else "bounds"
     target = Target(kind="iterations", value=Fraction(last))
@@ -396,6 +397,20 @@ def _signature() -> inspect.Signature:
 
 
 make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _with_exact_buffer(run: Run, sizing: Sizing, plan: Plan) -> int | None:
+    """Return the plan's most iterations without a repeat if no buffer were requested."""
+    unsized = sizing.exact or sizing.asks_one_epoch or sizing.pass_samples is not None
+    if unsized or plan.phases or run.row.order not in ADAPTERS or sizing.one_epoch_only:
+        return None
+    once, certain = replace(sizing, buffer="exact").longest([1] * len(sizing.tokens))
+    counted = loader_limit(run, sizing.per_epoch())
+    once = once if counted is None else min(once, counted)
+    last = run.batch.iterations_within(once, run.consumed_samples)
+    if not certain or last <= plan.max_train_iters_without_repeat:
+        return None
+    return None if _fails_at(replace(run, variance_buffer="exact", surplus=None), last) else last
 
 
 def _plan_of(run: Run, progress: Progress | None, *, at_limit: bool = False) -> Plan:
@@ -444,8 +459,12 @@ def _plan_of(run: Run, progress: Progress | None, *, at_limit: bool = False) -> 
         ignored_settings=run.ignored,
         skip=skip,
     )
-    if not at_limit and _fails_at_its_limit(run, plan):
-        plan = replace(plan, max_train_iters_without_repeat=0)
+    if not at_limit:
+        last = plan.max_train_iters_without_repeat
+        if last and _fails_at(run, last):
+            plan = replace(plan, max_train_iters_without_repeat=0)
+        exact = _with_exact_buffer(run, sizing, plan)
+        plan = replace(plan, max_train_iters_with_exact_buffer=exact)
     warnings = list(advice.warnings(run, sizing, plan))
     if inputs is not None and not inputs.exact:
         warnings.append(

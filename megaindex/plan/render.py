@@ -67,12 +67,21 @@ def _batch(plan: Plan) -> str:
 def _limits(plan: Plan, names: ShortNames) -> list[Text]:
     """Return ``8063 stays in one epoch, 8064 begins a second``, and the last without repeats."""
     lines = []
+    last, exact = plan.max_train_iters_without_repeat, plan.max_train_iters_with_exact_buffer
+    if last != plan.max_train_iters_same_epochs or exact is not None:
+        text = _without_repeat(plan, last, exact)
+        lines.append(Text(text or "no number of iterations runs without a repeated sample"))
+    effect = plan.buffer_effect
+    open_ = plan.order == "neox" and plan.evaluation is None and plan.variance_buffer == 1.0
+    if open_ and effect is not None:  # the data may be data_path or train_data_paths
+        text = _without_repeat(plan, effect.max_train_iters_without_repeat, last)
+        lines.append(Text(f"of train_data_paths, whose buffer is 1.005, {text}"))
     if len(plan.neighbours) == 2:
-        last, beyond = plan.neighbours
+        within, beyond = plan.neighbours
         stays = " builds no further epoch, "
         begins = f" begins another of {names.cut(beyond.begins)}"
-        if last.num_epochs_built < beyond.num_epochs_built:
-            stays = f" stays in {epochs_text(last.num_epochs_built)}, "
+        if within.num_epochs_built < beyond.num_epochs_built:
+            stays = f" stays in {epochs_text(within.num_epochs_built)}, "
             number = beyond.num_epochs_built
             begins = f" begins {_ORDINALS.get(number, f'epoch {number}')}"
         if not beyond.begins:
@@ -80,13 +89,15 @@ def _limits(plan: Plan, names: ShortNames) -> list[Text]:
         built = f": {beyond.samples_built:,} samples built"
         last_one, next_one = (str(n.train_iters) for n in plan.neighbours)
         lines.append(Text.assemble((last_one, "bold"), stays, (next_one, "bold"), begins, built))
-    if plan.max_train_iters_without_repeat != plan.max_train_iters_same_epochs:
-        last = plan.max_train_iters_without_repeat
-        most = f"up to {last} iterations repeat no sample"
-        lines.append(
-            Text(most if last else "no number of iterations runs without a repeated sample")
-        )
     return lines
+
+
+def _without_repeat(plan: Plan, last: int, exact: int | None) -> str:
+    """Return the most iterations that repeat no sample, and those under an exact buffer."""
+    texts = [f"up to {last} iterations repeat no sample"] * bool(last)
+    if exact is not None and exact > last:
+        texts.append(f"{exact} with {adapter_call(plan.order, {'variance_buffer': 'exact'})}")
+    return ", or ".join(texts)
 
 
 def _totals(plan: Plan) -> RenderableType:
@@ -238,17 +249,12 @@ def _tail_facts(plan: Plan) -> list[tuple[str, str]]:
 
 def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
     effect = plan.buffer_effect
-    if effect is None or not framework_rules(plan.order).is_framework:
+    if effect is None or plan.order == "neox" or not framework_rules(plan.order).is_framework:
         return []
     short = f"; too small for {len(effect.short)} sources" if effect.short else ""
-    where, unless = "", ""
-    if plan.order == "neox":
-        where = "of train_data_paths "
-        unless = f" without {adapter_call(plan.order, {'variance_buffer': 'exact'})}"
     text = (
-        f"{where}would build {epochs_text(effect.num_epochs_built)} ({effect.samples_built:,} "
-        f"samples); up to {effect.max_train_iters_without_repeat} iterations repeat no sample"
-        f"{unless}{short}"
+        f"would build {epochs_text(effect.num_epochs_built)} ({effect.samples_built:,} samples); "
+        f"up to {effect.max_train_iters_without_repeat} iterations repeat no sample{short}"
     )
     return [(f"buffer {effect.variance_buffer}", text)]
 

@@ -87,3 +87,16 @@ def test_table_names_the_answer_and_the_neighbours() -> None:
     assert "8063 stays in one epoch, 8064 begins a second: 2,064,351 samples built" in out
     assert "\x1b" not in out
     assert all(line == line.rstrip() for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "exact"),
+    [(["--variance-buffer", 1.005], 8063), ([], None), (["--variance-buffer", "exact"], None)],
+)
+def test_at_8064_both_limits_are_in_the_box(words: list[object], exact: int | None) -> None:
+    """The person of the issue uses train_data_paths, which have the buffer."""
+    plan = plan_json(*CASE, "--train-iters", 8064, *words)
+    assert plan["max_train_iters_with_exact_buffer"] == exact
+    box = cli(*CASE, "--train-iters", 8064, *words)[1].partition("╰")[0]
+    assert "8063" in box
+    assert ("8023" in box) == ("exact" not in words)
