@@ -24,7 +24,7 @@ from megaindex.index.frameworks import FrameworkRules, framework_rules
 from megaindex.index.order_settings import make_order
 from megaindex.index.skips import Skip, given_skips
 from megaindex.kernels import active
-from megaindex.validation import check_buffer
+from megaindex.validation import check_buffer, shown
 
 if TYPE_CHECKING:
     from megaindex.adapters.locked_run import LockedRun
@@ -283,6 +283,10 @@ def make_policy(
     if amend is not None:
         from megaindex.builders.extend import AmendedBlend
 
+        if not isinstance(amend, (str, os.PathLike, AmendedBlend)):
+            raise InvalidArgument(
+                f"amend must be an AmendedBlend or the path of a YAML file, got {shown(amend)}"
+            )
         amend = amend if isinstance(amend, AmendedBlend) else AmendedBlend.read(amend)
     return Policy(
         variance_buffer=(

@@ -355,7 +355,8 @@ def find_arrays(
         raise FormatError(
             f"{files}-*: megaindex export wrote these index arrays, in order "
             f"{sidecar.settings['order']}, for the framework without the adapter; do not install "
-            "the adapter, choose another cache directory, or remove the files of that name"
+            "the adapter, remove the files of that name, or choose another folder for arrays "
+            "(Megatron-LM: --data-cache-path; GPT-NeoX: install(cache_dir=…))"
         )
     if sidecar.origin != "built":
         _refuse(files)
@@ -375,7 +376,8 @@ def _refuse(files: ArrayFiles) -> NoReturn:
         f"{files}-*: these index arrays were written by the framework, not by megaindex, and are "
         "not those of the corpus and the settings of this run: the corpus changed after they were "
         "built, or a setting that is not part of their name did; remove the files of that name, or "
-        "choose another cache directory"
+        "choose another folder for arrays (Megatron-LM: --data-cache-path; GPT-NeoX: "
+        "install(cache_dir=…))"
     )
 
 

@@ -402,3 +402,42 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any], fields: list[str])
     for name in fields:
         assert ours[name].dtype == theirs[name].dtype
         assert ours[name].tolist() == theirs[name].tolist()
+
+
+def test_arrays_of_a_read_only_corpus_have_a_folder_of_their_own(neox: Any, tmp_path: Path) -> None:
+    """Two corpora of one name, in two folders, have arrays of their own."""
+    args = arguments(tmp_path / "data", SIZES)
+    adapter.install()
+    beside = batches(args, 5)
+    for file in (tmp_path / "data").glob("*_indexmap_*"):
+        file.unlink()
+    names = sorted(path.name for path in (tmp_path / "data").iterdir())
+    adapter.install(cache_dir=tmp_path / "cache" / "arrays")
+    for ours, theirs in zip(batches(args, 5), beside, strict=True):
+        for field, values in theirs.items():
+            np.testing.assert_array_equal(ours[field], values)
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == names
+    there = {path.name for path in (tmp_path / "cache" / "arrays").glob("*.npy")}
+    batches(arguments(tmp_path / "other", [row[::-1] for row in SIZES]), 5)
+    assert len({path.name for path in (tmp_path / "cache" / "arrays").glob("*.npy")}) == 2 * len(
+        there
+    )
+
+
+@pytest.mark.parametrize(
+    "given", [{"exact": "yes"}, {"amend": {}}, {"cache_dir": 3}, {"cache_dir": ""}], ids=str
+)
+def test_settings_of_a_wrong_type_are_named(neox: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(given))):
+        adapter.install(**given)
+
+
+@pytest.mark.parametrize("missing", ["idx", "bin"])
+def test_a_missing_half_of_a_pair_is_named(neox: Any, missing: str, tmp_path: Path) -> None:
+    path = Path(arguments(tmp_path, SIZES).paths[0])
+    adapter.install()
+    path.with_suffix(f".{missing}").unlink()
+    settings = {"name": "train_0", "data_impl": "mmap", "num_samples": 4, "num_epochs": None,
+                "seq_length": 16, "seed": 1}  # fmt: skip
+    with pytest.raises(MissingFile, match=rf"c0\.{missing}: missing, although"):
+        neox_stand_in.data_utils().build_the_dataset(str(path), **settings)

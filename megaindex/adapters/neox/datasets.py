@@ -8,6 +8,7 @@ GPT-NeoX's own files is left to GPT-NeoX's code.
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -249,11 +250,15 @@ def check_exists(prefix: str, dataset: Any) -> None:
     Raises:
         MissingFile: the dataset is None.
     """
-    if dataset is None:
-        raise MissingFile(
-            f"{prefix}.idx and {prefix}.bin: at least one is missing, or its format is not that of "
-            "data_impl; check the path in the configuration"
-        )
+    if dataset is not None:
+        return
+    missing = [f"{prefix}{end}" for end in (".idx", ".bin") if not os.path.isfile(prefix + end)]
+    if len(missing) == 1:
+        raise MissingFile(f"{missing[0]}: missing, although the other file of the pair exists")
+    raise MissingFile(
+        f"{prefix}.idx and {prefix}.bin: at least one is missing, or its format is not that of "
+        "data_impl; check the path in the configuration"
+    )
 
 
 def count_samples(self: Any) -> int:

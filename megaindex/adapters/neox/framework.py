@@ -47,6 +47,8 @@ class NeoxFramework:
     data_utils: ModuleType
     exact: bool = False
     """See `install`."""
+    cache_dir: str | None = None
+    """Folder of the arrays; None: beside each corpus, as GPT-NeoX's own."""
     policy: Policy = field(default_factory=functools.partial(make_policy, "neox"))
     """The samples requested of each source, and the shuffling of its epochs."""
     originals: dict[tuple[str, ...], Any] = field(default_factory=dict)

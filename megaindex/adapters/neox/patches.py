@@ -34,9 +34,11 @@ from megaindex.index.balance import CostModel, check_sum
 from megaindex.index.blending import request_weights
 from megaindex.index.skips import Skip
 from megaindex.index.spans import Index
+from megaindex.io.paths import as_storage_error
 from megaindex.loader.sampler_state import RankLayout, Step
 from megaindex.loader.samplers import assign_by_work
 from megaindex.lock.lock_file import Lock
+from megaindex.validation import check_flag, shown
 
 if TYPE_CHECKING:
     from megaindex.loader.torch_dataset import SlotSender
@@ -416,6 +418,7 @@ def install(
     skip: Skip | Sequence[Skip] | None = None,
     lock: str | os.PathLike[str] | Lock | None = None,
     amend: str | os.PathLike[str] | AmendedBlend | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> None:
     """Put megaindex under GPT-NeoX's ``megatron.data``; see `megaindex.adapters.neox`.
 
@@ -445,11 +448,20 @@ def install(
         amend: the training data as the run began and the changes of its blend since, or the path of
             a YAML file with them; train_data_paths and train_data_weights are the blend of today.
             See docs/changing-runs.md.
+        cache_dir: folder for the arrays and the draws of blends, for corpora that are read-only;
+            it is made if it is missing. None: beside each corpus, under GPT-NeoX's names.
 
     Raises:
         InvalidArgument: a setting is out of range, or GPT-NeoX's modules cannot be imported.
         FormatError, StorageError: the lock is damaged, or cannot be read.
     """
+    exact = check_flag("exact", exact)
+    if cache_dir is not None:
+        if not isinstance(cache_dir, (str, os.PathLike)) or not os.fspath(cache_dir):
+            raise InvalidArgument(f"cache_dir must be the path of a folder, got {shown(cache_dir)}")
+        cache_dir = os.path.abspath(os.fspath(cache_dir))
+        with as_storage_error(cache_dir, "cannot be made"):
+            os.makedirs(cache_dir, exist_ok=True)
     if exact and variance_buffer is None:
         variance_buffer = "exact"
     policy = make_policy(
@@ -459,7 +471,7 @@ def install(
     framework().check_workers((exact, policy))
     _restore()
     neox = framework()
-    neox.exact, neox.policy = exact, policy
+    neox.exact, neox.policy, neox.cache_dir = exact, policy, cache_dir
     for (module, cls), methods in METHODS.items():
         owner = getattr(getattr(neox, module), cls)
         for name, function in methods.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from megaindex._types import I32, IntArray
 from megaindex.adapters.neox.arrays import (
@@ -16,6 +18,7 @@ from megaindex.adapters.neox.arrays import (
     WholeDocumentsRequest,
     stamp_of,
 )
+from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.policy import Policy
 from megaindex.arithmetic import epochs_for
 from megaindex.builders.single import packing_order, pair_order
@@ -57,6 +60,8 @@ class NeoxSamples:
     """Requested samples; None if epochs are requested."""
     policy: Policy
     """The shuffling of the final epoch."""
+    cache_dir: str | None = field(default_factory=lambda: framework().cache_dir)
+    """Folder of the arrays; None: beside the corpus."""
     reshuffles: bool = False
     """True if sample n of n is the first one of a second epoch in another order."""
     _requests: dict[int, NeoxRequest[Any]] = field(default_factory=dict)
@@ -160,7 +165,7 @@ class NeoxSamples:
         """Build the request for an epoch's arrays, under GPT-NeoX's name and ``mark``."""
         seed = self.epoch_seed(epoch)
         base = neox_base(
-            self.data_prefix, self.name, self.requested, self.seq_length, seed, self.pack_impl
+            self._array_prefix(), self.name, self.requested, self.seq_length, seed, self.pack_impl
         )
         decide = {
             "pack_impl": self.pack_impl,
@@ -176,6 +181,14 @@ class NeoxSamples:
             settings=decide,
             stamp=[number for corpus in corpora for number in stamp_of(corpus)],
         )
+
+    def _array_prefix(self) -> str:
+        """Return the beginning of the arrays' names; in a folder of its own, with the corpus's."""
+        if self.cache_dir is None:
+            return self.data_prefix
+        folder, name = os.path.split(os.path.abspath(self.data_prefix))
+        mark = xxhash.xxh3_64_hexdigest(os.fsencode(folder))
+        return os.path.join(self.cache_dir, f"{name}-{mark}")
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of an epoch; the first is GPT-NeoX's own."""
