@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from megaindex._lazy import torch_needed
 from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.configs.batch_schedule import parse_count
-from megaindex.configs.run_builder import read_settings, resolve
+from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.configs.settings import flag_of, settings_by_name
 from megaindex.errors import InvalidArgument
 
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
         raise InvalidArgument(
             "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
         )
-    run = resolve(read_settings(vars(options)))
-    with counting_samples() as progress:
+    with named_as_in_files(vars(options)), counting_samples() as progress:
+        run = resolve(read_settings(vars(options)))
         plan = make_plan(run, progress=progress)
     balance = None
     with_files = all(source.tokens is None for source in run.data.train)

@@ -198,7 +198,8 @@ def given_run(run: Run | None, settings: Mapping[str, Any]) -> Iterator[Run]:
         )
     # messages on the settings of Megatron-LM name its flags
     reads_files = settings.get("neox_config") or settings.get("megatron_args")
-    with nullcontext() if run is not None or reads_files else _named_as_arguments():
+    named = named_as_in_files(settings) if reads_files else _named_as_arguments()
+    with nullcontext() if run is not None else named:
         yield run_by_name(settings) if run is None else run
 
 
@@ -218,6 +219,35 @@ def run_by_name(given: Mapping[str, Any]) -> Run:
                 raise InvalidArgument(f"{name} and {flag} are the same setting; give one of them")
             flags[flag] = flags.pop(name)
     return resolve(read_settings(flags))
+
+
+_NEOX_KEYS = {
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "global_batch_size": "train_batch_size",
+    "world_size": "global_num_gpus",
+    "tensor_model_parallel_size": "model_parallel_size",
+    "pipeline_model_parallel_size": "pipe_parallel_size",
+    **{f"{split}_data_path": f"{split}_data_paths" for split in ("train", "valid", "test")},
+    **{key: key for key in ("seq_length", "gradient_accumulation_steps", "data_path", "split",
+                            "train_iters", "seed", "eval_interval", "eval_iters")},
+}  # fmt: skip
+"""Keys of GPT-NeoX by the names of the flags."""
+
+
+@contextmanager
+def named_as_in_files(given: Mapping[str, Any]) -> Iterator[None]:
+    """Replace flags that are not given in the message of an InvalidArgument by a file's keys."""
+
+    def key(flag: re.Match[str]) -> str:
+        name = flag[1].replace("-", "_")
+        return _NEOX_KEYS.get(name, flag[0]) if given.get(name) is None else flag[0]
+
+    try:
+        yield
+    except InvalidArgument as error:
+        if not given.get("neox_config"):
+            raise
+        raise InvalidArgument(re.sub(r"--([a-z]+(?:-[a-z]+)*)", key, error.args[0])) from None
 
 
 @contextmanager

@@ -15,8 +15,12 @@ from support.command_line import cli, plan_json
 from support.command_line import plan as plan_of
 from support.corpora import write_corpus
 
+from megaindex.errors import InvalidArgument
+from megaindex.plan import make_plan
+
 SPLITS = ("train", "valid", "test")
 TWO = {f"{split}_data_paths": ["@a", "@b"] for split in SPLITS}
+ODD_BATCH = {**TWO, "train_batch_size": 3, "gradient_accumulation_steps": 1}
 ONE = {"data_path": "@a", "split": "80,10,10"}
 
 
@@ -196,3 +200,25 @@ def test_only_neox_builds_sources_of_weight_0(folder: Path, order: str) -> None:
     status, _, said = plan_of(*run, "--global-batch-size", 2, "--train-iters", 3)
     assert (status == 0) == (order == "neox")
     assert ("must be positive" in said) == (order != "neox")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "named"),
+    [
+        ({**TWO, "seq_length": "absent"}, [], "seq_length is missing"),
+        (ODD_BATCH, [], "train_batch_size 3"),
+        (ODD_BATCH, ["--micro-batch-size", 2], "--micro-batch-size 2"),
+        ({**TWO, "global_num_gpus": "absent"}, [], "give global_num_gpus"),
+        ({**ONE, "split": "0,1,1"}, [], "split 0,1,1 has no training data"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_keys_of_the_file(
+    folder: Path, keys: dict[str, Any], words: list[Any], named: str
+) -> None:
+    file = file_of(folder, keys)
+    status, _, said = plan_of("--neox-config", file, *words)
+    assert (status, named in said) == (2, True), said
+    if not words:
+        assert f"--{named.split(maxsplit=1)[0].replace('_', '-')}" not in said
+        with pytest.raises(InvalidArgument, match=named):
+            make_plan(neox_config=file)
