@@ -147,7 +147,6 @@ def neox_settings(config: Mapping[str, Any]) -> Settings:
         tensor_model_parallel_size=max(1, _whole(config, "model_parallel_size") or 1),
         pipeline_model_parallel_size=max(1, _whole(config, "pipe_parallel_size") or 1),
         **_length(config),
-        **{key: _whole(config, key) for key in _NEVER_NULL},
         notes=tuple(_notes(config)),
     )
 
@@ -163,8 +162,8 @@ def _accumulation(config: Mapping[str, Any]) -> int | None:
 _NEVER_NULL = ("seed", "eval_interval", "eval_iters")  # keys with a default, used in arithmetic
 
 
-def _length(config: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return train_iters and train_epochs; of both, NeoX takes the one that is not 0."""
+def _length(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of the run; of train_iters and train_epochs, the one that is not 0."""
     iterations, epochs = config.get("train_iters"), config.get("train_epochs")
     if iterations is not None and epochs:
         end = "stops with a ValueError" if iterations else "trains nothing"
@@ -172,6 +171,7 @@ def _length(config: Mapping[str, Any]) -> dict[str, int | None]:
     if epochs == 0 and iterations:
         epochs = None
     return {
+        **{key: _whole(config, key) for key in _NEVER_NULL},
         "train_iters": _whole(config, "train_iters"),
         "train_epochs": _whole({"train_epochs": epochs}, "train_epochs"),
     }
