@@ -384,10 +384,12 @@ def is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Return the JSON object of a text, or raise `Damaged`."""
+def parse_object(text: str | bytes, **hooks: Any) -> dict[str, Any]:
+    """Return the JSON object of a text, or raise `Damaged`; ``hooks`` are those of `json.loads`."""
     try:
-        found = json.loads(text)
+        found = json.loads(text, **hooks)
+    except Damaged:  # of a hook
+        raise
     except ValueError as error:  # also for invalid UTF-8, and integers of thousands of digits
         raise Damaged(f"it is not valid JSON: {error}") from error
     except RecursionError:

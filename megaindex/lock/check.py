@@ -26,7 +26,6 @@ from megaindex.index.spans import Index
 from megaindex.io.paths import absolute
 from megaindex.lock.lock_file import Lock, LockedFile, LockedSource, parse_lock
 from megaindex.lock.make import (
-    LEAST_CHUNK,
     Folder,
     block_bounds,
     file_facts,
@@ -242,11 +241,6 @@ class _Check:
     def tokens(self, paths: Sequence[str]) -> int:
         """Compare the chunks of the .bin files; return the bytes read."""
         chunk = self.lock.content["tokens"]["chunk_bytes"]
-        if chunk < LEAST_CHUNK or chunk & (chunk - 1):
-            raise FormatError(
-                f"{self.lock.path}: chunk_bytes must be a power of two, at least {LEAST_CHUNK}, "
-                f"got {chunk}"
-            )
         infos = [info for info in (stat_path(f"{path}.bin") for path in paths) if info is not None]
         hashes = token_hashes(infos, chunk, self.bar)
         for info, ours, theirs in zip(

@@ -16,29 +16,15 @@ from typing import Any
 
 from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.format.header import Fault
-from megaindex.io.atomic import Damaged, parse_object, write_file
+from megaindex.io.atomic import Damaged, write_file
 from megaindex.io.paths import as_storage_error, check_file, check_local, is_remote
+from megaindex.lock.shape import FORMAT, VERSION, Misshapen, check_shape, parse_text
 from megaindex.validation import shown
 
-FORMAT = "megaindex run lock"
-VERSION = 1
 SECTIONS = ("settings", "sources", "tokens", "files", "subsets")
 """Fields with a digest of their own."""
-SOURCE_COLUMNS = ("path", "fingerprint", "idx", "bin_bytes", "sequences", "documents", "tokens")
-_TYPES: dict[str, tuple[type, ...]] = {
-    "format": (str,),
-    "version": (int,),
-    "written_by": (str,),
-    "settings": (dict,),
-    "root": (str,),
-    "sources": (dict,),
-    "dialect": (str,),
-    "tokens": (dict, type(None)),
-    "files": (list,),
-    "subsets": (dict,),
-    "digests": (dict,),
-    "digest": (str,),
-}
+_FIELDS = ("format", "version", "written_by", "settings", "root", "sources", "dialect", "tokens",
+           "files", "subsets")  # fmt: skip
 _WIDTH = 100
 _END = b'"\n}\n'
 _LONGEST = 1 << 28  # bytes
@@ -212,7 +198,7 @@ def section_digest(value: Any) -> str:
 def lock_text(content: Mapping[str, Any]) -> bytes:
     """Return the text of a lock; digests in ``content`` are replaced."""
     digests = {name: section_digest(content[name]) for name in SECTIONS}
-    fields = {key: content[key] for key in _TYPES if key not in ("digests", "digest")}
+    fields = {key: content[key] for key in _FIELDS}
     lines = "".join(
         f'"{key}": {"".join(_lines(value, len(key) + 5))},\n'
         for key, value in {**fields, "digests": digests}.items()
@@ -292,7 +278,7 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, Fault | None]:
     name = os.fspath(path)
     text = _read(name)
     try:
-        content = parse_object(text)
+        content = parse_text(text)
     except Damaged as error:
         raise FormatError(
             f"{name}: is not a lock: {error}; {_AGAIN}, it may have been truncated"
@@ -308,25 +294,11 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, Fault | None]:
             f"{name}: has version {shown(version)} of the format, this release reads {VERSION}; "
             f"use the release that wrote it, {shown(content.get('written_by'))}, or a newer one"
         )
-    for key, types in _TYPES.items():
-        if key not in content or not isinstance(content[key], types):
-            raise FormatError(
-                f"{name}: is not a lock: {key} must be of type {types[0].__name__}, got "
-                f"{shown(content.get(key))}; {_AGAIN}"
-            )
-    _check_table(name, content["sources"])
+    try:
+        check_shape(content)
+    except Misshapen as error:
+        raise FormatError(f"{name}: is not a lock: {error}; {_AGAIN}") from None
     return Lock(path=name, content=content), _digest_fault(text, content)
-
-
-def _check_table(name: str, table: Mapping[str, Any]) -> None:
-    columns, rows = table.get("columns"), table.get("rows")
-    width = len(SOURCE_COLUMNS)
-    is_table = isinstance(rows, list) and all(isinstance(r, list) and len(r) == width for r in rows)
-    if columns != list(SOURCE_COLUMNS) or not rows or not is_table:
-        raise FormatError(
-            f"{name}: is not a lock: sources must be a table of {', '.join(SOURCE_COLUMNS)}, got "
-            f"{shown(table)}; {_AGAIN}"
-        )
 
 
 def _read(name: str) -> bytes:

@@ -26,15 +26,15 @@ from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.skips import SkippedIndex, source_number
 from megaindex.index.spans import datasets_of
 from megaindex.io.paths import FileInfo, absolute, as_storage_error, is_remote
-from megaindex.lock.lock_file import FORMAT, SOURCE_COLUMNS, VERSION, Lock, compact
+from megaindex.lock.lock_file import Lock, compact
 from megaindex.lock.settings import (
-    PATHS,
     files_of,
     map_leaves,
     paths_of,
     settings_of,
     skip_settings,
 )
+from megaindex.lock.shape import FORMAT, LEAST_CHUNK, PATHS, SOURCE_COLUMNS, VERSION
 from megaindex.objects.files import each_of, read_ranges, stat_path
 from megaindex.plan.plan import evaluation_of
 from megaindex.plan.sizing import SplitPart
@@ -49,7 +49,6 @@ Progress = Callable[[int, int], None]
 _MOST_BLOCKS = 1024  # with a receipt of their own
 _LEAST_BLOCK = 1 << 12  # samples
 _PIECE = 16 << 20  # bytes read at a time
-LEAST_CHUNK = 64 << 20  # bytes of a .bin that one hash covers
 _MOST_CHUNKS = 1024
 
 

@@ -24,12 +24,12 @@ from megaindex.index.frameworks import SPLITS
 from megaindex.index.mixing import FixedMixing
 from megaindex.index.order_settings import make_order, order_of
 from megaindex.index.skips import Skip, read_skips
+from megaindex.lock.shape import PATHS
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.recipe import Recipe, RecipeStage
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
 from megaindex.validation import error_text
 
-PATHS = ("path", "labels", "loss_mask", "rejected", "rejected_labels")
 _MANY = 16  # streams of a stage that are written in columns
 _WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "notes", "ignored",
             "coverage", "blend_counts", "skip")  # fmt: skip

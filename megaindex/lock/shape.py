@@ -1,0 +1,498 @@
+"""The shape of a lock: tables of its fields, and the check that every lock passes when it is read.
+
+docs/lock-format.md specifies the fields. A rule of a table is called with a value, its place and
+what values there refer to, and raises `Misshapen`. A field whose name ends in "?" may be absent;
+"*" stands for fields of other names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from megaindex.arithmetic import INT32_MAX, INT64_MAX, ceil_div
+from megaindex.io.atomic import Damaged, parse_object
+from megaindex.validation import shown
+
+FORMAT = "megaindex run lock"
+VERSION = 1
+SOURCE_COLUMNS = ("path", "fingerprint", "idx", "bin_bytes", "sequences", "documents", "tokens")
+LEAST_CHUNK = 64 << 20  # bytes of a .bin that one hash covers
+MOST_STEPS = 1 << 24  # of a subset; their bounds are an array in memory
+_DEEPEST = 8  # nodes of an index, or values of settings, inside each other
+_SEQUENCES, _TOKENS = SOURCE_COLUMNS.index("sequences"), SOURCE_COLUMNS.index("tokens")
+
+
+class Misshapen(ValueError):
+    """A value that is not of the shape of a lock."""
+
+    def __init__(self, where: str, expected: str, value: object) -> None:
+        super().__init__(f"{where.lstrip('.')} must be {expected}, got {shown(value)}")
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the values at a place may refer to.
+
+    Attributes:
+        sources: rows of ``sources``, by the numbers used at the place.
+        files: number of rows of ``files``.
+        most: positions that a node may have; None: those of its epochs.
+        depth: nodes or values that this one lies in.
+    """
+
+    sources: Sequence[Any] = ()
+    files: int = 0
+    most: int | None = None
+    depth: int = 0
+
+
+Rule = Callable[[Any, str, _Given], None]
+
+
+def parse_text(text: bytes) -> dict[str, Any]:
+    """Return the object of a lock's text.
+
+    Raises:
+        Damaged: it is not JSON in UTF-8, begins with a byte order mark, has a key twice, or a
+            number that is not an integer.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = sorted(name for name, _ in pairs)
+            twice = next(a for a, b in itertools.pairwise(names) if a == b)
+            raise Damaged(f"it has the key {shown(twice)} twice in one object")
+        return found
+
+    def refused(number: str) -> None:
+        raise Damaged(f"its numbers must be integers, got {shown(number)}")
+
+    try:
+        whole = text.decode()
+    except UnicodeDecodeError as error:
+        raise Damaged(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
+    return parse_object(whole, object_pairs_hook=once, parse_float=refused, parse_constant=refused)
+
+
+def check_shape(content: Mapping[str, Any]) -> None:
+    """Check all fields of a lock; its digests are not compared.
+
+    Raises:
+        Misshapen: a field is missing, unknown, of another type or out of its bounds, or
+            contradicts another.
+    """
+    _object(_LOCK)(content, "", _Given())
+    given = _Given(sources=content["sources"]["rows"], files=len(content["files"]))
+    _tokens(content["tokens"], "tokens", given)
+    kind = content["settings"].get("kind")
+    _one_of(*_SETTINGS)(kind, "settings.kind", given)
+    _object({"kind": _one_of(kind), kind: _SETTINGS[kind]})(content["settings"], "settings", given)
+    for name, subset in content["subsets"].items():
+        _subset(subset, f"subsets.{name}", given)
+        for number, skip in enumerate(subset["skip"] or ()):
+            if kind == "run" and "source" in skip:
+                most = len(subset["sources"]) - 1
+                _number_text(most)(skip["source"], f"subsets.{name}.skip[{number}].source", given)
+
+
+def _require(is_right: bool, where: str, expected: str, value: object) -> None:
+    if not is_right:
+        raise Misshapen(where, expected, value)
+
+
+def _integer(least: int = 0, most: int = INT64_MAX) -> Rule:
+    bounds = f"an integer from {least}" + (f" to {most}" if most < INT64_MAX else "")
+    return lambda value, where, _: _require(
+        type(value) is int and least <= value <= most, where, bounds, value
+    )
+
+
+def _text(pattern: str = ".*", expected: str = "text") -> Rule:
+    form = re.compile(pattern, re.DOTALL)
+
+    def rule(value: Any, where: str, _: _Given) -> None:
+        is_text = isinstance(value, str) and _WRITABLE.fullmatch(value)
+        _require(bool(is_text and form.fullmatch(value)), where, expected, value)
+
+    return rule
+
+
+_WRITABLE = re.compile("[^\0\ud800-\udfff]*")  # in UTF-8, as a path
+
+
+def _hex(digits: int) -> Rule:
+    return _text(f"[0-9a-f]{{{digits}}}", f"{digits} hexadecimal digits")
+
+
+def _number_text(most: int) -> Rule:
+    return lambda value, where, _: _require(
+        value in map(str, range(most + 1)), where, f"a number from 0 to {most} as text", value
+    )
+
+
+def _one_of(*values: Any) -> Rule:
+    expected = " or ".join(map(shown, values))
+    return lambda value, where, _: _require(
+        any(value == each and type(value) is type(each) for each in values), where, expected, value
+    )
+
+
+def _either(*rules: Rule, expected: str) -> Rule:
+    def rule(value: Any, where: str, given: _Given) -> None:
+        for each in rules:
+            with contextlib.suppress(Misshapen):
+                return each(value, where, given)
+        raise Misshapen(where, expected, value)
+
+    return rule
+
+
+def _or_null(rule: Rule) -> Rule:
+    return lambda value, where, given: None if value is None else rule(value, where, given)
+
+
+def _list(rule: Rule, least: int = 0) -> Rule:
+    def each(value: Any, where: str, given: _Given) -> None:
+        is_list = isinstance(value, list) and len(value) >= least
+        _require(is_list, where, f"a list of at least {least} values", value)
+        for number, one in enumerate(value):
+            rule(one, f"{where}[{number}]", given)
+
+    return each
+
+
+def _tuple(*rules: Rule) -> Rule:
+    def each(value: Any, where: str, given: _Given) -> None:
+        is_tuple = isinstance(value, list) and len(value) == len(rules)
+        _require(is_tuple, where, f"a list of {len(rules)} values", value)
+        for number, (rule, one) in enumerate(zip(rules, value, strict=True)):
+            rule(one, f"{where}[{number}]", given)
+
+    return each
+
+
+def _object(fields: Mapping[str, Rule]) -> Rule:
+    rules = {name.removesuffix("?"): rule for name, rule in fields.items()}
+    others = rules.pop("*", None)
+    needed = [name for name in rules if name in fields]
+
+    def each(value: Any, where: str, given: _Given) -> None:
+        _require(isinstance(value, dict), where, "an object", value)
+        for name in needed:
+            _require(name in value, where, f"an object with {name}", [*value])
+        for name, one in value.items():
+            rule = rules.get(name, others)
+            if rule is None:
+                raise Misshapen(where, f"an object of {', '.join(rules)}", name)
+            rule(one, f"{where}.{name}", given)
+
+    return each
+
+
+def _row(value: Any, where: str, given: _Given) -> None:
+    """Check a row of ``sources``."""
+    _integer(0, len(given.sources) - 1)(value, where, given)
+
+
+def _file(value: Any, where: str, given: _Given) -> None:
+    """Check a row of ``files``."""
+    is_row = type(value) is int and 0 <= value < given.files
+    _require(is_row, where, f"a row of the {given.files} files", value)
+
+
+def _range(value: Any, where: str, given: _Given) -> None:
+    """Check [begin, end)."""
+    _tuple(_COUNT, _COUNT)(value, where, given)
+    _require(value[0] < value[1], where, "a range [begin, end) with begin < end", value)
+
+
+def _value(value: Any, where: str, given: _Given) -> None:
+    """Check a value of a recipe, whose reader has rules of its own."""
+    _require(given.depth < _DEEPEST, where, f"at most {_DEEPEST} values deep", value)
+    inner = replace(given, depth=given.depth + 1)
+    if isinstance(value, dict):
+        _object({"*": _value} | {f"{name}?": _path for name in PATHS})(value, where, inner)
+    elif isinstance(value, list):
+        _list(_value)(value, where, inner)
+    elif type(value) is int:
+        _integer(-INT64_MAX)(value, where, given)
+    elif value is not None and not isinstance(value, bool):
+        _TEXT(value, where, given)
+
+
+def _path(value: Any, where: str, given: _Given) -> None:
+    """Check a row in place of a path; sources in a mix may have such a name too."""
+    (_row if type(value) is int else _value)(value, where, given)
+
+
+_COUNT, _SIZE, _TEXT = _integer(), _integer(1), _text()
+_FLAG, _LENGTH, _SEED = _one_of(True, False), _integer(1, INT32_MAX - 1), _integer(0, 2**32 - 1)
+PATHS = ("path", "labels", "loss_mask", "rejected", "rejected_labels")
+_NUMBER = _either(
+    _COUNT,
+    _text(r"-?\d{1,400}(\.\d{1,400})?(e[+-]?\d{1,4})?|\d{1,400}/\d{1,400}|exact"),
+    expected="a number, or one as text",
+)
+_LONG = _one_of("split", "truncate", "skip")
+_SKIPS = _list(
+    _object({"steps?": _TEXT, "move?": _FLAG, "documents?": _file, "source?": _TEXT,
+             "from_step?": _COUNT})
+)  # fmt: skip
+_RUN_SOURCE = _object({**{f"{name}?": _row for name in PATHS}, "path": _row, "weight?": _NUMBER})
+_RUN = {
+    "order": _object({"name": _TEXT, "*": _value}),
+    "sequence_length": _LENGTH,
+    "variance_buffer": _or_null(_NUMBER),
+    "surplus": _or_null(_NUMBER),
+    "tail": _one_of("drop", "pad", "wrap"),
+    "seed": _SEED,
+    "data_parallel_size": _or_null(_SIZE),
+    "micro_batch_size": _or_null(_SIZE),
+    "gradient_accumulation_steps": _or_null(_SIZE),
+    "consumed_samples": _COUNT,
+    "phases": _list(_COUNT),
+    "dataloader": _one_of("single"),
+    "iterations_to_skip?": _list(_SIZE),
+    "data": _object({
+        "split": _or_null(_TEXT), "documents_alpha": _or_null(_NUMBER), "apart": _FLAG,
+        "train": _list(_RUN_SOURCE, 1), "valid?": _list(_RUN_SOURCE), "test?": _list(_RUN_SOURCE),
+    }),
+    "batch": _object({
+        "stages": _list(_tuple(_COUNT, _SIZE), 1), "ramp": _or_null(_tuple(_COUNT, _COUNT, _COUNT)),
+        "stepped": _FLAG,
+    }),
+    "target": _object({"kind": _TEXT, "value": _NUMBER, "per_source": _list(_NUMBER)}),
+    "evaluation": _object({
+        "interval": _SIZE, "iterations": _COUNT, "batch_size": _or_null(_SIZE),
+        "micro_batch_size": _or_null(_SIZE), "start": _COUNT, "alone": _FLAG, "full": _FLAG,
+        "multiple": _FLAG,
+    }),
+    "version": _or_null(_TEXT),
+    "skip?": _SKIPS,
+}  # fmt: skip
+_RECIPE_SOURCE = _object({"path": _row, "*": _value})
+_COLUMNS = _object({
+    "sources": _or_null(_list(_COUNT)),
+    "proportions?": _either(_object({"shares_of_stage": _COUNT}), _list(_NUMBER),
+                            expected="proportions"),
+})  # fmt: skip
+_MIX = _either(_COLUMNS, _object({"*": _value}), expected="a mix")
+_RECIPE = {
+    "sources": _object({"*": _RECIPE_SOURCE}),
+    "stages": _object({"*": _object({"mix": _MIX, "*": _value})}),
+    "evaluation?": _object({"source": _RECIPE_SOURCE, "*": _value}),
+    "past?": _object({"read?": _object({"*": _object({"documents?": _file, "*": _value})}),
+                      "*": _value}),
+    "mix_changes?": _object({"file": _file, "sources": _list(_TEXT)}),
+    "skip?": _SKIPS,
+    "*": _value,
+}  # fmt: skip
+_SETTINGS = {"run": _object(_RUN), "recipe": _object(_RECIPE)}
+_LOCK = {
+    "format": _one_of(FORMAT),
+    "version": _one_of(VERSION),
+    "written_by": _TEXT,
+    "settings": _object({"*": lambda *_: None}),
+    "root": _TEXT,
+    "sources": _object({
+        "columns": _tuple(*(_one_of(name) for name in SOURCE_COLUMNS)),
+        "rows": _list(_tuple(_text(".+"), _hex(32), _hex(16), *4 * [_COUNT]), 1),
+    }),
+    "dialect": _one_of("megatron", "neox", "paddlenlp"),
+    "tokens": _or_null(_object({"chunk_bytes": _COUNT, "hashes": _list(_text("[0-9a-f]*"))})),
+    "files": _list(_object({"path": _text(".+"), "bytes": _COUNT, "sha256": _hex(64)})),
+    "subsets": _object({name: lambda *_: None for name in ("train", "valid?", "test?")}),
+    "digests": _object({
+        name: _hex(64) for name in ("settings", "sources", "tokens", "files", "subsets")
+    }),
+    "digest": _hex(64),
+}  # fmt: skip
+_SUBSET = {
+    "samples": _SIZE,
+    "sources": _list(_row, 1),
+    "index": _object({"order": _TEXT, "*": lambda *_: None}),
+    "steps": _list(_tuple(_COUNT, _COUNT, _SIZE), 1),
+    "past_steps": _COUNT,
+    "masked_rows": _integer(0, INT32_MAX),
+    "micro_batch_size": _or_null(_SIZE),
+    "data_parallel_size": _or_null(_SIZE),
+    "skip": _or_null(_SKIPS),
+    "receipts": _object({"block_steps": _SIZE, "blocks": _list(_hex(32), 1), "total": _hex(32)}),
+}
+_ANY: Rule = lambda *_: None  # noqa: E731, nodes inside are checked by `_node`
+_SAMPLES = {"order": _TEXT, "documents": _range, "sequence_length": _LENGTH,
+            "extra": _integer(0, 1), "seed": _SEED, "samples": _SIZE, "epochs": _SIZE}  # fmt: skip
+_TABLE = {"order": _TEXT, "common": _object({"*": _ANY}), "columns": _list(_TEXT),
+          "rows": _list(_list(_ANY), 1)}  # fmt: skip
+_NODES: dict[str, dict[str, Rule]] = {
+    "arrays": {**_SAMPLES, "final_epoch_apart": _FLAG},
+    "epoch": {**_SAMPLES, "name": _TEXT, "epochs_mixed": _SIZE,
+              "left_over": _one_of("drop", "carry"), "without?": _file},
+    "blocks": {**_SAMPLES, "name": _TEXT, "block_tokens": _SIZE},
+    "window": {**_SAMPLES, "name": _TEXT},
+    "packed": {**_SAMPLES, "name": _TEXT, "max_documents": _COUNT, "long_documents": _LONG},
+    "bins": {**_SAMPLES, "name": _TEXT, "capacity": _integer(2, INT32_MAX), "packed": _FLAG,
+             "long_documents": _LONG},
+    "blend": {**_TABLE, "rule": _one_of("greedy", "divisor"), "weights": _list(_ANY),
+              "samples": _SIZE, "uncounted?": _SIZE},
+    "stages": {**_TABLE, "stages": _list(_object({"rule": _TEXT, "*": _ANY}), 1),
+               "first_position?": _SIZE},
+    "sequence": {"order": _TEXT, "parts": _list(_object({
+        "ranges": _list(_tuple(_COUNT, _COUNT, _SIZE), 1), "index": _ANY}), 1)},
+    "skipped": {"order": _TEXT, "end": _SIZE, "left_out": _list(_range), "moved": _list(_range),
+                "masks": _list(_object({"source": _row, "from": _COUNT, "file": _or_null(_file)})),
+                "index": _ANY},
+}  # fmt: skip
+_STAGE = {"rule": _TEXT, "samples": _SIZE, "sources?": _list(_row, 1), "begins?": _list(_COUNT)}
+_RULES: dict[str, dict[str, Rule]] = {
+    "stratified": {"shares": _list(_SIZE)},
+    "per_stream": {"shares": _list(_SIZE),
+                   "batch": _either(_SIZE, _list(_SIZE), expected="one batch, or a list of them")},
+    "random": {"shares": _list(_SIZE), "seed": _SEED, "name": _TEXT, "period": _SIZE},
+    "changed": {"file": _file, "changes": _tuple(_COUNT, _COUNT), "position": _COUNT,
+                "columns": _list(_integer(-1)), "batch?": _SIZE, "first?": _ANY},
+}  # fmt: skip
+
+
+def _tokens(tokens: Any, where: str, given: _Given) -> None:
+    if tokens is None:
+        return
+    chunk, hashes = tokens["chunk_bytes"], tokens["hashes"]
+    is_size = chunk >= LEAST_CHUNK and not chunk & (chunk - 1)
+    _require(is_size, f"{where}.chunk_bytes", f"a power of two from {LEAST_CHUNK}", chunk)
+    sizes = [row[SOURCE_COLUMNS.index("bin_bytes")] for row in given.sources]
+    digits, expected = [16 * ceil_div(size, chunk) for size in sizes], "16 digits for each chunk"
+    _require(list(map(len, hashes)) == digits, f"{where}.hashes", expected, hashes)
+
+
+def _subset(subset: Any, where: str, given: _Given) -> None:
+    _object(_SUBSET)(subset, where, given)
+    steps, samples, receipts = subset["steps"], subset["samples"], subset["receipts"]
+    first, _, past = steps[0] if steps[0][1] == 0 else (0, 0, 0)
+    at = first
+    for row, (begin, size, number) in enumerate(steps):
+        is_next = begin == at and (size > 0 or row == 0)
+        _require(is_next, f"{where}.steps[{row}]", f"steps from position {at} on", steps[row])
+        at += size * number
+    _require(at == samples > first, f"{where}.samples", f"{at}, the end of its steps", samples)
+    total = sum(number for _, _, number in steps)
+    _integer(1, MOST_STEPS)(total, f"the number of {where}.steps", given)
+    _integer(0, total)(subset["past_steps"], f"{where}.past_steps", given)
+    _integer(1, total - past)(receipts["block_steps"], f"{where}.receipts.block_steps", given)
+    blocks = ceil_div(total - past, receipts["block_steps"])
+    expected = f"{blocks} receipts, of {receipts['block_steps']} steps each"
+    _require(len(receipts["blocks"]) == blocks, f"{where}.receipts.blocks", expected,
+             len(receipts["blocks"]))  # fmt: skip
+    rows = [given.sources[row] for row in subset["sources"]]
+    inside = replace(given, sources=rows, most=samples)
+    begin, end = _node(subset["index"], f"{where}.index", inside)
+    _require(begin == first, f"{where}.index", f"of first position {first}", begin)
+    _require(samples <= end, f"{where}.samples", f"at most {end}, as its index has", samples)
+
+
+def _node(node: Any, where: str, given: _Given) -> tuple[int, int]:
+    """Check a node; return the first of its positions that serves a sample, and their end."""
+    _require(given.depth < _DEEPEST, where, f"at most {_DEEPEST} nodes deep", node)
+    _object({"order": _one_of(*_NODES), "*": _ANY})(node, where, given)
+    order = node["order"]
+    _object(_NODES[order])(node, where, given)
+    given = replace(given, depth=given.depth + 1)
+    if order == "skipped":
+        return _skipped(node, where, given)
+    if order == "sequence":
+        return _sequence(node, where, given)
+    if order in ("blend", "stages"):
+        return _several(node, where, given)
+    _require(len(given.sources) == 1, where, f"of {len(given.sources)} sources", order)
+    (source,), epochs = given.sources, node["epochs"]
+    _integer(1, source[_SEQUENCES])(node["documents"][1], f"{where}.documents[1]", given)
+    tokens = epochs * source[_TOKENS]
+    most = tokens if order in ("packed", "bins") else ceil_div(tokens, node["sequence_length"])
+    _integer(1, min(most, INT64_MAX))(node["samples"], f"{where}.samples", given)
+
+    return 0, node["samples"]
+
+
+def _skipped(node: Any, where: str, given: _Given) -> tuple[int, int]:
+    end, left_out, moved = node["end"], node["left_out"], node["moved"]
+    _require(given.depth == 1, where, "the outermost node", node)
+    edges = [*itertools.chain.from_iterable(left_out), end]
+    _require(edges == sorted(edges), f"{where}.left_out", f"ranges in order up to {end}", left_out)
+    is_part = moved == [each for each in left_out if each in moved]
+    _require(is_part, f"{where}.moved", "ranges of left_out", moved)
+    first, last = _node(node["index"], f"{where}.index", replace(given, most=end))
+    _require(end <= last, f"{where}.end", f"at most {last}, as the index has", end)
+    return first, end + sum(b - a for a, b in moved)
+
+
+def _sequence(node: Any, where: str, given: _Given) -> tuple[int, int]:
+    begin = total = 0
+    for number, part in enumerate(node["parts"]):
+        place = f"{where}.parts[{number}]"
+        first, end = _node(part["index"], f"{place}.index", given)
+        _require(first == 0 or number == 0, place, "of first position 0", first)
+        begin += first
+        size = 0
+        for a, b, times in part["ranges"]:
+            _require(a <= b <= end, f"{place}.ranges", f"ranges up to {end}", [a, b, times])
+            size += (b - a) * times
+        most = end if given.most is None else given.most - total
+        _require(size <= most, f"{place}.ranges", f"of at most {most} samples", part["ranges"])
+        total += size
+    return begin, total
+
+
+def _several(node: Any, where: str, given: _Given) -> tuple[int, int]:
+    """Check a node of a table of sources."""
+    common, columns, rows = (node[name] for name in ("common", "columns", "rows"))
+    is_table = len({*columns}) == len(columns) and not {*columns} & {*common}
+    _require(is_table, f"{where}.columns", "names that are no others", columns)
+    _require(
+        len(rows) == len(given.sources), f"{where}.rows", f"{len(given.sources)} rows", len(rows)
+    )
+    for number, (row, source) in enumerate(zip(rows, given.sources, strict=True)):
+        place = f"{where}.rows[{number}]"
+        _require(len(row) == len(columns), place, f"of {len(columns)} values", row)
+        own = {name: value for name, value in zip(columns, row, strict=True) if value is not None}
+        _node({**common, **own}, place, replace(given, sources=[source], most=None))
+    most = given.most
+    _require(most is not None, where, "a node of one source", node["order"])
+    if node["order"] == "blend":
+        weight = _SIZE if node["rule"] == "divisor" else _DOUBLE
+        _tuple(*len(rows) * [weight])(node["weights"], f"{where}.weights", given)
+        _integer(1, most)(node["samples"], f"{where}.samples", given)
+        return 0, node["samples"]
+    first = end = node.get("first_position", 0)
+    for number, stage in enumerate(node["stages"]):
+        _stage(stage, f"{where}.stages[{number}]", replace(given, sources=rows), {**_STAGE})
+        end += stage["samples"]
+    _require(end <= most, f"{where}.stages", f"of at most {most} samples", end)
+    return first, end
+
+
+_DOUBLE = _text(r"0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}", "a double such as 0x1.8p-1")
+
+
+def _stage(stage: Any, where: str, given: _Given, fields: dict[str, Rule]) -> None:
+    """Check a stage, or the rule that a changed mix begins with."""
+    kinds = _RULES if fields else {name: _RULES[name] for name in _RULES if name != "changed"}
+    _object({"rule": _one_of(*kinds), "*": _ANY})(stage, where, given)
+    _object({**fields, "rule": _TEXT, **kinds[stage["rule"]]})(stage, where, given)
+    streams = len(stage.get("sources", given.sources))
+    for name in ("shares", "columns", "begins", "batch"):
+        value = stage.get(name)
+        if isinstance(value, list):
+            count = streams if fields else min(len(value), streams)
+            _require(len(value) == count, f"{where}.{name}", f"of {streams} streams", value)
+    if stage["rule"] == "changed":
+        low, high = stage["changes"]
+        _require(low <= high, f"{where}.changes", "rows [begin, end)", [low, high])
+        if "first" in stage:
+            streams_of = replace(given, sources=[None] * streams)
+            _stage(stage["first"], f"{where}.first", streams_of, {})
