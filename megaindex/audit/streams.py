@@ -14,7 +14,7 @@ import numpy.typing as npt
 from megaindex._types import I32, I64
 from megaindex.builders import build_index
 from megaindex.builders.described import fill_draws
-from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.builders.recipe import OpenRecipe, OpenSource, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.configs.run import Run
 from megaindex.configs.run_builder import given_run
@@ -341,16 +341,7 @@ def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditS
     recipe = opened.layout.recipe
     stream = AuditStream(
         index=opened.unskipped,
-        sources=tuple(
-            AuditSource(
-                name=source.corpus.name,
-                lengths=source.dataset.sequence_lengths,
-                cut_tokens=source.size.cut_tokens,
-                cut_by=f"long_documents {source.corpus.long_documents}",
-                path_prefix=source.dataset.path_prefix,
-            )
-            for source in opened.sources
-        ),
+        sources=tuple(map(source_of_opened, opened.sources)),
         step_bounds=opened.layout.step_bounds(),
         masked_rows=opened.layout.samples_masked,
         order=_order_of(opened),
@@ -372,6 +363,17 @@ def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditS
     consumed = max(consumed_samples, recipe.first_sample)
     past = int(np.searchsorted(stream.step_bounds, consumed, "right")) - 1
     return replace(stream, past_steps=past)
+
+
+def source_of_opened(source: OpenSource) -> AuditSource:
+    """Return a source of an opened recipe."""
+    return AuditSource(
+        name=source.corpus.name,
+        lengths=source.dataset.sequence_lengths,
+        cut_tokens=source.size.cut_tokens,
+        cut_by=f"long_documents {source.corpus.long_documents}",
+        path_prefix=source.dataset.path_prefix,
+    )
 
 
 def _order_of(opened: OpenRecipe) -> str:
@@ -416,6 +418,7 @@ def stream_of_run(
     subset: Split = "train",
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
+    most_samples: int | None = None,
     **settings: Any,
 ) -> AuditStream:
     """Return the stream of a run under a framework, by the rules of its version.
@@ -425,19 +428,25 @@ def stream_of_run(
         subset: train, or valid or test with the samples of all evaluations.
         cache_dir: cache of built indices; None: build in memory.
         progress: called with (done, total) while draws are counted.
+        most_samples: samples that an index may be built for, as of a run whose settings a file
+            states; None: any number.
         settings: the run by names in place of ``run``, as for `megaindex.make_plan`.
 
     Raises:
-        InvalidArgument: the run cannot be built: it has no files, or more samples of a source are
-            drawn than built.
+        InvalidArgument: the run cannot be built: it has no files, more samples of a source are
+            drawn than built, or it asks for more than ``most_samples``.
         FormatError, StorageError: a dataset cannot be read.
     """
     with given_run(run, settings) as given:
-        return _stream_of_run(given, subset, cache_dir, progress)
+        return _stream_of_run(given, subset, cache_dir, progress, most_samples)
 
 
 def _stream_of_run(
-    run: Run, subset: Split, cache_dir: Folder | None, progress: Progress | None
+    run: Run,
+    subset: Split,
+    cache_dir: Folder | None,
+    progress: Progress | None,
+    most: int | None,
 ) -> AuditStream:
     _check(run)
     if run.packing is not None:
@@ -456,11 +465,11 @@ def _stream_of_run(
     schedule, consumed, total = run.batch, run.consumed_samples, target.samples_consumed
     if subset == "train":
         _check_consumed(run, resolve_target(replace(run, consumed_samples=0), sizing))
-        index = _train_index(run, sizing, parts["train"], target, cache_dir)
+        index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
         schedule, consumed, total = _evaluations(run, subset, target, parts)
-        index = _index(run, sizing, parts[subset], total, total, cache_dir, subset)
+        index = _index(run, sizing, parts[subset], total, total, cache_dir, most, subset)
     bounds, past = step_bounds(schedule, consumed, total)
     stream = AuditStream(
         index=index,
@@ -539,16 +548,23 @@ def _train_index(
     parts: Sequence[SplitPart],
     target: ResolvedTarget,
     cache_dir: Folder | None,
+    most: int | None,
 ) -> Index:
     """Return the index of the train split, with Megatron's phases the indices in sequence."""
     phases = phases_of(run, target)
     if not phases:
         asked, consumed = target.samples_requested, target.samples_consumed
-        return _index(run, sizing, parts, asked, consumed, cache_dir)
+        return _index(run, sizing, parts, asked, consumed, cache_dir, most)
     stages = [
         Stage(
             index=_index(
-                run, sizing, parts, phase_request(run, target, phase), phase.samples, cache_dir
+                run,
+                sizing,
+                parts,
+                phase_request(run, target, phase),
+                phase.samples,
+                cache_dir,
+                most,
             ),
             samples=range(phase.samples),
         )
@@ -564,14 +580,17 @@ def _index(
     asked: int,
     consumed: int,
     cache_dir: Folder | None,
+    most: int | None,
     subset: Split = "train",
 ) -> Index:
     """Return the ``consumed`` samples read of a blend built for ``asked`` samples.
 
     A loader that starts over reads some samples again.
     """
+    _check_size(subset, max(asked, consumed), most)
     requested = sizing.requested(asked)
     assert requested is not None
+    _check_size(subset, max(requested), most)
     indices = [
         build_index(
             IndexedDataset(part.source.path, dialect=run.row.file_dialect),
@@ -595,6 +614,14 @@ def _index(
         return index
     again = [np.tile(np.arange(part.begin, part.end), part.times) for part in positions]
     return ExtendedIndex(stages=(Stage(index=index, samples=np.concatenate(again)),))
+
+
+def _check_size(subset: Split, samples: int, most: int | None) -> None:
+    if most is not None and samples > most:
+        raise InvalidArgument(
+            f"{subset}: the settings ask for {samples} samples, and must for at most {most}; "
+            "restore the settings"
+        )
 
 
 def _source(run: Run, part: SplitPart) -> AuditSource:

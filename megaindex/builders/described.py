@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I32
+from megaindex.arithmetic import samples_in
 from megaindex.builders.single import build_index, epoch_tables, packed_index, tokens_of
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
@@ -128,13 +129,17 @@ def _leaf(
         index = _epoch_without(node, dataset, files[node["without"]])
     else:
         index = _KINDS[node["order"]](node, dataset, range(begin, end), cache_dir)
-    if index.num_samples != node["samples"]:
+    _check_samples(node, dataset, index.num_samples)
+    return index
+
+
+def _check_samples(node: Node, dataset: IndexedDataset, samples: int) -> None:
+    if samples != node["samples"]:
+        begin, end = node["documents"]
         raise InvalidArgument(
             f"{dataset.path_prefix}: {node['epochs']} epochs of its documents {begin} to "
-            f"{end - 1} must have {node['samples']} samples, got {index.num_samples}; restore the "
-            "dataset"
+            f"{end - 1} must have {node['samples']} samples, got {samples}; restore the dataset"
         )
-    return index
 
 
 def _common(node: Node) -> dict[str, Any]:
@@ -220,6 +225,8 @@ def _arrays(
     node: Node, dataset: IndexedDataset, documents: range, cache_dir: Folder | None
 ) -> Index:
     """Return the index of a framework's order; all are those of Megatron in these settings."""
+    tokens = node["epochs"] * tokens_of(dataset, documents)
+    _check_samples(node, dataset, samples_in(tokens, node["sequence_length"], node["extra"]))
     order = MegatronOrder(
         separate_final_epoch="always" if node["final_epoch_apart"] else "never",
         exact_num_epochs=node["epochs"],
@@ -335,6 +342,12 @@ def _stages(nodes: Sequence[Node], num_sources: int, files: Sequence[str]) -> li
             columns, unit = np.array(node["columns"], np.int64), node.get("batch", 1)
             record = records[node["file"]]
             low, high = node["changes"]
+            if high > record.size or columns.max() >= len(record.sources):
+                raise InvalidArgument(
+                    f"{record.path}: has {record.size} changes of {len(record.sources)} sources, "
+                    f"and a stage names changes {low} to {high - 1} and source {columns.max()}; "
+                    "restore the file"
+                )
             mixing = record.draws(low, high, node["position"], columns, first, unit)
         else:
             mixing = _mixing(node)

@@ -425,9 +425,8 @@ def _stream_of_lock(options: argparse.Namespace) -> AuditStream:
     skips = [name for name in ("skip_steps", "skip_documents", "skip_file")
              if getattr(options, name)]  # fmt: skip
     others = described_by(options) + skips
-    if others or options.subset != "train":
-        flag = flag_of(others[0]) if others else f"--subset {options.subset}"
+    if others:
         raise InvalidArgument(
-            f"--lock {options.lock} pins the training samples of a run; leave out {flag}"
+            f"--lock {options.lock} pins the samples of a run; leave out {flag_of(others[0])}"
         )
-    return open_stream(options.lock, cache_dir=options.cache_dir)
+    return open_stream(options.lock, subset=options.subset, cache_dir=options.cache_dir)

@@ -32,9 +32,6 @@ _OF_LOCK = {"step": None, "subset": "train", "all": False, "tokens": False, "sea
             "cache_dir": None}  # fmt: skip
 
 
-_DEPTHS = {"pair": "headers, sizes and entries", "lock": "sources and receipts"}
-
-
 def main(arguments: Sequence[str]) -> int:
     """Return 0 without findings, else 1."""
     parser = _parser()
@@ -156,7 +153,9 @@ def _print(reports: Sequence[Report]) -> None:
 
     for report in reports:
         counted = ", ".join(_amount(*each) for each in report.counted.items())
-        depth = "every byte read" if report.full else _DEPTHS.get(report.kind, _DEPTHS["pair"])
+        depth = "every byte read" if report.full else "headers, sizes and entries"
+        if report.kind == "lock":
+            depth = f"compared {', '.join(report.compared) or 'nothing'}"
         number = len(report.findings)
         verdict = f"{number or 'no'} finding{'' if number == 1 else 's'}"
         amounts = counted or "not readable"

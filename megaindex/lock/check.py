@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
+from typing import Any
 
 from megaindex._types import U64
 from megaindex.builders.described import build_described
@@ -31,11 +32,12 @@ from megaindex.lock.make import (
     file_facts,
     first_step,
     idx_hash,
+    most_samples,
     resolved_subsets,
     step_bounds_of,
     token_hashes,
 )
-from megaindex.lock.settings import differences, read_run
+from megaindex.lock.settings import differences, read_run, step_bounds_by_settings
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.validation import error_text, shown
@@ -46,8 +48,6 @@ Progress = Callable[[int, int], None]
 _RESTORE = "restore the file, or lock the run again if the change is intended"
 _SEARCH = "restore it, or give the folder that it was moved to with --search"
 _MOST_DIFFERENCES = 8
-# errors that wrong values in an edited lock may raise
-_ERRORS = (MegaIndexError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
 def verify_lock(
@@ -118,7 +118,7 @@ def verify_lock(
                 counted["samples"] = check.step(there, subset, step)
             if tokens:
                 counted["bytes"] = check.tokens(there)
-    except _ERRORS as error:  # of values that were edited
+    except MegaIndexError as error:  # of values that were edited
         is_of_step = isinstance(error, OutOfRange) and step is not None and edited is None
         if isinstance(error, StorageError) or is_of_step:
             raise
@@ -129,7 +129,8 @@ def verify_lock(
                       file=os.fspath(cache_dir), remedy=remedy)  # fmt: skip
         else:
             check.add("content", "the content", reason, "values of a lock")
-    return check.found.report(name, "lock", full=whole and tokens, counted=counted)
+    full = whole and tokens
+    return check.found.report(name, "lock", full=full, counted=counted, compared=check.compared)
 
 
 @dataclass(kw_only=True)
@@ -143,6 +144,10 @@ class _Check:
     found: Collector = field(default_factory=Collector)
     files: Sequence[str] = ()
     """Files of skipped documents, by their row in the lock."""
+    compared: list[str] = field(default_factory=list)
+    """What was compared, in words."""
+    receipts: int = 0
+    """Receipts of blocks that were compared."""
     resolved: dict[str, Index] = field(default_factory=dict)
     """Indices that the settings gave, of subsets whose descriptions are those of the lock."""
 
@@ -173,7 +178,10 @@ class _Check:
     def files_of(self, search: Folder | None) -> bool:
         """Find the files of skipped documents; return True if all are what they were."""
         self.files = located_files(self.lock, search)
-        return self._are_sound(map(file_fault, self.lock.files, self.files))
+        is_sound = self._are_sound(map(file_fault, self.lock.files, self.files))
+        if is_sound and self.files:
+            self.compared.append("every other file")
+        return is_sound
 
     def _are_sound(self, faults: Iterable[tuple[str, Fault] | None]) -> bool:
         """Add the faults of files; return True if there are none."""
@@ -186,14 +194,18 @@ class _Check:
         """Check sources, settings and receipts; return the samples that were computed."""
         if not self._are_sound(map(source_fault, self.lock.sources, paths)):
             return 0
+        self.compared.append("every .idx")
         self._settings(paths)
+        self.compared.append("the settings")
         dialect = self.lock.content["dialect"]
         datasets = [IndexedDataset(path, dialect=dialect) for path in paths]
         for number, dataset in enumerate(datasets):
             self._facts(number, dataset)
-        return sum(
-            self._receipts(name, datasets, whole=whole) for name in self.lock.content["subsets"]
-        )
+        subsets = self.lock.content["subsets"]
+        samples = sum(self._receipts(name, datasets, whole=whole) for name in subsets)
+        blocks = sum(len(each["receipts"]["blocks"]) for each in subsets.values())
+        self.compared.append(f"{self.receipts:,} of {blocks:,} receipts")
+        return samples
 
     def _facts(self, number: int, dataset: IndexedDataset) -> None:
         """Compare the facts about a pair whose files are those of the lock."""
@@ -234,8 +246,21 @@ class _Check:
                 f"{self.lock.path}: step must be from {first} to {last} of subset {name}, got "
                 f"{step}"
             )
+        self.compared.append("the lengths of the sources")
+        run = self._read_run(paths)
+        ours = step_bounds_by_settings(run, subset, name, self.cache_dir)[step : step + 2].tolist()
+        theirs = bounds[step : step + 2].tolist()
+        if ours != theirs:
+            begin, end = ours if len(ours) == 2 else (0, 0)
+            self.add("steps", f"subsets.{name}.steps: positions of step {step}",
+                     f"{theirs[0]} to {theirs[1] - 1}",
+                     f"{begin} to {end - 1}, by the batches of the settings")  # fmt: skip
+        self.compared.append(f"the positions of step {step}")
         index, keys = self._index(name, datasets)
-        block = (step - first) // subset["receipts"]["block_steps"]
+        size = subset["receipts"]["block_steps"]
+        block = (step - first) // size
+        begin, end = first + block * size, min(first + (block + 1) * size, last + 1)
+        self.compared.append(f"the receipt of steps {begin} to {end - 1}")
         return self._blocks(name, index, keys, range(block, block + 1))
 
     def tokens(self, paths: Sequence[str]) -> int:
@@ -252,17 +277,24 @@ class _Check:
                 end = min((number + 1) * chunk, info.nbytes)
                 self.add("tokens", f"bytes {number * chunk} to {end}", found, expected,
                          file=info.path, count=len(differing))  # fmt: skip
+        self.compared.append("every .bin")
         return sum(info.nbytes for info in infos)
+
+    def _read_run(self, paths: Sequence[str]) -> Any:
+        """Return the run of the settings."""
+        index = self.lock.content["subsets"]["train"]["index"]
+        return read_run(self.lock.content["settings"], index, paths, self.lock.path, self.files)
 
     def _settings(self, paths: Sequence[str]) -> None:
         """Resolve the settings again and compare the result with the subsets."""
         try:
-            index = self.lock.content["subsets"]["train"]["index"]
-            run = read_run(self.lock.content["settings"], index, paths, self.lock.path, self.files)
-            streams, ours = resolved_subsets(run, paths, self.cache_dir, self.files)
+            run = self._read_run(paths)
+            streams, ours = resolved_subsets(
+                run, paths, self.cache_dir, self.files, most_samples(self.lock)
+            )
         except StorageError:
             raise
-        except _ERRORS as error:
+        except MegaIndexError as error:
             reason = error_text(error)
             self.add("settings", "settings", reason, "settings of a run")
             return
@@ -311,12 +343,9 @@ class _Check:
         locked, block_steps = subset["receipts"]["blocks"], subset["receipts"]["block_steps"]
         steps = step_bounds_of(subset)
         past, bounds = first_step(steps), block_bounds(steps, block_steps)
-        if len(bounds) - 1 != len(locked) or block_steps >= steps.size - past:
-            self.add(f"blocks of {name}", f"subsets.{name}.receipts.blocks",
-                     f"{len(locked)} of {block_steps} steps", f"{len(bounds) - 1}")  # fmt: skip
-            return 0
         inside = bounds[blocks.start : blocks.stop + 1]
         receipts = receipts_between(index, inside, keys, progress=self.progress)
+        self.receipts += len(receipts)
         for block, receipt in zip(blocks, receipts, strict=True):
             if str(receipt) != locked[block]:
                 first = past + block * block_steps

@@ -14,7 +14,12 @@ import xxhash
 import megaindex
 from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
-from megaindex.audit.streams import AuditStream, stream_of_opened, stream_of_run
+from megaindex.audit.streams import (
+    AuditStream,
+    source_of_opened,
+    stream_of_opened,
+    stream_of_run,
+)
 from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import OpenRecipe, ValidationCache, open_recipe
 from megaindex.configs.run import Run
@@ -29,6 +34,7 @@ from megaindex.io.paths import FileInfo, absolute, as_storage_error, is_remote
 from megaindex.lock.lock_file import Lock, compact
 from megaindex.lock.settings import (
     files_of,
+    leaves,
     map_leaves,
     paths_of,
     settings_of,
@@ -210,14 +216,33 @@ def streams_of(
     opened: OpenRecipe | None,
     cache_dir: Folder | None,
     wanted: Sequence[Split] = SPLITS,
+    most: Mapping[str, int] | None = None,
 ) -> dict[Split, AuditStream]:
-    """Return the stream of each wanted subset that a run has."""
+    """Return the stream of each wanted subset that a run has.
+
+    ``most`` are the samples of each subset of a lock, see `most_samples`.
+
+    Raises:
+        InvalidArgument: the run cannot be built, or has more samples than the lock.
+    """
+    sizes = None if most is None else {name: most.get(name, 0) for name in SPLITS}
     if opened is not None:
+        end = opened.layout.end_sample
+        if sizes is not None and end > sizes["train"]:
+            raise InvalidArgument(
+                f"train: the settings ask for {end} samples, and must for at most "
+                f"{sizes['train']}; restore the settings"
+            )
         train = stream_of_opened(opened)
         evaluated = {} if wanted == ("train",) else _evaluation_stream(opened, train)
         return {"train": train, **evaluated}
     assert isinstance(run, Run), "only recipes are opened"
-    streams: dict[Split, AuditStream] = {"train": stream_of_run(run, cache_dir=cache_dir)}
+
+    def stream(name: Split) -> AuditStream:
+        most_samples = None if sizes is None else sizes[name]
+        return stream_of_run(run, subset=name, cache_dir=cache_dir, most_samples=most_samples)
+
+    streams: dict[Split, AuditStream] = {"train": stream("train")}
     if len(wanted) == 1:
         return streams
     parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
@@ -228,7 +253,7 @@ def streams_of(
         counts = (evaluation.valid_samples, evaluation.test_samples)
         for name, samples in zip(SPLITS[1:], counts, strict=True):
             if samples and _has_samples(run, parts[name]):
-                streams[name] = stream_of_run(run, subset=name, cache_dir=cache_dir)
+                streams[name] = stream(name)
     return streams
 
 
@@ -251,7 +276,7 @@ def _evaluation_stream(opened: OpenRecipe, train: AuditStream) -> dict[Split, Au
         "valid": replace(
             train,
             index=source.index(rounds.samples),
-            sources=train.sources[:1],
+            sources=(source_of_opened(source),),
             step_bounds=np.array([0, rounds.samples], np.int64),
             past_steps=0,
             masked_rows=rounds.masked,
@@ -259,13 +284,25 @@ def _evaluation_stream(opened: OpenRecipe, train: AuditStream) -> dict[Split, Au
     }
 
 
+def most_samples(lock: Lock) -> dict[str, int]:
+    """Return for each subset of a lock the most samples that it states of any of its indices."""
+    return {
+        name: max(each for where, each in leaves(lock.subset(name)) if where.endswith("samples"))
+        for name in lock.content["subsets"]
+    }
+
+
 def resolved_subsets(
-    run: Recipe | Run, paths: Sequence[str], cache_dir: Folder | None, files: Sequence[str] = ()
+    run: Recipe | Run,
+    paths: Sequence[str],
+    cache_dir: Folder | None,
+    files: Sequence[str],
+    most: Mapping[str, int],
 ) -> tuple[dict[Split, AuditStream], dict[str, Any]]:
     """Return the streams of a run, and its subsets as a lock holds them, without their receipts;
-    ``paths`` and ``files`` are those of the lock's rows."""
+    ``paths`` and ``files`` are those of the lock's rows, ``most`` its `most_samples`."""
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    streams = streams_of(run, opened, cache_dir)
+    streams = streams_of(run, opened, cache_dir, most=most)
     rows, named = rows_of(paths), rows_of(files)
     ours: dict[str, Any] = {
         name: resolved_subset(stream, rows, named) for name, stream in streams.items()

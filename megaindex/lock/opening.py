@@ -15,13 +15,22 @@ from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.run import Run
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
+from megaindex.index.balance import CostModel
 from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import ServedIndex, Skip, SkippedIndex, Skips, skips_of
 from megaindex.index.spans import Index
 from megaindex.lock.check import sound_files, sound_paths
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.make import Folder, resolved_subset, rows_of, step_bounds_of, streams_of
+from megaindex.lock.make import (
+    Folder,
+    most_samples,
+    resolved_subset,
+    rows_of,
+    step_bounds_of,
+    streams_of,
+)
 from megaindex.lock.settings import differences, leaves, read_run
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
@@ -40,6 +49,7 @@ def open_run(
     micro_batch_size: int | None = None,
     search: Folder | None = None,
     cache_dir: Folder | None = None,
+    balance: CostModel | None = None,
     **loading: Any,
 ) -> RecipeLoader | Loader:
     """Return the loader of one rank of a locked run, after checking its sources.
@@ -52,6 +62,7 @@ def open_run(
         search: folder in which pairs are sought that are not at their paths.
         cache_dir: cache of built indices, whose samples are compared with the lock, all of them;
             None: build in memory.
+        balance: cost model by which each step's samples are assigned to the ranks.
         loading: other arguments of `megaindex.loader.RecipeLoader` for a recipe, of
             `megaindex.loader.Loader` for others.
 
@@ -77,6 +88,7 @@ def open_run(
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
             micro_batch_size=micro_batch_size,
+            balance=balance,
             **loading,
         )
     ranks: dict[str, Any] = {
@@ -97,6 +109,7 @@ def open_run(
         global_batch_size=opened.run.batch,
         tail=tail,
         index=stream.index,
+        balance=balance,
         **ranks,
     )
     recorder = Recorder(lock.fingerprints("train"))
@@ -109,17 +122,24 @@ def _given(size: int | None, locked: int | None) -> int:
 
 
 def open_stream(
-    lock: Folder | Lock, *, search: Folder | None = None, cache_dir: Folder | None = None
+    lock: Folder | Lock,
+    *,
+    subset: Split = "train",
+    search: Folder | None = None,
+    cache_dir: Folder | None = None,
 ) -> AuditStream:
-    """Return the training samples of a locked run, after checking its sources, for an audit.
+    """Return the samples of a subset of a locked run, after checking its sources, for an audit.
 
     Args:
         lock, search, cache_dir: as for `open_run`.
+        subset: train, valid or test; of the evaluation of a recipe, one round.
 
     Raises:
         MissingFile, StorageError, FormatError: as `open_run`.
     """
-    return _open(read_lock(lock), search, cache_dir).stream
+    lock = read_lock(lock)
+    lock.subset(subset)
+    return _open(lock, search, cache_dir, subset).stream
 
 
 def locked_run(lock: Folder | Lock) -> Recipe | Run:
@@ -141,23 +161,32 @@ class _OpenRun(NamedTuple):
     stream: AuditStream
 
 
-def _open(lock: Lock, search: Folder | None, cache_dir: Folder | None) -> _OpenRun:
-    """Open the run of a lock, and check it."""
+def _open(
+    lock: Lock, search: Folder | None, cache_dir: Folder | None, subset: Split = "train"
+) -> _OpenRun:
+    """Open the run of a lock, and check one subset of it."""
     paths, files = sound_paths(lock, search), sound_files(lock, search)
     index = lock.content["subsets"]["train"]["index"]
     run = read_run(lock.content["settings"], index, paths, lock.path, files)
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    stream = streams_of(run, opened, cache_dir, ("train",))["train"]
-    _check_same(lock, resolved_subset(stream, rows_of(paths), rows_of(files)))
-    _check_samples(lock, stream, cache_dir)
+    wanted = SPLITS if subset != "train" else ("train",)
+    streams = streams_of(run, opened, cache_dir, wanted, most_samples(lock))
+    if subset not in streams:
+        raise FormatError(
+            f"{lock.path}: has a subset {subset}, and its settings give none; restore the file, or "
+            "lock the run again"
+        )
+    stream = streams[subset]
+    _check_same(lock, subset, resolved_subset(stream, rows_of(paths), rows_of(files)))
+    _check_samples(lock, subset, stream, cache_dir)
     return _OpenRun(run, opened, stream)
 
 
-def _check_same(lock: Lock, ours: dict[str, Any]) -> None:
+def _check_same(lock: Lock, subset: str, ours: dict[str, Any]) -> None:
     """Refuse a lock whose settings this release resolves to other samples."""
-    train = lock.content["subsets"]["train"]
-    theirs = {key: value for key, value in train.items() if key != "receipts"}
-    for where, locked, resolved in differences(theirs, ours, "subsets.train"):
+    fields = lock.content["subsets"][subset]
+    theirs = {key: value for key, value in fields.items() if key != "receipts"}
+    for where, locked, resolved in differences(theirs, ours, f"subsets.{subset}"):
         raise FormatError(
             f"{lock.path}: {where} is {shown(locked)}, and this release resolves the settings to "
             f"{shown(resolved)}; use the release that wrote the lock, "
@@ -165,21 +194,21 @@ def _check_same(lock: Lock, ours: dict[str, Any]) -> None:
         )
 
 
-def _check_samples(lock: Lock, stream: AuditStream, cache_dir: Folder | None) -> None:
+def _check_samples(lock: Lock, subset: str, stream: AuditStream, cache_dir: Folder | None) -> None:
     """Refuse cached arrays with other samples than the lock, by the receipt of all samples.
 
     Arrays that are built in memory follow from the description of the index.
     """
     if cache_dir is None:
         return
-    train = lock.content["subsets"]["train"]
-    keys = fingerprint_keys(lock.fingerprints("train"))
+    total = lock.content["subsets"][subset]["receipts"]["total"]
+    keys = fingerprint_keys(lock.fingerprints(subset))
     bounds = stream.step_bounds[[0, -1]].tolist()
     (receipt,) = receipts_between(stream.index, bounds, keys)
-    if str(receipt) != train["receipts"]["total"]:
+    if str(receipt) != total:
         raise FormatError(
             f"{cache_dir}: its arrays give samples of receipt {receipt}, and {lock.path} states "
-            f"{train['receipts']['total']}; remove the entry, or open the run without cache_dir"
+            f"{total}; remove the entry, or open the run without cache_dir"
         )
 
 

@@ -14,8 +14,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from megaindex.builders.recipe import OpenRecipe
-from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex._types import I64
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.configs.megatron_versions import find_version
 from megaindex.configs.run import Data, Evaluation, Run, Source, Target
 from megaindex.errors import FormatError
@@ -132,6 +133,31 @@ def read_run(
             f"{where}: its settings cannot be read ({reason}); restore the file, or lock the run "
             "again"
         ) from None
+
+
+def step_bounds_by_settings(
+    run: Recipe | Run, subset: Mapping[str, Any], name: str, cache_dir: Any = None
+) -> I64:
+    """Return int64[steps + 1], the bounds of the steps that the batches of a run's settings make of
+    the positions of a subset of its lock; no index is built."""
+    if name != "train":
+        size = subset["samples"] if isinstance(run, Recipe) else run.evaluation.batch_size
+        schedule = BatchSchedule.constant(size or run.nominal_batch)  # type: ignore[union-attr]
+        return step_bounds(schedule, 0, subset["samples"])[0]
+    index = subset["index"]
+    end = index["end"] if index["order"] == "skipped" else subset["samples"]
+    if isinstance(run, Recipe):
+        layout = open_recipe(replace(run, skip=()), cache_dir=cache_dir).layout
+        schedule, skip = layout.batch, run.skip
+        bounds, is_padded = layout.step_bounds(), layout.samples_masked > 0
+    else:
+        schedule, is_padded = run.batch, run.tail == "pad"
+        bounds, _ = step_bounds(schedule, run.consumed_samples, end)
+        skip = run.skips(bounds.size - 1)
+    steps = skip_steps(
+        skip, schedule, bounds, num_samples=int(bounds[-1]), masked_rows=int(is_padded)
+    )
+    return bounds if steps is None else steps.bounds
 
 
 def _documents_read(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:

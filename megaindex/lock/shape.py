@@ -355,7 +355,7 @@ _RULES: dict[str, dict[str, Rule]] = {
     "per_stream": {"shares": _list(_SIZE),
                    "batch": _either(_SIZE, _list(_SIZE), expected="one batch, or a list of them")},
     "random": {"shares": _list(_SIZE), "seed": _SEED, "name": _TEXT, "period": _SIZE},
-    "changed": {"file": _file, "changes": _tuple(_COUNT, _COUNT), "position": _COUNT,
+    "changed": {"file": _file, "changes": _range, "position": _COUNT,
                 "columns": _list(_integer(-1)), "batch?": _SIZE, "first?": _ANY},
 }  # fmt: skip
 
@@ -490,9 +490,5 @@ def _stage(stage: Any, where: str, given: _Given, fields: dict[str, Rule]) -> No
         if isinstance(value, list):
             count = streams if fields else min(len(value), streams)
             _require(len(value) == count, f"{where}.{name}", f"of {streams} streams", value)
-    if stage["rule"] == "changed":
-        low, high = stage["changes"]
-        _require(low <= high, f"{where}.changes", "rows [begin, end)", [low, high])
-        if "first" in stage:
-            streams_of = replace(given, sources=[None] * streams)
-            _stage(stage["first"], f"{where}.first", streams_of, {})
+    if stage["rule"] == "changed" and "first" in stage:
+        _stage(stage["first"], f"{where}.first", replace(given, sources=[None] * streams), {})

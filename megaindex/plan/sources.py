@@ -365,14 +365,23 @@ def documents_weights(documents: Sequence[int], alpha: float) -> tuple[float, ..
     """Return GPT-NeoX's weights by numbers of documents, in its own double expressions.
 
     The weights are share ** alpha · (1 - share), normalised.
+
+    Raises:
+        InvalidArgument: they are beyond the range of doubles.
     """
     if len(documents) == 1:
         return (1.0,)
     shares = [count / sum(documents) for count in documents]
-    powers = [share**alpha for share in shares]
-    total = sum(powers)
-    scaled = [power / total * (1 - share) for power, share in zip(powers, shares, strict=True)]
-    return tuple(weight / sum(scaled) for weight in scaled)
+    try:
+        powers = [share**alpha for share in shares]
+        total = sum(powers)
+        scaled = [power / total * (1 - share) for power, share in zip(powers, shares, strict=True)]
+        return tuple(weight / sum(scaled) for weight in scaled)
+    except (OverflowError, ZeroDivisionError):
+        raise InvalidArgument(
+            f"weighted_sampler_alpha {alpha} gives weights beyond the range of doubles; give one "
+            "from 0 to 1"
+        ) from None
 
 
 def _weights(sources: Sequence[Source]) -> tuple[float, ...] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -176,6 +176,7 @@ class Report:
         full: True if every byte was read.
         findings: rules that are broken, with their places.
         counted: amounts checked: sequences, documents, tokens, bytes.
+        compared: of a lock, what was compared with it, in words.
     """
 
     path: str
@@ -183,6 +184,7 @@ class Report:
     full: bool
     findings: tuple[Finding, ...]
     counted: dict[str, int] = field(default_factory=dict)
+    compared: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -221,8 +223,20 @@ class Collector:
         return any(finding.severity == "error" for finding in self._findings.values())
 
     def report(
-        self, path: str, kind: SubjectKind, *, full: bool, counted: dict[str, int]
+        self,
+        path: str,
+        kind: SubjectKind,
+        *,
+        full: bool,
+        counted: dict[str, int],
+        compared: Sequence[str] = (),
     ) -> Report:
         """Return the report of the finished check."""
-        findings = tuple(self._findings.values())
-        return Report(path=path, kind=kind, full=full, findings=findings, counted=counted)
+        return Report(
+            path=path,
+            kind=kind,
+            full=full,
+            findings=tuple(self._findings.values()),
+            counted=counted,
+            compared=tuple(compared),
+        )
