@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from megaindex.cli.options import Parser, add_flags, print_json
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str]) -> int:
     run: Any = recipe_of(options, besides=("skip",))
     if run is None:
         run = resolve(read_settings(vars(options)))
+    elif run.mix_changes is not None and run.mix_changes.size and not run.mix_changes.path:
+        path = f"{options.out.removesuffix('.lock')}-mix.npy"  # of a checkpoint, which holds them
+        changes = run.mix_changes.write(path, overwrite=options.overwrite)
+        run = replace(run, mix_changes=changes)
     with counting_samples() as progress, copying("reading") as bar:
         made = make_lock(
             run,

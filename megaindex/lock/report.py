@@ -91,9 +91,12 @@ class RunReport:
     def to_markdown(self) -> str:
         """Return the report as a page of Markdown."""
         total = sum(source.served for source in self.sources)
+        settings = dict(self.settings)
+        weighted = "weights" in settings  # a column, which may be of thousands of sources
+        weights = str(settings.pop("weights", "")).split(", ")
         facts = [
             ("order", self.order),
-            *((name.replace("_", " "), value) for name, value in self.settings.items()),
+            *((name.replace("_", " "), value) for name, value in settings.items()),
             ("tokens of a sample", lengths_text(self.sequence_lengths)),
             ("samples served", f"{self.samples:,}"),
             ("steps made", f"{self.steps:,}"),
@@ -104,15 +107,16 @@ class RunReport:
             ("digest of the lock", f"`{self.lock}`"),
         ]
         exposure: list[tuple[str, ...]] = [
-            ("source", "documents", "tokens", "served", "share", "epochs")
+            ("source", *["weight"] * weighted, "documents", "tokens", "served", "share", "epochs")
         ]
         rest: list[tuple[str, ...]] = [
             ("source", "unseen", "cut", "served again", "masked", "fingerprint")
         ]
-        for each in self.sources:
+        for number, each in enumerate(self.sources):
+            name = (each.source, *weights[number : number + 1] * weighted)
             share, epochs = f"{100 * each.share:.2f} %", f"{each.epochs:.3f}"
             counts = (f"{count:,}" for count in (each.documents, each.tokens, each.served))
-            exposure.append((each.source, *counts, share, epochs))
+            exposure.append((*name, *counts, share, epochs))
             counts = (f"{n:,}" for n in (each.unseen, each.cut, each.served_again, each.masked))
             rest.append((each.source, *counts, f"`{each.fingerprint}`"))
         parts = [

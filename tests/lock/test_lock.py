@@ -247,6 +247,44 @@ def test_every_field_matters(name: str, home: Path) -> None:
     assert unseen == []
 
 
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("neox", [[0, 4, 40]]),
+        ("neox", [[0, 16, 10]]),
+        ("flags", [[0, 8, 33], [264, 4, 2]]),
+        ("recipe", [[0, 8, 18], [144, 12, 1]]),
+        ("past", [[40000, 0, 5000], [40000, 4, 24]]),
+    ],
+)
+def test_the_positions_of_a_step_are_those_of_the_settings(name: str, steps: Any) -> None:
+    """One block of receipts has the same samples in steps of any size."""
+    content = copy.deepcopy(read_lock(f"{name}.lock").content)
+    train = content["subsets"]["train"]
+    first = 5000 if name == "past" else 0
+    count = sum(number for _, _, number in steps)
+    train["steps"], train["receipts"]["block_steps"] = steps, count - first
+    Path("steps.lock").write_bytes(lock_text(content))
+    found = {step: rules("steps.lock", step=step) for step in range(first, count)}
+    assert found[count - 1] == ["steps.lock steps"]
+    if name not in ("flags", "recipe"):
+        assert all(rule == ["steps.lock steps"] for rule in found.values())
+    else:
+        assert found[first] == []
+
+
+def test_a_verification_says_what_it_compared() -> None:
+    report = verify_lock("skips.lock", step=3)
+    assert [text for text in report.compared if ".idx" in text] == []
+    assert any("step 3" in text for text in report.compared)
+    assert "compared every other file, every .idx" in cli("verify", "skips.lock")[1]
+    undo = flip("data/code.idx", 20)
+    try:
+        assert "compared nothing" in cli("verify", "neox.lock")[1]
+    finally:
+        undo()
+
+
 def test_a_changed_section_is_named() -> None:
     text = Path("recipe.lock").read_text()
     for old, new, section in (

@@ -16,7 +16,8 @@ from megaindex.cli import main
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.errors import MegaIndexError
-from megaindex.lock import make_lock, open_run, open_stream, report_run
+from megaindex.index.balance import CostModel
+from megaindex.lock import make_lock, open_run, open_stream, read_lock, report_run
 from megaindex.recipe import read_recipe
 
 RECIPE = """
@@ -95,6 +96,66 @@ def test_audit_and_trace_take_a_lock(lock: Path, capsys: pytest.CaptureFixture[s
         file.write(b"\x01")
     assert main(["trace", "--lock", "run.lock", "--step", "1"]) == 2
     assert "code.idx" in capsys.readouterr().err
+
+
+def test_the_evaluation_of_a_lock_is_traced(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the documents of the evaluation's own source."""
+    (lock.parent / "eval.yaml").write_text(f"{RECIPE}evaluation: {{source: code, iterations: 2}}")
+    make_lock(read_recipe("eval.yaml")).write("eval.lock")
+    assert main(["trace", "--lock", "eval.lock", "--subset", "valid", "--step", "0", "--json"]) == 0
+    spans = json.loads(capsys.readouterr().out)["spans"]
+    stream = open_stream("eval.lock", subset="valid")
+    assert [source.path_prefix for source in stream.sources] == [str(lock.parent / "code")]
+    assert stream.num_samples == 8
+    assert {span["sample"] for span in spans} == set(range(8))
+    assert sum(span["length"] for span in spans) == 8 * 16
+    assert max(span["document"] for span in spans) < 9
+    assert main(["trace", "--lock", "run.lock", "--subset", "valid", "--step", "0"]) == 2
+    assert "run.lock: has no subset valid, it has train" in capsys.readouterr().err
+
+
+def test_no_cell_of_a_report_grows_with_the_sources(lock: Path) -> None:
+    words = [word for number in range(300) for word in (str(1 + number / 7), "web")]
+    run = {"sequence_length": 16, "train_iters": 3, "global_batch_size": 4, "eval_iters": 0}
+    report = report_run(make_lock(data_path=words, split="1,0,0", **run).write("many.lock"))
+    page = report.to_markdown()
+    weights = report.settings["weights"].split(", ")
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("|")]
+    assert max(len(cell) for row in rows for cell in row) < 80
+    assert [row[2].strip() for row in rows if len(row) == 9][2:] == weights
+
+
+def test_a_run_without_a_recipe_is_balanced(lock: Path) -> None:
+    torch = pytest.importorskip("torch")
+    make_lock(make_plan_run()).write("plan.lock")
+    steps = []
+    for balance in (None, CostModel(linear=1, attention=1)):
+        ranks = [
+            [batch["tokens"] for batch in open_run("plan.lock", balance=balance,
+             data_parallel_rank=rank, data_parallel_size=2)]
+            for rank in range(2)
+        ]  # fmt: skip
+        rounds = [torch.cat(batches) for batches in zip(*ranks, strict=True)]
+        steps.append([sorted(torch.cat(rounds[k : k + 2]).tolist()) for k in range(0, 40, 2)])
+    assert steps[0] == steps[1]
+
+
+def test_a_checkpoint_of_a_changed_mix_is_locked(
+    lock: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The changes are written beside the lock, as a file that it pins."""
+    pytest.importorskip("torch")
+    loader = open_run(lock, data_parallel_size=1)
+    loader.set_mix({"web": 1, "a|b": 3}, 20)
+    Path("state.json").write_text(json.dumps(loader.state_dict()))
+    for status in (0, 2):
+        assert main(["lock", "--state", "state.json", "--out", "state.lock"]) == status
+    assert main(["verify", "state.lock", "--all"]) == 0
+    ids = np.arange(160)
+    for ours, theirs in zip(open_stream("state.lock").index.locate(ids),
+                            loader.index.locate(ids), strict=True):  # fmt: skip
+        np.testing.assert_array_equal(ours, theirs)
+    assert [file.path for file in read_lock("state.lock").files] == [f"{Path.cwd()}/state-mix.npy"]
 
 
 def test_the_stream_is_that_of_the_recipe(lock: Path) -> None:
