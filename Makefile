@@ -140,6 +140,8 @@ nightly: $(VENV)/.test-installed
 	$(MAKE) explore MEGAINDEX_EXPLORE_SEED=$(NIGHT) MEGAINDEX_TEST_EXAMPLES=$(or $(CASES),100000) \
 		TESTS="$(MEGATRONS) -k native"
 	MEGAINDEX_EXPLORE_SEED=$(NIGHT) $(BIN)/python -m pytest tests/independent
+	MEGAINDEX_EXPLORE_SEED=$(NIGHT) MEGAINDEX_TEST_EXAMPLES=$(or $(EXAMPLES),1000) \
+		$(BIN)/python -m pytest tests/lock/test_forged_locks.py
 	$(MAKE) simulate SECONDS=$(or $(SECONDS),3600)
 	$(MAKE) simulate SIMULATE=--planted
 	$(MAKE) soak SOAK_SECONDS=$(or $(SECONDS),3600)

@@ -307,7 +307,7 @@ def _read(name: str) -> bytes:
         raise MissingFile(f"{name}: does not exist; give a file of `megaindex lock`")
     check_file(name)
     with as_storage_error(name, "cannot read"), open(name, "rb") as file:
-        text = file.read(_LONGEST + 1)
+        text = file.read(min(os.fstat(file.fileno()).st_size, _LONGEST) + 1)
     if len(text) > _LONGEST:
         raise StorageError(f"{name}: a lock has at most {_LONGEST} bytes; give a lock")
     return text

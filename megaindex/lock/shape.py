@@ -389,9 +389,14 @@ def _subset(subset: Any, where: str, given: _Given) -> None:
     expected = f"{blocks} receipts, of {receipts['block_steps']} steps each"
     _require(len(receipts["blocks"]) == blocks, f"{where}.receipts.blocks", expected,
              len(receipts["blocks"]))  # fmt: skip
+    skips, index = subset["skip"], subset["index"]
+    masks = [each for each in skips or () if "steps" not in each]
+    is_same = (skips is not None) == (index["order"] == "skipped")
+    is_same = is_same and len(index.get("masks", ())) == len(masks)
+    _require(is_same, f"{where}.skip", "the skips of its index", skips)
     rows = [given.sources[row] for row in subset["sources"]]
     inside = replace(given, sources=rows, most=samples)
-    begin, end = _node(subset["index"], f"{where}.index", inside)
+    begin, end = _node(index, f"{where}.index", inside)
     _require(begin == first, f"{where}.index", f"of first position {first}", begin)
     _require(samples <= end, f"{where}.samples", f"at most {end}, as its index has", samples)
 
