@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from megaindex.errors import FormatError, MissingFile, StorageError
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import Fault
 from megaindex.io.atomic import Damaged, write_file
 from megaindex.io.paths import as_storage_error, check_file, check_local, is_remote
@@ -138,6 +138,7 @@ class Lock:
             overwrite: replace an existing file.
 
         Raises:
+            InvalidArgument: `read_lock` would refuse it, as of a run of more than 2**24 steps.
             StorageError: the file exists, or cannot be written.
         """
         target = os.fspath(path)
@@ -150,6 +151,10 @@ class Lock:
             if not below.startswith(".."):  # relative to the lock, if it lies below it
                 root = below.replace(os.sep, "/")
         text = lock_text({**self.content, "root": root})
+        try:
+            check_shape(parse_text(text))
+        except Misshapen as error:
+            raise InvalidArgument(f"{target}: the run has no lock: {error}; divide it") from None
         write_file(target, lambda file: file.write(text), overwrite=overwrite)
         return read_lock(target)
 

@@ -300,3 +300,13 @@ def test_nodes_nest_to_a_bound(depth: int, is_read: bool) -> None:
         return
     with pytest.raises(FormatError, match="nodes deep"):
         read_lock("nested.lock")
+
+
+def test_what_would_be_refused_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = read_lock("flags.lock")  # of 34 steps
+    monkeypatch.setattr("megaindex.lock.shape.MOST_STEPS", 34)
+    lock.write("most.lock")
+    monkeypatch.setattr("megaindex.lock.shape.MOST_STEPS", 33)
+    with pytest.raises(InvalidArgument, match="number of subsets.train.steps"):
+        lock.write("more.lock")
+    assert not Path("more.lock").exists()
