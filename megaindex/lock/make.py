@@ -285,9 +285,12 @@ def _evaluation_stream(opened: OpenRecipe, train: AuditStream) -> dict[Split, Au
 
 
 def most_samples(lock: Lock) -> dict[str, int]:
-    """Return for each subset of a lock the most samples that it states of any of its indices."""
+    """Return for each subset of a lock the sum of the samples that it states.
+
+    A run asks for no more: some of them may fill no batch, or are asked of the sources together.
+    """
     return {
-        name: max(each for where, each in leaves(lock.subset(name)) if where.endswith("samples"))
+        name: sum(each for where, each in leaves(lock.subset(name)) if where.endswith("samples"))
         for name in lock.content["subsets"]
     }
 

@@ -466,8 +466,8 @@ def _several(node: Any, where: str, given: _Given) -> tuple[int, int]:
         _require(len(row) == len(columns), place, f"of {len(columns)} values", row)
         own = {name: value for name, value in zip(columns, row, strict=True) if value is not None}
         _node({**common, **own}, place, replace(given, sources=[source], most=None))
-    most = given.most
-    _require(most is not None, where, "a node of one source", node["order"])
+    most = -1 if given.most is None else given.most
+    _require(most >= 0, where, "a node of one source", node["order"])
     if node["order"] == "blend":
         weight = _SIZE if node["rule"] == "divisor" else _DOUBLE
         _tuple(*len(rows) * [weight])(node["weights"], f"{where}.weights", given)

@@ -193,7 +193,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields, as ``--json`` prints them."""
-        return asdict(self)
+        found = asdict(self)
+        return found if self.kind == "lock" else {k: v for k, v in found.items() if k != "compared"}
 
 
 class Collector:
