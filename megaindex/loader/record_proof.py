@@ -53,11 +53,11 @@ from megaindex.loader.record_content import (
     held_by_state,
     with_contents,
 )
-from megaindex.lock.lock_file import FORMAT as LOCK_FORMAT
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import block_bounds, first_step, step_bounds_of
 from megaindex.lock.opening import locked_index, locked_mix, locked_skips
 from megaindex.lock.settings import differences
+from megaindex.lock.shape import FORMAT as LOCK_FORMAT
 from megaindex.progress import Bar, silent
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.validation import CheckpointReader
