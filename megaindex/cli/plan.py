@@ -387,6 +387,8 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
     add("--epochs-mixed", type=int, metavar="K", help="order epoch: epochs shuffled together")
     add("--left-over", metavar="HOW", help="order epoch: drop (default) or carry")
     add_flags(group, "--max-documents", "--long-documents")
+    summed = "GPT-NeoX's sum of weights: plain (Python 3.11) or compensated (3.12); default: this"
+    add("--python-sum", metavar="HOW", help=summed)
 
 
 def stream_of_options(options: argparse.Namespace) -> AuditStream:

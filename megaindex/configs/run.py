@@ -17,7 +17,7 @@ from typing import Literal
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.megatron_versions import DEFAULT_VERSION, Version, find_version
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import SPLITS, FrameworkRules
+from megaindex.index.frameworks import SPLITS, FrameworkRules, sums_differ
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.index.skips import Skip, given_skips
 from megaindex.validation import (
@@ -282,6 +282,19 @@ class Run:
         if self.surplus is not None:
             row = replace(row, buffer_weighted=1 + self.surplus)
         return row
+
+    @property
+    def depends_on_python(self) -> bool:
+        """True if its weights, or the bounds of its split, depend on the row's ``python_sum``."""
+        row, data, sums = self.row, self.data, []
+        if row.weight_sum == "python":
+            if data.documents_alpha is not None:  # weights by files, which are not read here
+                return True
+            splits = (getattr(data, name) for name in SPLITS)
+            sums = [[s.weight for s in split if s.weight is not None] for split in splits]
+        if row.split_rule == "neox" and data.split is not None:
+            sums.append(row.shares(data.split))
+        return any(map(sums_differ, sums))
 
     @property
     def packing(self) -> NeoxDocumentsOrder | None:

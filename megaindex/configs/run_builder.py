@@ -502,12 +502,13 @@ def _order(settings: Settings) -> Order:
             f"pack_impl {packing.pack_impl} is a setting of GPT-NeoX; plan with --order "
             f"{packing.name}"
         )
+    rule = given.pop("python_sum") or packing.python_sum
     for setting, value in given.items():
         if value is not None:
             raise InvalidArgument(
                 f"{flag_of(ORDER_FIELDS[setting])} has no meaning for order {packing}; remove it"
             )
-    return packing
+    return replace(packing, python_sum=rule)
 
 
 def _evaluation(settings: Settings, sizes: BatchSizes) -> Evaluation:

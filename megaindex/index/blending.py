@@ -2,14 +2,13 @@
 
 The rounding of the weights decides how many samples are requested of a source and which source a
 greedy blend draws in a tie. GPT-NeoX sums with Python's `sum`, which is compensated from Python
-3.12 on, so the last bit depends on the Python version; Megatron-DeepSpeed and PaddleNLP use a loop.
+3.12 on, so the last bit depends on the Python version (`FrameworkRules.python_sum`);
+Megatron-DeepSpeed and PaddleNLP use a loop.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -18,7 +17,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 
 from megaindex._types import F64, I64, U64, IntArray
-from megaindex.index.frameworks import FrameworkRules
+from megaindex.index.frameworks import FrameworkRules, sum_as
 from megaindex.kernels import active
 
 _DIVISOR_WEIGHT_BITS = 52
@@ -29,8 +28,7 @@ def request_weights(weights: Sequence[float], row: FrameworkRules) -> list[float
     if row.weight_sum not in ("python", "loop"):
         once: list[float] = _normalized(np.array(weights, np.float64)).tolist()
         return once
-    is_loop = row.weight_sum == "loop"
-    total = functools.reduce(operator.add, weights, 0.0) if is_loop else sum(weights)
+    total = sum_as("plain" if row.weight_sum == "loop" else row.python_sum, weights)
     return [weight / total for weight in weights]
 
 

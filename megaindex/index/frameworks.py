@@ -9,13 +9,16 @@ are built: megatron-core 0.16.1 (``_get_size_per_split_per_dataset``, ``normaliz
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +42,12 @@ LeftOver = Literal["drop", "carry"]
 LongDocuments = Literal["truncate", "split", "skip"]
 LONG_DOCUMENTS: tuple[LongDocuments, ...] = ("truncate", "split", "skip")
 DEFAULT_SPLIT = "969,30,1"
+PythonSum = Literal["plain", "compensated"]
+"""Rounding of Python's ``sum`` of doubles: plain additions up to Python 3.11, compensated from 3.12
+on."""
+PYTHON_SUMS: tuple[PythonSum, ...] = ("plain", "compensated")
+OWN_PYTHON_SUM: PythonSum = "compensated" if sys.version_info >= (3, 12) else "plain"
+"""That of the interpreter that runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +73,10 @@ class FrameworkRules:
     """Length of a weighted blend for N samples: sum of the requests without a variance buffer
     (requested), with it (buffered), sum of the dataset lengths (built), or N (samples)."""
     weight_sum: Literal["numpy", "python", "loop", "exact"] = "numpy"
-    """Sum of weights: NumPy's pairwise sum, Python's `sum` (compensated from 3.12 on), a loop of
+    """Sum of weights: NumPy's pairwise sum, Python's `sum` (see ``python_sum``), a loop of
     additions, or exact."""
+    python_sum: PythonSum = OWN_PYTHON_SUM
+    """Python's `sum` of the interpreter under which the framework runs."""
     width_rule: Literal["megatron", "neox", "int64"] = "megatron"
     """Condition for an int32 sample_index: few enough entries of document_index (megatron), few
     enough samples (neox), or never (int64)."""
@@ -149,7 +160,8 @@ class FrameworkRules:
     def split_bounds(self, split: str, num_sequences: int) -> list[tuple[int, int]]:
         """Return the sequences [begin, end) of train, valid and test."""
         if self.split_rule == "neox":
-            return _neox_bounds(self.shares(split), num_sequences)
+            shares = self.shares(split)
+            return _neox_bounds(shares, sum_as(self.python_sum, shares), num_sequences)
         return _megatron_bounds(self.shares(split), num_sequences)
 
     def shares(self, split: str) -> list[float]:
@@ -225,6 +237,30 @@ def framework_rules(order: str) -> FrameworkRules:
     return FRAMEWORK_RULES[check_choice("order", order, tuple(FRAMEWORK_RULES))]
 
 
+def sum_as(rule: PythonSum, values: Sequence[float]) -> float:
+    """Return ``sum(values)`` as Python rounds it by a rule."""
+    if rule == OWN_PYTHON_SUM:
+        return sum(values)
+    if rule == "plain":
+        return functools.reduce(operator.add, values, 0)
+    total: Any = 0  # CPython 3.12: Neumaier's sum from the first double on
+    error = 0.0
+    for value in values:
+        if isinstance(total, float) and isinstance(value, float):
+            larger, smaller = (total, value) if abs(total) >= abs(value) else (value, total)
+            total += value
+            error += (larger - total) + smaller
+        else:
+            total += value
+    found: float = total + error if error and math.isfinite(error) else total
+    return found
+
+
+def sums_differ(values: Sequence[float]) -> bool:
+    """Return True if the sum of values depends on the version of Python."""
+    return sum_as("plain", values) != sum_as("compensated", values)
+
+
 def parse_split(split: str, order: str = "", name: str = "split") -> list[float]:
     """Return three weights from ``"969,30,1"`` or ``"969/30/1"``; missing ones are 0.
 
@@ -262,9 +298,10 @@ def _megatron_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple
     return list(itertools.pairwise(rounded))
 
 
-def _neox_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple[int, int]]:
+def _neox_bounds(
+    weights: Sequence[float], total: float, num_sequences: int
+) -> list[tuple[int, int]]:
     """Round each part, then subtract their total excess from every boundary."""
-    total = sum(weights)
     bounds = [0]
     for weight in weights:
         bounds.append(bounds[-1] + round(weight / total * float(num_sequences)))

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import (
     LONG_DOCUMENTS,
+    PYTHON_SUMS,
     FinalEpochPolicy,
     FrameworkRules,
     LeftOver,
     LongDocuments,
+    PythonSum,
     framework_rules,
 )
 from megaindex.validation import check_between, check_choice, check_flag, check_share
@@ -61,10 +63,10 @@ class Order:
 
     @property
     def changed_settings(self) -> dict[str, Any]:
-        """Settings that differ from their defaults."""
+        """Settings that differ from their defaults, and the interpreter's, which has none."""
         row = framework_rules(self.name)
         default = {f.name: f.default or getattr(row, f.name, None) for f in fields(self)}
-        return {k: v for k, v in self.settings.items() if v != default[k]}
+        return {k: v for k, v in self.settings.items() if v != default[k] or k == "python_sum"}
 
     @property
     def row(self) -> FrameworkRules:
@@ -107,6 +109,15 @@ _FRAMEWORK_SETTINGS = """
 
 
 @dataclass(frozen=True, kw_only=True)
+class _SumsInPython(Order):
+    """Orders whose weights or splits depend on the version of Python."""
+
+    python_sum: PythonSum | None = None
+    """``"plain"``: weights and splits are summed as Python does up to 3.11; ``"compensated"``: as
+    from 3.12 on. Default: as the running Python does."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MegatronOrder(FrameworkOrder):
     """Order of Megatron-LM (megatron-core 0.16.1)."""
 
@@ -114,28 +125,28 @@ class MegatronOrder(FrameworkOrder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MegatronLegacyOrder(FrameworkOrder):
+class MegatronLegacyOrder(FrameworkOrder, _SumsInPython):
     """Order of Megatron-DeepSpeed (main, 2025-07) and of Megatron-LM before 2023."""
 
     name: ClassVar[str] = "megatron-legacy"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeoxOrder(FrameworkOrder):
+class NeoxOrder(FrameworkOrder, _SumsInPython):
     """Order of GPT-NeoX (main, 2026-05) with its default ``pack_impl: packed``."""
 
     name: ClassVar[str] = "neox"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaddleOrder(FrameworkOrder):
+class PaddleOrder(FrameworkOrder, _SumsInPython):
     """Order of PaddleNLP (3.0.0b4)."""
 
     name: ClassVar[str] = "paddlenlp"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeoxDocumentsOrder(Order):
+class NeoxDocumentsOrder(_SumsInPython):
     """Order of GPT-NeoX (main, 2026-05) with samples of whole documents.
 
     ``build_index`` needs ``num_samples`` with this order, because the number of samples decides
@@ -255,6 +266,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "next_token": check_flag,
     "epochs_mixed": partial(check_between, least=1),
     "left_over": partial(check_choice, choices=("drop", "carry")),
+    "python_sum": partial(check_choice, choices=PYTHON_SUMS),
     "long_documents": partial(check_choice, choices=LONG_DOCUMENTS),
     "max_documents": partial(check_between, least=1),
 }

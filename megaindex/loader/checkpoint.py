@@ -14,6 +14,8 @@ from megaindex._types import I64, IntArray
 from megaindex.cache.fingerprint import array_bytes, contents_of
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.blending import exact_values
 from megaindex.index.spans import Index
 from megaindex.loader.targets import Targets
 from megaindex.recipe.layout import RecipeLayout
@@ -66,10 +68,11 @@ def check_datasets(index: Index, datasets: Sequence[IndexedDataset]) -> None:
 def order_facts(
     index: Index, consumed_samples: int, numbers: IntArray | None = None
 ) -> dict[str, str]:
-    """Return hashes of the spans of the first and the last consumed samples, by name.
+    """Return hashes of the spans of the first and the last consumed samples, and of the weights of
+    a greedy blend, by name.
 
-    They differ between seeds, orders and corpora, and stay equal when an index is extended, and
-    with other skips.
+    They differ between seeds, orders, corpora and weights, and stay equal when an index is
+    extended, which writes the blend out and leaves the weights unknown, and with other skips.
 
     Args:
         numbers: the number to hash for each source; default: that of the index.
@@ -78,7 +81,24 @@ def order_facts(
     begin = getattr(index, "first_position", 0)
     last = np.arange(max(begin, consumed_samples - _PROBES), consumed_samples) % max(1, count)
     first = np.arange(begin, min(begin + _PROBES, count, consumed_samples))
-    return {"first": _digest(index, first, numbers), "last": _digest(index, last, numbers)}
+    facts = {"first": _digest(index, first, numbers), "last": _digest(index, last, numbers)}
+    weights = _greedy_weights(index)
+    return facts if weights is None else {**facts, "weights": weights}
+
+
+def _greedy_weights(index: Any) -> str | None:
+    """Return the hash of the weights by which a run began, whose last bits decide ties.
+
+    None if it is no greedy blend, or one that is written out.
+    """
+    while not isinstance(index, BlendedIndex):
+        stages = getattr(index, "stages", ())
+        index = getattr(stages[0] if stages else index, "index", None)
+        if index is None:
+            return None
+    if index.rule != "greedy":
+        return None
+    return xxhash.xxh3_128_hexdigest(repr(exact_values(np.asarray(index.weights))).encode())
 
 
 @dataclass(frozen=True, kw_only=True)

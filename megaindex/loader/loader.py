@@ -403,7 +403,8 @@ class Loader:
                 sampler.values["consumed_samples"],
             )
         order = stored.part("order", "the order of a loader")
-        facts = {name: order.hashed(name) for name in ("first", "last")}
+        names = ("first", "last", "weights") if "weights" in order.values else ("first", "last")
+        facts = {name: order.hashed(name) for name in names}
         theirs = stored_contents(stored, self._sources)
         counted = self._stored_receipt(stored.field("receipt", "must be a mapping or null"))
         check_skips = getattr(self._sampler, "check_skips", None)
@@ -431,10 +432,12 @@ class Loader:
     def _check_order(
         self, consumed: int, decided: int, facts: Mapping[str, str], numbers: IntArray | None
     ) -> None:
-        if facts != order_facts(self._index, decided, numbers):
+        ours = order_facts(self._index, decided, numbers)
+        if any(facts[name] != ours[name] for name in facts.keys() & ours.keys()):
             raise InvalidArgument(
                 f"the index serves other samples than the {consumed} that the run was served: its "
-                "seed, order, corpus or blend differs; use those of the checkpoint, or, if the "
+                "seed, order, corpus or blend differs; use those of the checkpoint (orders of "
+                "GPT-NeoX with the python_sum of the Python that it began under), or, if the "
                 'change is intended, load it with allow=("order",)'
             )
 

@@ -270,12 +270,15 @@ def _is_columns(mix: Mapping[str, Any]) -> bool:
 
 def _run_settings(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
     order = order_of(run.order)
+    changed = order.changed_settings
+    if not run.depends_on_python:
+        changed.pop("python_sum", None)
     data = _all(run.data, SPLITS)
     for split in SPLITS:
         if sources := [_changed(source) for source in getattr(run.data, split)]:
             data[split] = sources
     found = {
-        "order": {"name": order.name, **order.changed_settings},
+        "order": {"name": order.name, **changed},
         **_all(run, _WITHOUT),
         "data": data,
         "batch": _all(run.batch),

@@ -107,6 +107,7 @@ def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
         *_evaluations(run, plan),
         *_splits(run, plan),
         *_setup(run, sizing, plan),
+        *_python_sum(run),
         *run.notes,
     )
     return tuple(dict.fromkeys(texts))
@@ -149,6 +150,19 @@ def _adapter_needed(run: Run) -> Iterator[str]:
         yield (
             f"{run.row.framework} does not apply {named} by itself: call "
             f"{adapter_call(run.row.order, wanted)} in the run"
+        )
+
+
+def _python_sum(run: Run) -> Iterator[str]:
+    """Yield the version of Python that decides the weights of a blend or the bounds of a split."""
+    if run.depends_on_python:
+        versions = {"plain": "3.11 or earlier", "compensated": "3.12 or later"}
+        own = run.row.python_sum
+        (other,) = versions.keys() - {own}
+        yield (
+            f"{run.row.framework} adds weights and splits by Python's sum(), which rounds those of "
+            f"this run otherwise from Python 3.12 on: this is the run under Python {versions[own]};"
+            f" give --python-sum {other} if it trains under Python {versions[other]}"
         )
 
 

@@ -22,7 +22,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.format.dataset import read_length_histogram
 from megaindex.index.blending import Progress
-from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
+from megaindex.index.frameworks import SPLITS, FrameworkRules, PythonSum, Split, sum_as
 from megaindex.index.order_settings import NeoxDocumentsOrder, order_of_row
 from megaindex.index.orders.framework import PackingIndex, PackingOrder
 from megaindex.index.orders.packed import count_pieces, pack_counts, pieces_of_histogram
@@ -325,7 +325,9 @@ def sizing_of(
             for part in parts
         )
     if run.data.documents_alpha is not None:
-        weights = documents_weights([part.sequences for part in parts], run.data.documents_alpha)
+        weights = documents_weights(
+            [part.sequences for part in parts], run.data.documents_alpha, row.python_sum
+        )
     if split != "train":  # Megatron-DeepSpeed has an exact number of epochs for training alone
         row = replace(row, exact_num_epochs=None)
     return Sizing(
@@ -361,10 +363,10 @@ def _per_source_samples(
     return samples
 
 
-def documents_weights(documents: Sequence[int], alpha: float) -> tuple[float, ...]:
+def documents_weights(documents: Sequence[int], alpha: float, rule: PythonSum) -> tuple[float, ...]:
     """Return GPT-NeoX's weights by numbers of documents, in its own double expressions.
 
-    The weights are share ** alpha · (1 - share), normalised.
+    The weights are share ** alpha · (1 - share), normalised by sums of the rule.
 
     Raises:
         InvalidArgument: they are beyond the range of doubles.
@@ -374,9 +376,10 @@ def documents_weights(documents: Sequence[int], alpha: float) -> tuple[float, ..
     shares = [count / sum(documents) for count in documents]
     try:
         powers = [share**alpha for share in shares]
-        total = sum(powers)
+        total = sum_as(rule, powers)
         scaled = [power / total * (1 - share) for power, share in zip(powers, shares, strict=True)]
-        return tuple(weight / sum(scaled) for weight in scaled)
+        whole = sum_as(rule, scaled)
+        return tuple(weight / whole for weight in scaled)
     except (OverflowError, ZeroDivisionError):
         raise InvalidArgument(
             f"weighted_sampler_alpha {alpha} gives weights beyond the range of doubles; give one "

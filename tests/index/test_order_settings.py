@@ -21,7 +21,7 @@ from megaindex import (
     PaddleOrder,
     WindowOrder,
 )
-from megaindex.index.frameworks import FRAMEWORK_RULES
+from megaindex.index.frameworks import FRAMEWORK_RULES, OWN_PYTHON_SUM
 from megaindex.index.order_settings import Order, make_order, order_of, order_of_row
 
 BY_NAME: dict[str, type[Order]] = {
@@ -40,7 +40,8 @@ def test_a_name_is_the_object_with_default_settings(name: str, tmp_path: Path) -
     order = BY_NAME[name]()
     assert order_of(name) == order == make_order(name, {}) == order_of_row(FRAMEWORK_RULES[name])
     assert order.row == FRAMEWORK_RULES[name]
-    assert order.changed_settings == {}
+    own = {"python_sum": OWN_PYTHON_SUM}  # which has no default
+    assert order.changed_settings == (own if hasattr(order, "python_sum") else {})
     corpus = write_corpus(tmp_path / "c", np.random.default_rng(0).integers(0, 50, 90))
     built = [
         megaindex.build_index(corpus, sequence_length=16, epochs=2, order=given)
@@ -57,7 +58,9 @@ def test_the_frameworks_defaults_are_shown() -> None:
     assert NeoxOrder().separate_final_epoch == "never"
     assert NeoxOrder() == NeoxOrder(separate_final_epoch="never")
     assert EpochOrder(epochs_mixed=3).changed_settings == {"epochs_mixed": 3}
-    assert NeoxDocumentsOrder(pack_impl="unpacked").changed_settings == {"pack_impl": "unpacked"}
+    assert NeoxDocumentsOrder(pack_impl="unpacked").changed_settings == {
+        "pack_impl": "unpacked", "python_sum": OWN_PYTHON_SUM,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def _older(state: dict[str, Any]) -> dict[str, Any]:
         del source["content"]
     loader = state.get("loader", state)
     del loader["content"]
+    loader["order"].pop("weights", None)
     later = ("in_place", "misplaced", "data_parallel_rank", "data_parallel_size")
     for name in later if loader["receipt"] is not None else ():
         del loader["receipt"][name]
