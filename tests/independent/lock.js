@@ -27,21 +27,17 @@ function hash(data) { // returns [high, low]
     };
     if (length <= 128) for (let k = length - 1 >> 5; k >= 0; k--) mix(16 * k, length - 16 * (k + 1), 32 * k);
     else {
-      for (let i = 0; i < 128; i += 32) mix(i, i + 16, i);
-      [low, high] = [avalanche(low), avalanche(high)];
-      for (let i = 128; i + 32 <= length; i += 32) mix(i, i + 16, i - 125);
-      mix(length - 16, length - 32, 103);
+      for (let i = 0; i < 128; i += 32) mix(i, i + 16, i); [low, high] = [avalanche(low), avalanche(high)];
+      for (let i = 128; i + 32 <= length; i += 32) mix(i, i + 16, i - 125); mix(length - 16, length - 32, 103);
     }
     return [u64(-avalanche(u64(low * B1 + high * B4 + n * B2))), avalanche(u64(low + high))];
   }
   const sums = [A3, B1, B2, B3, B4, A2, B5, A1];
   const add = (begin, s) => range(8).forEach((i) => {
     const value = at(begin + 8 * i), keyed = value ^ secret(s + 8 * i);
-    sums[i ^ 1] = u64(sums[i ^ 1] + value);
-    sums[i] = u64(sums[i] + (keyed & LOW) * (keyed >> 32n));
+    sums[i ^ 1] = u64(sums[i ^ 1] + value); sums[i] = u64(sums[i] + (keyed & LOW) * (keyed >> 32n));
   });
-  for (let stripe = 0; stripe < Math.floor((length - 1) / 64); stripe++) {
-    add(64 * stripe, 8 * (stripe % 16));
+  for (let stripe = 0; stripe < Math.floor((length - 1) / 64); stripe++) { add(64 * stripe, 8 * (stripe % 16));
     if (stripe % 16 === 15) sums.forEach((x, i) => { sums[i] = u64((x ^ x >> 47n ^ secret(128 + 8 * i)) * A1); });
   }
   add(length - 64, 121);
@@ -56,8 +52,8 @@ const SPLIT_MIX = [30n, 0xBF58476D1CE4E5B9n, 27n, 0x94D049BB133111EBn, 31n];
 function keyOf(...parts) {
   const [high, low] = hash(Buffer.from(['megaindex', ...parts].join('/')));
   const word = (i) => finish(high ^ finish(u64(low + BigInt(i + 1) * 0x9E3779B97F4A7C15n), SPLIT_MIX), SPLIT_MIX);
-  const halves = (i) => [Number(word(i) & LOW), Number(word(i) >> 32n)];
-  return { word, halves, rounds: (first) => range(48, (r) => halves(first + r)) };
+  const halves = (i) => [Number(word(i) & LOW), Number(word(i) >> 32n)], rounds = (first) => range(48, (r) => halves(first + r));
+  return { word, halves, rounds };
 }
 const round32 = (x, shift, factor) => Math.imul(x ^ x >>> shift, factor);
 const high32 = (x, y) => Math.floor(((x >>> 16) * y + Math.floor((x & 0xffff) * y / 65536)) / 65536); // x · y >> 32
@@ -76,8 +72,7 @@ function network(rounds, n) {
 }
 function permutation(key, n) { // returns perm(key, n, ·)
   if (n >= 4096) return network(key.rounds(0), n);
-  const t = range(n);
-  for (let i = n - 1; i > 0; i--) swap(t, i, Number(key.word(i) % BigInt(i + 1)));
+  const t = range(n); for (let i = n - 1; i > 0; i--) swap(t, i, Number(key.word(i) % BigInt(i + 1)));
   return (i) => t[i];
 }
 const h32 = (x, z = round32(round32(x, 16, 0x85EBCA6B), 13, 0xC2B2AE35)) => (z ^ z >>> 16) >>> 0;
@@ -99,13 +94,11 @@ function shuffler(seed) { // MT19937; returns the function that shuffles the hea
       s[i] = s[(i + 397) % 624] ^ y >>> 1 ^ (y & 1 ? 0x9908b0df : 0);
     }
     const x = s[at % 624], y = x ^ x >>> 11, z = y ^ y << 7 & 0x9d2c5680, w = z ^ z << 15 & 0xefc60000;
-    at = at % 624 + 1;
-    return w ^ w >>> 18;
+    at = at % 624 + 1; return w ^ w >>> 18;
   };
   const shuffle = (list, begin, end) => {
     for (let i = end - begin - 1, j; i > 0; i--) {
-      do j = next() & 2 ** (32 - Math.clz32(i)) - 1; while (j < 0 || j > i);
-      swap(list, begin + i, begin + j);
+      do j = next() & 2 ** (32 - Math.clz32(i)) - 1; while (j < 0 || j > i); swap(list, begin + i, begin + j);
     }
     return list;
   };
@@ -116,8 +109,7 @@ function cutter(documents, lengths) { // returns the function that cuts tokens [
   const starts = new Float64Array(documents.length + 1);
   documents.forEach((d, p) => { starts[p + 1] = starts[p] + lengths[d]; });
   return (x, y) => {
-    let p = 0, spans = [];
-    for (let step = 2 ** 31; step >= 1; step /= 2) if (starts[p + step] <= x) p += step;
+    let p = 0, spans = []; for (let step = 2 ** 31; step >= 1; step /= 2) if (starts[p + step] <= x) p += step;
     for (; p < documents.length && starts[p] < y; p++) {
       const begin = Math.max(starts[p], x), end = Math.min(starts[p + 1], y);
       if (begin < end) spans.push([0, documents[p], begin - starts[p], end - begin]);
@@ -198,10 +190,8 @@ const ORDERS = {
   blend(node, sources) {
     const { rule, weights, uncounted } = node, nodes = rowsOf(node), children = builtOf(nodes, sources);
     const draw = rule === 'greedy' ? greedy(weights.map((text) => double(text))) : divisor(weights);
-    return (p) => {
-      const [q, j] = draw(p), n = nodes[q].samples;
-      return children(q, uncounted && j >= n ? j % Math.max(1, n - uncounted) : j);
-    };
+    const read = (q, j, n = nodes[q].samples) => children(q, uncounted && j >= n ? j % Math.max(1, n - uncounted) : j);
+    return (p) => read(...draw(p));
   },
   stages(node, sources, tableOf) {
     const children = builtOf(rowsOf(node), sources, tableOf), cursors = sources.map(() => 0);
@@ -268,10 +258,8 @@ function pack(count, most, least, stacked) { // returns the [length, rank] of th
 const double = (text, [, digits, fraction, exponent] = /^0x([01]\.([0-9a-f]+))p([+-]\d+)$/.exec(text)) =>
   parseInt(digits.replace('.', ''), 16) * 2 ** (exponent - 4 * fraction.length);
 function drawing(drawn, choose) { // returns the draws behind those counted in drawn
-  const first = total(drawn), draws = [], next = (stream) => [stream, drawn[stream]++];
-  return (p) => {
-    while (first + draws.length <= p) draws.push(next(choose(first + draws.length, drawn)));
-    return draws[p - first];
+  const first = total(drawn), draws = [], next = (stream) => [stream, drawn[stream]++]; return (p) => {
+    while (first + draws.length <= p) draws.push(next(choose(first + draws.length, drawn))); return draws[p - first];
   };
 }
 const greedy = (shares) => drawing(shares.map(() => 0), (i, drawn, behind = shares.map((share, q) =>
@@ -280,11 +268,8 @@ const soonest = (weights, due) => range(weights.length).filter((q) => weights[q]
   (due[q] * weights[best] < due[best] * weights[q] ? q : best));
 function divisor(weights) {
   const shares = weights.map(BigInt), W = total(shares), size = 4096;
-  const block = memo((b) => {
-    const t = BigInt(Math.max(2 * b * size - weights.length, 0));
-    return drawing(shares.map((share) => Number((share * t + W) / (2n * W))), (_, drawn) =>
-      soonest(shares, drawn.map((j) => BigInt(2 * j + 1))));
-  });
+  const block = memo((b, t = BigInt(Math.max(2 * b * size - weights.length, 0))) => drawing(shares.map((share) =>
+    Number((share * t + W) / (2n * W))), (_, drawn) => soonest(shares, drawn.map((j) => BigInt(2 * j + 1)))));
   return (p) => block(Math.floor(p / size))(p);
 }
 const inBatches = (draw, size, begins = [0]) => (p) => { // size: of all batches, or a list of those of each stream
@@ -306,21 +291,18 @@ const MIXING = {
     return (p) => block(beginOf(p))[p - beginOf(p)];
   },
   changed({ file, position, changes, columns, batch = 1, first }, tableOf) {
-    const rows = tableOf(file).slice(...changes), UNIT = 2n ** 31n, owed = columns.map(() => 0n);
-    const starts = rows.map(([sample]) => Math.max(sample - position, 0) / batch);
+    const rows = tableOf(file, true).slice(...changes), UNIT = 2n ** 31n, owed = columns.map(() => 0n);
+    const starts = rows.map(([sample]) => Math.floor(Math.max(sample - position, 0) / batch));
     const shares = rows.map((row) => columns.map((c) => BigInt(c < 0 ? 0 : row[c + 1]))).map((w) => {
       const scaled = w.map((x) => x * UNIT / total(w)), greatest = w.reduce((k, x, q) => (x > w[k] ? q : k), 0);
       return scaled.map((x, q) => (q === greatest ? x + UNIT - total(scaled) : x));
     });
     const before = first && MIXING[first.rule]({ ...first, batch: 1 }), earlier = range(starts[0], (i) => before(i)[0]);
     const draw = drawing(columns.map((_, q) => earlier.filter((stream) => stream === q).length), (i) => {
-      if (i === starts[1]) {
-        shares.shift().forEach((share, q) => { owed[q] += share * BigInt(starts[1] - starts[0]); });
-        starts.shift();
+      while (i === starts[1]) {
+        shares.shift().forEach((share, q) => { owed[q] += share * BigInt(starts[1] - starts[0]); }); starts.shift();
       }
-      const stream = soonest(shares[0], owed.map((x) => UNIT / 2n - x));
-      owed[stream] -= UNIT;
-      return stream;
+      const stream = soonest(shares[0], owed.map((x) => UNIT / 2n - x)); owed[stream] -= UNIT; return stream;
     });
     return inBatches((i) => (i < earlier.length ? before(i) : draw(i)), batch);
   },
@@ -335,10 +317,7 @@ function dealt([first, samples, rows], D, M, workOf) { // returns the positions 
     let longer = sizes.slice(r * D, (r + 1) * D).filter((size) => size > e).length, round = range(D, () => []);
     for (const [p, work] of sorted.splice(0, D * e + longer)) {
       const free = range(D).filter((k) => round[k].length < e + (longer > 0));
-      const rank = free.reduce((best, k) => (loads[k] < loads[best] ? k : best));
-      longer -= round[rank].length === e;
-      round[rank].push(p);
-      loads[rank] += work;
+      const rank = free.reduce((best, k) => (loads[k] < loads[best] ? k : best)); longer -= round[rank].length === e; round[rank].push(p); loads[rank] += work;
     }
     return round;
   });
@@ -362,31 +341,52 @@ function receiptOf(position, spans, sources) {
   return spans.length ? high << 64n | low : 0n;
 }
 function openSource(pathOf, { path: prefix, fingerprint, bin_bytes: bytes }) {
-  const idx = fs.readFileSync(pathOf(`${prefix}.idx`));
-  const n = Number(idx.readBigUInt64LE(18)), m = Number(idx.readBigUInt64LE(26));
+  const idx = fs.readFileSync(pathOf(`${prefix}.idx`)), n = Number(idx.readBigUInt64LE(18)), m = Number(idx.readBigUInt64LE(26));
   const sizes = new Uint8Array(BigInt64Array.of(BigInt(bytes), BigInt(idx.length), BigInt(n)).buffer);
   const bounds = idx.subarray(34 + 12 * n, 34 + 12 * n + 8 * m), table = idx.subarray(34, 34 + 4 * n);
   const key = hash(Buffer.concat([sizes, table, bounds]));
   if (hex(...key) !== fingerprint) throw new Error(`${prefix}.idx: fingerprint ${hex(...key)}, not ${fingerprint}`);
   return { key, lengths: new Int32Array(new Uint8Array(table).buffer) };
 }
-function tableIn(file) { // returns rows of integers, of one number each in a text
+function tableIn(file, isArray = file.endsWith('.npy')) { // returns rows of integers, of one number each in a text
   const data = fs.readFileSync(file);
-  if (!file.endsWith('.npy')) return data.toString().trim().split(/\s+/).map((id) => [Number(id)]);
-  const begin = 10 + data.readUInt16LE(8), header = data.toString('latin1', 0, begin);
-  const [, width, rows, columns] = /[iu](\d)'.*\((\d+),(?: (\d+))?\)/.exec(header).map((x = 1) => Number(x));
-  return range(rows, (k) => range(columns, (i) => data.readUIntLE(begin + width * (k * columns + i), Math.min(width, 6))));
+  if (!isArray) return data.toString().trim().split(/\s+/).map((id) => [Number(id)]);
+  const begin = data[6] > 1 ? 12 + data.readUInt32LE(8) : 10 + data.readUInt16LE(8), header = data.toString('latin1', 0, begin);
+  const [, first, ...sizes] = /'([<>|])[iu](\d)'.*\((\d+),(?: (\d+))?\)/.exec(header), byColumn = /_order': T/.test(header);
+  const [width, rows, columns] = sizes.map((x = 1) => Number(x)), bytes = (k) => data.subarray(begin + k * width).subarray(0, width);
+  const number = (k) => (first === '>' ? bytes(k).reverse() : bytes(k)).readUIntLE(0, Math.min(width, 6));
+  return range(rows, (k) => range(columns, (i) => number(byColumn ? i * rows + k : k * columns + i)));
+}
+const KEYS = new Set(`format version written_by settings root sources columns rows dialect tokens chunk_bytes hashes files path bytes
+  sha256 subsets train valid test samples index steps past_steps masked_rows micro_batch_size data_parallel_size skip receipts move
+  block_steps blocks total digests digest order documents without sequence_length extra seed epochs source parts final_epoch_apart
+  name epochs_mixed left_over block_tokens max_documents long_documents capacity packed common weights rule uncounted stages from
+  first_position shares begins batch period file changes position first ranges end left_out moved masks from_step`.split(/\s+/));
+const isPlain = (x) => x === null || typeof x !== 'object', sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex');
+const keysIn = (x) => (isPlain(x) ? [] : Object.entries(x).flatMap(([k, y]) => [...(Array.isArray(x) ? [] : [k]), ...keysIn(y)]));
+const textOf = (x) => JSON.stringify(x).replace(/^"\\u0000(\d+)"$/, '$1') // an integer that is no double, see below
+  .replace(/[\x7f-\uffff]/g, (c) => `\\u${c.charCodeAt().toString(16).padStart(4, '0')}`);
+const canonical = (x) => (isPlain(x) ? textOf(x) : Array.isArray(x) ? `[${x.map(canonical)}]` : `{${Object.keys(x).sort((a, b) =>
+  Buffer.from(a).compare(Buffer.from(b))).map((k) => `${textOf(k)}:${canonical(x[k])}`)}}`);
+function parse(data) { // refuses what a lock does not have
+  const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(data), lock = JSON.parse(text);
+  const exact = JSON.parse(text.replace(/("(?:[^"\\]|\\.)*")|\d{16,}/g, (digits, string) => string ?? `"\\u0000${digits}"`));
+  const bare = text.replace(/"(?:[^"\\]|\\.)*"/g, '""'), { settings, ...rest } = lock, unknown = keysIn(rest).find((k) => !KEYS.has(k));
+  const faults = { [`unknown key ${unknown}`]: unknown !== undefined, 'number that is no integer': /\d[.eE]/.test(bare),
+    'key given twice': bare.match(/""\s*:/g).length > keysIn(lock).length, version: lock.version !== 1,
+    format: lock.format !== 'megaindex run lock', dialect: !['megatron', 'neox', 'paddlenlp'].includes(lock.dialect),
+    digest: sha256(data.subarray(0, data.lastIndexOf(lock.digest))) !== lock.digest,
+    digests: Object.keys(lock.digests).some((name) => sha256(canonical(exact[name])) !== lock.digests[name]) };
+  for (const [fault, found] of Object.entries(faults)) if (found) throw new Error(`run.lock: ${fault}`);
+  return lock;
 }
 function main([file, name, what, ...numbers]) {
-  const text = fs.readFileSync(file), lock = JSON.parse(text), [a, b] = numbers.map(Number);
-  const digest = createHash('sha256').update(text.subarray(0, text.lastIndexOf(lock.digest))).digest('hex');
-  if (digest !== lock.digest) throw new Error(`${file}: digest ${digest}, not ${lock.digest}`);
+  const lock = parse(fs.readFileSync(file)), [a, b] = numbers.map(Number);
   const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named), subset = lock.subsets[name];
   const sources = subset.sources.map((row) => openSource(pathOf, rowsOf(lock.sources)[row]));
-  const spansOf = build(subset.index, sources, (row) => tableIn(pathOf(lock.files[row].path)));
+  const spansOf = build(subset.index, sources, (row, isArray) => tableIn(pathOf(lock.files[row].path), isArray));
   const steps = subset.steps.flatMap(([first, n, count]) => range(count, (k) => [first + k * n, n, n]));
-  steps.at(-1)[2] += subset.masked_rows;
-  const made = steps.filter(([, n]) => n > 0), size = subset.receipts.block_steps;
+  steps.at(-1)[2] += subset.masked_rows; const made = steps.filter(([, n]) => n > 0), size = subset.receipts.block_steps;
   const workOf = numbers[2] && ((p) => squares(spansOf(p), widthOf(subset.index, p, spansOf(p)[0][0])));
   const batches = memo((step) => dealt(steps[step], a, b, workOf));
   const positionOf = ([step, rank, w]) => batches(step)[Math.floor(w / b) * a + rank][w % b];

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megaindex import IndexedDatasetWriter, Skip
+from megaindex import IndexedDataset, IndexedDatasetWriter, Skip
 from megaindex.audit import AuditStream, stream_of_recipe, stream_of_run
+from megaindex.builders.described import build_described
+from megaindex.index.description import described_stages
 from megaindex.index.frameworks import Split
 from megaindex.loader.sampler_state import RankLayout, Step
 from megaindex.loader.samplers import assign_by_work, assign_rows
-from megaindex.lock import make_lock
+from megaindex.lock import make_lock, read_lock
 from megaindex.recipe import read_recipe
 
 PROGRAM = Path(__file__).with_name("lock.js")
@@ -119,7 +123,28 @@ stages:
   a: {steps: 40, mix: {web: 0.5, code: 0.3, chat: 0.2}}
   b: {steps: 60, batching: random, mix: {chat: 3, web: 1, code: 1}}
 """
+# code has begins in stage a, which draws nothing of it
+CURSORS = """
+sequence_length: 8
+batch: {global_batch_size: 12}
+sources: {web: web, code: code}
+past: {steps: 10, read: {code: {samples: 100}}}
+stages:
+  a: {steps: 1, mix: {web: 1000, code: 1}}
+  b: {steps: 9, mix: {code: 1}}
+"""
+NAMES = r"""
+sequence_length: 32
+batch: {global_batch_size: 12}
+sources: {"\U0001f600": web, "\uff5e": code, "a\"\\/\t\x7f\xe9": chat}
+stages:
+  "\u2028": {steps: 9, mix: {"\U0001f600": 1, "\uff5e": 1, "a\"\\/\t\x7f\xe9": 1}}
+"""
 RUNS: Mapping[str, Any] = {
+    "cursors": CURSORS,
+    "names": NAMES,
+    "last step skipped": FINETUNING + 'skip: [{steps: "5 123"}]',
+    "last step moved": FINETUNING + 'skip: [{steps: "5 123", move: true}]',
     "lengths": LENGTHS,
     "past": PAST,
     "past of several lengths": LENGTHS.replace("skip:", "# skip:").replace("mix_changes:", "# ")
@@ -304,7 +329,13 @@ def compare(
     assert found == expected
 
 
-@pytest.mark.parametrize("name", ["recipe", "batches of streams", "megatron", "skips", "lengths"])
+FAST = (
+    "recipe", "batches of streams", "megatron", "skips", "lengths", "cursors", "names",
+    "last step skipped", "last step moved",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAST)
 def test_rows(name: str, node: str) -> None:
     stream, _ = locked(name, "train")
     compare(node, stream, "train", queries=QUERIES)
@@ -327,6 +358,95 @@ def test_changed_files_are_refused(node: str) -> None:
         Path(path).write_bytes(text)
         assert done.returncode != 0
         assert f"{path}: {reason}" in done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["<i8", ">i4", "<u2", "|u1"])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_arrays_in_files(version: tuple[int, int], dtype: str, node: str) -> None:
+    array = np.arange(0, 100, 7, dtype=dtype)
+    saved = Path("bad.npy").read_bytes()
+    with open("bad.npy", "wb") as file:
+        np.lib.format.write_array(file, array, version=version)
+    try:
+        stream, _ = locked("skips", "train")
+        compare(node, stream, "train", queries=300)
+    finally:
+        Path("bad.npy").write_bytes(saved)
+
+
+def forged(node: str, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Compare a run after a change of its lock's description with that of `build_described`."""
+    stream, _ = locked(name, "train")
+    lock = read_lock("run.lock")
+    change(lock.content["subsets"]["train"]["index"])
+    lock.write("run.lock", overwrite=True)
+    lock = read_lock("run.lock")
+    described = build_described(
+        lock.subset("train")["index"],
+        [IndexedDataset(source.path) for source in lock.sources],
+        files=[file.path for file in lock.files],
+    )
+    compare(node, replace(stream, index=described), "train", queries=QUERIES)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_changes_that_begin_within_a_batch(order: Any, node: str) -> None:
+    """Positions that no run records, in batches; of those of one draw the last row draws."""
+    saved = Path("mix.npy").read_bytes()
+
+    def change(index: dict[str, Any]) -> None:
+        rows = np.insert(changes_of_mix(), 1, [65, 2**31, 0, 0], axis=0)
+        rows[:, 0] += [5, 1, *range(3, len(rows) + 1)]
+        np.save("mix.npy", np.asarray(rows, order=order))
+        for stage in described_stages(index):
+            if stage["rule"] == "changed":
+                stage["changes"][1] += 1
+                stage["changes"][0] += stage["changes"][0] > 0
+
+    try:
+        forged(node, "mixes", change)
+    finally:
+        Path("mix.npy").write_bytes(saved)
+
+
+def test_two_streams_of_one_source(node: str) -> None:
+    def change(index: dict[str, Any]) -> None:
+        for number, stage in enumerate(index["stages"]):
+            stage.pop("begins", None)
+            stage["sources"] = (
+                [1] * len(stage["shares"]) if number < 2 else [0] * len(stage["shares"])
+            )
+
+    forged(node, "cursors", change)
+
+
+@pytest.mark.parametrize(
+    ("fault", "old", "new"),
+    [
+        ("key given twice", b'"skip": null', b'"skip": null, "skip": null'),
+        ("key given twice", b'"total": ', b'"tot\\u0061l": "", "total": '),
+        ("number that is no integer", b'"version": 1', b'"version": 1.0'),
+        ("number that is no integer", b'"version": 1', b'"version": 1e0'),
+        ("version", b'"version": 1', b'"version": 2'),
+        ("unknown key colour", b'"version": 1', b'"version": 1, "colour": 1'),
+        ("dialect", b'"dialect": "megatron"', b'"dialect": "nemo"'),
+        ("digests", b'"past_steps": 0', b'"past_steps": 1'),
+        ("not valid JSON", b'{\n"format"', b'\xef\xbb\xbf{\n"format"'),
+    ],
+)
+def test_other_text_is_refused(fault: str, old: bytes, new: bytes, node: str) -> None:
+    locked("recipe", "train")
+    text = Path("run.lock").read_bytes()
+    assert old in text
+    text = text.replace(old, new, 1)
+    end = text.rindex(b'"') - 64
+    Path("run.lock").write_bytes(
+        text[:end] + hashlib.sha256(text[:end]).hexdigest().encode() + text[end + 64 :]
+    )
+    command = [node, str(PROGRAM), "run.lock", "train", "receipts", "0", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert fault in done.stderr
 
 
 @pytest.mark.slow
