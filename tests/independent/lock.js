@@ -299,7 +299,7 @@ const MIXING = {
     });
     const before = first && MIXING[first.rule]({ ...first, batch: 1 }), earlier = range(starts[0], (i) => before(i)[0]);
     const draw = drawing(columns.map((_, q) => earlier.filter((stream) => stream === q).length), (i) => {
-      while (i === starts[1]) {
+      if (i === starts[1]) {
         shares.shift().forEach((share, q) => { owed[q] += share * BigInt(starts[1] - starts[0]); }); starts.shift();
       }
       const stream = soonest(shares[0], owed.map((x) => UNIT / 2n - x)); owed[stream] -= UNIT; return stream;
