@@ -171,3 +171,10 @@ def test_moved_samples_are_left_out_of_their_place(
         return
     with pytest.raises(InvalidArgument, match="moved samples must be ranges of those left out"):
         build_described(node, datasets)
+
+
+@pytest.mark.parametrize(("epochs", "apart"), [(1, False), (2, True)])
+def test_a_single_epoch_is_never_apart(prefix: str, epochs: int, apart: bool) -> None:
+    order = megaindex.MegatronOrder(separate_final_epoch="always")
+    index = megaindex.build_index(prefix, sequence_length=8, epochs=epochs, order=order)
+    assert describe_index(index)["final_epoch_apart"] is apart
