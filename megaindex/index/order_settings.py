@@ -90,11 +90,15 @@ class FrameworkOrder(Order):
 
     def __init_subclass__(cls) -> None:
         """Describe the settings in the docstring of each order."""
-        cls.__doc__ = f"{cls.__doc__}\n{_FRAMEWORK_SETTINGS}"
+        own = _PYTHON_SUM if issubclass(cls, _SumsInPython) else ""
+        cls.__doc__ = f"{cls.__doc__}\n    Attributes:\n{own}{_FRAMEWORK_SETTINGS}"
 
 
-_FRAMEWORK_SETTINGS = """
-    Attributes:
+_PYTHON_SUM = """\
+        python_sum: sum of weights and splits: ``"plain"`` as Python adds up to 3.11, or
+            ``"compensated"``, from 3.12 on. Default: that of the Python that runs.
+"""
+_FRAMEWORK_SETTINGS = """\
         separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
             ``"never"`` with the others, ``"auto"`` separately if less than
             ``final_epoch_threshold`` of its samples are requested (``GPTDataset`` of megatron-core
@@ -153,6 +157,8 @@ class NeoxDocumentsOrder(_SumsInPython):
     their order.
 
     Args:
+        python_sum: sum of weights and splits: ``"plain"`` as Python adds up to 3.11, or
+            ``"compensated"``, from 3.12 on. Default: that of the Python that runs.
         pack_impl: ``"unpacked"``: one document per sample; ``"pack_until_overflow"``: as many as
             fit.
         allow_chopped: False omits documents longer than a sample.
