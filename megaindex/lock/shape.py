@@ -246,7 +246,9 @@ _SKIPS = _list(
 )  # fmt: skip
 _RUN_SOURCE = _object({**{f"{name}?": _row for name in PATHS}, "path": _row, "weight?": _NUMBER})
 _RUN = {
-    "order": _object({"name": _TEXT, "*": _value}),
+    "order": _object(
+        {"name": _TEXT, "python_sum?": _one_of("plain", "compensated"), "*": _value}
+    ),
     "sequence_length": _LENGTH,
     "variance_buffer": _or_null(_NUMBER),
     "surplus": _or_null(_NUMBER),

@@ -2,7 +2,8 @@
 
     python tests/golden/make_checkpoints.py > tests/golden/checkpoints.json
 
-Run at commit ef98f65 (version 0.1.0), or 988fc48, with this file and tests/support/checkpoint_runs.py beside
+Run at commit ef98f65 (version 0.1.0), or 988fc48, with this file and
+tests/support/checkpoint_runs.py beside
 it. Paths of the sources are written as /corpora/….
 """
 
