@@ -142,6 +142,28 @@ def test_subclasses(core: Any, corpora: list[str], tmp_path: Path) -> None:
             assert_equal([d.__getitems__(places(d)) for d in ours], theirs)
 
 
+def test_a_query_that_draws_random_numbers(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    """As in fill-in-the-middle, samples depend on the number of queries, and may be padded."""
+
+    class Drawing(core.GPTDataset):  # type: ignore[misc]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.rng = np.random.RandomState(3)
+
+        def _query_document_sample_shuffle_indices(self, idx: int) -> Any:
+            text, *rest = super()._query_document_sample_shuffle_indices(idx)
+            cut = int(self.rng.randint(1, text.size))
+            pad = [self._pad_token_id] * int(self.rng.randint(2))
+            return (np.concatenate((text[cut:], text[:cut], pad))[-text.size :], *rest)
+
+    config = {"cls": Drawing, "blend": (corpora[:2], None), "create_attention_mask": False, **SPLIT}
+    theirs = build(core, SIZES, tmp_path / "theirs", **config)[0]
+    expected = [theirs[place] for place in places(theirs)]
+    with installed():
+        ours = build(core, SIZES, tmp_path / "ours", **config)[0]
+        assert_equal([ours[place] for place in places(ours)], expected)
+
+
 def test_a_subclass_that_counts_epochs_waits_for_rank_0(
     core: Any, corpora: list[str], tmp_path: Path
 ) -> None:

@@ -54,12 +54,16 @@ def read_gpt_sample(self: Any, idx: int | None) -> Any:
     """``GPTDataset.__getitem__``, with a new loss mask for every sample.
 
     Megatron shares one loss mask between samples and clears it where the first sample is padded;
-    releases up to 0.15 clear it for every padded sample.
+    releases up to 0.15 clear it for every padded sample. A class that queries the tokens in a way
+    of its own, such as Megatron's for fill-in-the-middle, is queried once and read by Megatron.
     """
+    original = core().originals["GPTDataset", "__getitem__"]
+    if not core().is_plain(type(self), "GPTDataset", _READING_METHODS[1]):
+        return original(self, idx)
     text = self._query_document_sample_shuffle_indices(idx)[0] if _is_bare(self, idx) else None
     if text is not None and not (text == self._pad_token_id).any():
         return _bare_sample(text)
-    sample = core().originals["GPTDataset", "__getitem__"](self, idx)
+    sample = original(self, idx)
     if self.masks_and_position_ids_are_cached:
         self.cached_loss_mask = self.cached_loss_mask.new_ones(self.cached_loss_mask.shape)
     return sample
