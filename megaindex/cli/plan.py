@@ -378,7 +378,7 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
     add("--dataloader-type", metavar="HOW", help="Megatron-LM: single or cyclic")
     add("--consumed-samples", metavar="N", help="samples of a run served so far")
     megatron = "as in Megatron-LM"
-    skipped = "iterations from 1, as in Megatron-LM"
+    skipped = "as in Megatron-LM: iterations from 0, since 0.17 from 1"
     add("--iterations-to-skip", nargs="+", type=int, metavar="N", help=skipped)
     add("--phase-transition-iterations", nargs="+", type=int, metavar="N", help=megatron)
     add("--separate-final-epoch", metavar="HOW", help="shuffle it apart: auto, always or never")

@@ -11,7 +11,7 @@ from megaindex.errors import InvalidArgument
 DEFAULT_VERSION = "0.16.1"
 NEWEST = "main"
 _MAIN = (0, 19)
-"""Megatron-LM main of August 2026 has the rules of megatron-core 0.19."""
+"""Release of megatron-core whose settings Megatron-LM main of August 2026 has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +26,15 @@ class Version:
     eval_interval: int | None
     """Default of ``--eval-interval``; None: without the flag the run stops with a TypeError."""
     empty_loaders: bool
-    """True if a blend without samples, such as that of ``--eval-iters 0``, is accepted."""
+    """True if a blend without samples, such as that of ``--eval-iters 0``, is accepted; else the run
+    stops with an AssertionError."""
     full_validation: Literal["samples", "ranks"]
     """Iterations of an evaluation with ``--full-validation``: one for each sample, or one for each
     sample of the rank with the most samples."""
     needs_validation: bool = True
     """True if a run with ``--eval-iters`` and without validation data stops as it evaluates."""
+    first_skipped: Literal[0, 1] = 0
+    """Number of the first iteration in ``--iterations-to-skip``."""
 
     @property
     def framework(self) -> str:
@@ -49,10 +52,13 @@ _RULES = (
     _FIRST,
     _SETS,
     replace(_SETS, since=(0, 16), eval_interval=None),
+    replace(_SETS, since=(0, 17), eval_interval=None, first_skipped=1),
     Version(
-        since=(0, 18), ramps=False, eval_interval=None, empty_loaders=True, full_validation="ranks"
+        since=(0, 18), ramps=False, eval_interval=None, empty_loaders=False,
+        full_validation="ranks", first_skipped=1,
     ),
-)
+)  # fmt: skip
+_MAIN_RULES = replace(_RULES[-1], since=_MAIN, empty_loaders=True)
 
 # First release with a setting; other settings are older than all releases above.
 _SINCE = {
@@ -77,7 +83,7 @@ def find_version(name: str) -> Version:
             f"{_text(_RULES[0].since)} to {_text(_MAIN)}, nor {NEWEST}; give one such as "
             f"{DEFAULT_VERSION} or {NEWEST}"
         )
-    rules = [row for row in _RULES if row.since <= number][-1]
+    rules = [row for row in _RULES if row.since <= number][-1] if name != NEWEST else _MAIN_RULES
     return replace(rules, name=name)
 
 

@@ -195,8 +195,8 @@ class Run:
             without end.
         skip: steps that are not trained on, and documents whose loss is masked, by
             `megaindex.adapters`.
-        iterations_to_skip: Megatron's --iterations-to-skip, counted from 1: iterations that read
-            their samples and do not train on them.
+        iterations_to_skip: Megatron's --iterations-to-skip, counted as its release does, from 0 or
+            1: iterations that read their samples and do not train on them.
         notes: warnings of the reader of the settings, which the plan repeats.
         ignored: settings of the framework's data that do not change the plan.
 
@@ -230,7 +230,6 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip", given_skips(self.skip))
-        self._check_iterations_to_skip()
         factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
         make_plain(self, "sequence_length", "seed", "consumed_samples", optional=factors)
         phases = tuple(check_integer("a phase", phase) for phase in self.phases)
@@ -239,6 +238,7 @@ class Run:
         object.__setattr__(self, "order", order)
         if self.version is None and order.name == "megatron":
             object.__setattr__(self, "version", find_version(DEFAULT_VERSION))
+        self._check_iterations_to_skip()
         self.batch.check_multiple_of((self.micro_batch_size or 1) * (self.data_parallel_size or 1))
         if self.variance_buffer is not None:
             buffer = check_buffer("variance_buffer", self.variance_buffer)
@@ -317,9 +317,15 @@ class Run:
         steps = self.row.order == "megatron" and self.batch.stepped
         return self.unit or self.batch.final if steps else self.batch.final
 
+    @property
+    def skipped_steps(self) -> list[int]:
+        """Steps from 0 on that Megatron's --iterations-to-skip names; some may not be reached."""
+        first = 0 if self.version is None else self.version.first_skipped
+        return [number - first for number in self.iterations_to_skip]
+
     def skips(self, num_steps: int) -> tuple[Skip, ...]:
         """Return all skips of a run of so many steps, those of Megatron among them."""
-        steps = [number - 1 for number in self.iterations_to_skip if number <= num_steps]
+        steps = [step for step in self.skipped_steps if step < num_steps]
         return (*self.skip, *([Skip(steps=steps)] if steps else []))
 
     def _check_iterations_to_skip(self) -> None:
@@ -331,14 +337,15 @@ class Run:
                 "other: with the skips of the adapter, iterations do not have the numbers of steps "
                 "any more; write all steps into --skip-steps"
             )
-        if numbers and min(numbers) < 1:
-            raise InvalidArgument(
-                f"--iterations-to-skip counts from 1, got {min(numbers)}; remove it"
-            )
-        if numbers and order_of(self.order).name != "megatron":
+        if numbers and self.version is None:
             raise InvalidArgument(
                 f"--iterations-to-skip is a setting of order megatron, not {self.order}; give "
                 "--skip-steps"
+            )
+        if numbers and min(self.skipped_steps) < 0:
+            raise InvalidArgument(
+                f"--iterations-to-skip counts from {min(numbers) - min(self.skipped_steps)} in "
+                f"{self.row.framework}, got {min(numbers)}; remove it"
             )
 
     def _check_surplus(self) -> None:

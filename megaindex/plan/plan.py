@@ -82,8 +82,8 @@ def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | Non
     first = max(1, ceil_div(evaluation.start, evaluation.interval))
     rounds_run = max(0, total // evaluation.interval + 1 - first) + 1  # one more after training
     rounds_run -= sum(  # Megatron-LM leaves the evaluation after a skipped iteration out
-        first * evaluation.interval <= number <= total and number % evaluation.interval == 0
-        for number in run.iterations_to_skip
+        first * evaluation.interval <= end <= total and end % evaluation.interval == 0
+        for end in (step + 1 for step in run.skipped_steps)
     )
     if evaluation.alone:
         rounds = rounds_run = 1
@@ -533,7 +533,8 @@ def _late_skips(run: Run, target: ResolvedTarget) -> tuple[str, ...]:
     if not run.iterations_to_skip:
         return ()
     bounds, _ = step_bounds(run.batch, run.consumed_samples, target.samples_consumed)
-    late = [number for number in run.iterations_to_skip if number >= bounds.size]
+    named = zip(run.iterations_to_skip, run.skipped_steps, strict=True)
+    late = [number for number, step in named if step >= bounds.size - 1]
     return (f"--iterations-to-skip {late[0]} lies beyond the end of the run",) if late else ()
 
 

@@ -244,15 +244,23 @@ def test_a_state_in_mid_run_has_the_steps_of_the_whole_run(
         assert made == len(sizes) or bounds[made + 1] > 2 * number or sizes[made] == 0
 
 
-def test_megatrons_iterations_to_skip(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They count from 1, are read, and take the evaluation that follows with them."""
+@pytest.mark.parametrize(("version", "first"), [("0.16.1", 0), ("0.17.1", 1), ("main", 1)])
+def test_megatrons_iterations_to_skip(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, version: str, first: int
+) -> None:
+    """They count from 0, since 0.17 from 1, are read, and take the evaluation that follows."""
     monkeypatch.chdir(folder)
     words = (
         f"--data-path 2 web 1 code --split 80,10,10 --seq-length {S} --micro-batch-size 2 "
         "--global-batch-size 8 --train-iters 12 --eval-interval 4 --eval-iters 1"
     )
-    plain = make_plan(megatron_args=words, world_size=2)
-    plan = make_plan(megatron_args=f"{words} --iterations-to-skip 4 5 500", world_size=2)
+    other: dict[str, Any] = {"world_size": 2, "framework_version": version}
+
+    def flags(*steps: int) -> str:
+        return f"{words} --iterations-to-skip {' '.join(str(step + first) for step in steps)}"
+
+    plain = make_plan(megatron_args=words, **other)
+    plan = make_plan(megatron_args=flags(3, 4, 500), **other)
     assert plan.skip is not None
     assert (plan.skip.steps_dropped, plan.skip.samples_dropped) == (2, 16)
     assert plan.ranks == plain.ranks  # the samples are read
@@ -260,29 +268,37 @@ def test_megatrons_iterations_to_skip(folder: Path, monkeypatch: pytest.MonkeyPa
     assert plain.evaluation is not None
     assert plan.evaluation.rounds == plain.evaluation.rounds  # as many are built
     assert plan.evaluation.rounds_run == plain.evaluation.rounds_run - 1
-    assert "--iterations-to-skip 500 lies beyond the end of the run" in plan.warnings
-    last = make_plan(megatron_args=f"{words} --iterations-to-skip 12 13", world_size=2).skip
-    assert last is not None
-    assert last.steps_dropped == 1  # of 12 iterations
-    late, at_4, at_8 = (
-        make_plan(megatron_args=f"{words} --start-eval-at-iter 8 {flag}", world_size=2).evaluation
-        for flag in ("", "--iterations-to-skip 4", "--iterations-to-skip 8")
-    )
-    assert late is not None
-    assert at_4 == late  # where none would follow
-    assert at_8 is not None
-    assert at_8.rounds_run == late.rounds_run - 1
-    stream = stream_of_run(megatron_args=f"{words} --iterations-to-skip 4 5", world_size=2)
-    assert documents_of(stream, 3) == documents_of(stream, 4) == []
-    assert documents_of(stream, 2)
-    for flags, reason in (
-        (f"{words} --iterations-to-skip 0", "counts from 1, got 0"),
+    assert f"--iterations-to-skip {500 + first} lies beyond the end of the run" in plan.warnings
+    ends = make_plan(megatron_args=flags(0, 11, 12), **other).skip
+    assert ends is not None
+    assert ends.steps_dropped == 2  # of 12 iterations
+    stream = stream_of_run(megatron_args=flags(0, 3, 4), **other)
+    assert [step for step in range(12) if not documents_of(stream, step)] == [0, 3, 4]
+    for wrong, reason in (
+        (flags(-1), f"counts from {first} in .*, got {first - 1}"),
         (f"{words} --iterations-to-skip x", "must be an integer"),
     ):
         with pytest.raises(InvalidArgument, match=reason):
-            make_plan(megatron_args=flags, world_size=2)
+            make_plan(megatron_args=wrong, **other)
     with pytest.raises(InvalidArgument, match="exclude each other"):
-        make_plan(megatron_args=f"{words} --iterations-to-skip 3", world_size=2, skip=Skip(steps=1))
+        make_plan(megatron_args=flags(2), skip=Skip(steps=1), **other)
+
+
+def test_evaluations_of_skipped_iterations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is left out where it would follow, which is not before --start-eval-at-iter."""
+    monkeypatch.chdir(folder)
+    words = (
+        f"--data-path web --split 80,10,10 --seq-length {S} --micro-batch-size 2 --eval-iters 1 "
+        "--global-batch-size 8 --train-iters 12 --eval-interval 4 --start-eval-at-iter 8"
+    )
+    late, at_4, at_8 = (
+        make_plan(megatron_args=f"{words} {flag}", world_size=2).evaluation
+        for flag in ("", "--iterations-to-skip 4", "--iterations-to-skip 8")
+    )
+    assert late is not None
+    assert at_4 == late
+    assert at_8 is not None
+    assert at_8.rounds_run == late.rounds_run - 1
     with pytest.raises(InvalidArgument, match="a setting of order megatron"):
         make_plan(order="epoch", tokens_per_epoch=10**6, sequence_length=S, global_batch_size=8,
                   epochs=1, iterations_to_skip=[3])  # fmt: skip
