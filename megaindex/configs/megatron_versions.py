@@ -26,8 +26,8 @@ class Version:
     eval_interval: int | None
     """Default of ``--eval-interval``; None: without the flag the run stops with a TypeError."""
     empty_loaders: bool
-    """True if a blend without samples, such as that of ``--eval-iters 0``, is accepted; else the run
-    stops with an AssertionError."""
+    """True if a blend without samples, such as that of ``--eval-iters 0``, is accepted; else the
+    run stops with an AssertionError."""
     full_validation: Literal["samples", "ranks"]
     """Iterations of an evaluation with ``--full-validation``: one for each sample, or one for each
     sample of the rank with the most samples."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from megaindex.arithmetic import FinalEpoch, final_epoch
@@ -21,7 +22,7 @@ _COMMON_BUFFER = 1.005
 
 def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     """Return the reasons for which ``--check`` fails."""
-    reasons = [*_loader_errors(run, plan), *_blend_errors(run, plan)]
+    reasons = [*_errors(run, plan)]
     epochs = plan.num_epochs_built
     allowed = 1  # of a target of iterations, samples or tokens
     if run.target.kind == "epochs":
@@ -96,14 +97,13 @@ _LEAST_SHOWN = 0.0005  # share that is printed as 0.1 %
 def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
     """Return the warnings of a plan, most harmful first."""
     texts = (
-        *_loader_errors(run, plan),
-        *_blend_errors(run, plan),
+        *_errors(run, plan),
         *_adapter_needed(run),
         *_blend(run, sizing, plan),
         *_repeats(run, sizing, plan),
         *_mixed_final_epoch(sizing, plan),
         *_loaders_start_over(run, plan),
-        *_dry_loaders(sizing, plan),
+        *_dry_loaders(run, sizing, plan),
         *_evaluations(run, plan),
         *_splits(run, plan),
         *_setup(run, sizing, plan),
@@ -119,7 +119,7 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     It is set where the run ends with an error, and where the buffer builds more epochs than the
     target asks for.
     """
-    for text in (*_loader_errors(run, plan), *_blend_errors(run, plan)):
+    for text in _errors(run, plan):
         return text
     train = plan.rows("train")
     unsized = sizing.exact or sizing.pass_samples_vary or plan.phases
@@ -164,6 +164,13 @@ def _python_sum(run: Run) -> Iterator[str]:
             f"this run otherwise from Python 3.12 on: this is the run under Python {versions[own]};"
             f" give --python-sum {other} if it trains under Python {versions[other]}"
         )
+
+
+def _errors(run: Run, plan: Plan) -> Iterator[str]:
+    """Yield the errors with which the run ends."""
+    yield from _loader_errors(run, plan)
+    yield from _blend_errors(run, plan)
+    yield from _batch_errors(run, plan)
 
 
 def _loader_errors(run: Run, plan: Plan) -> Iterator[str]:
@@ -223,6 +230,22 @@ def _blend_errors(run: Run, plan: Plan) -> Iterator[str]:
             f"{empty[0].split}: no sample in {_names(empty)}, at which Megatron's blend stops with "
             f"an AssertionError: {_widen(run)}"
         )
+
+
+def _batch_errors(run: Run, plan: Plan) -> Iterator[str]:
+    """Yield the first step at which a schedule of Megatron-LM has a smaller batch than before."""
+    if run.row.order != "megatron" or not run.batch.stepped or run.evaluation.alone:
+        return
+    made = 0
+    for now, then in pairwise(run.batch.runs(plan.consumed_samples, plan.samples_consumed)):
+        made += now.steps or 0
+        if then.size < now.size:
+            yield (
+                f"--step-batch-size-schedule falls from {now.size} to {then.size}, at which "
+                f"{plan.framework} stops after {made} iterations with an AssertionError (number of "
+                "microbatches should not decrease); give batch sizes that rise"
+            )
+            return
 
 
 def _stopping_blends(run: Run, plan: Plan) -> Iterator[list[Row]]:
@@ -433,17 +456,24 @@ def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
             )
 
 
-def _dry_loaders(sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _dry_loaders(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Yield Megatron-LM's loaders that run out of samples, except those of `_unweighted_blend`."""
     for dry in plan.dry_loaders:
         rows = plan.rows(dry.split)
-        unweighted = len(rows) > 1 and rows[0].weight is None
+        cyclic = run.dataloader == "cyclic"
+        unweighted = len(rows) > 1 and rows[0].weight is None and not cyclic
         if dry.samples_read and unweighted and sizing.buffer != "exact":
             continue
         if dry.samples_there == dry.samples_read == 0:
             yield (
                 f"{dry.split}: --eval-iters 0 makes a blend of no samples, at which "
                 f"{plan.framework} stops with an AssertionError; raise it, or leave the part empty"
+            )
+            continue
+        if cyclic:
+            yield (
+                f"{dry.split}: less than one micro batch of all ranks, at which the cyclic loader "
+                f"of {plan.framework} stops with a ZeroDivisionError: {_widen(run)}"
             )
             continue
         when = "" if dry.train_iters is None else f" after {dry.train_iters} iterations"

@@ -331,7 +331,7 @@ class Evaluations:
 
 @dataclass(frozen=True, kw_only=True)
 class DryLoader:
-    """A split of which the run reads more samples than Megatron's single-pass loader has."""
+    """A split of which the run reads more samples than Megatron's loader has."""
 
     split: str
     samples_there: int

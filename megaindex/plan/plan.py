@@ -15,7 +15,7 @@ from megaindex.configs.run_builder import ARGUMENTS, given_run
 from megaindex.configs.settings import ADAPTERS
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import Progress
-from megaindex.index.frameworks import FrameworkRules, Split
+from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
 from megaindex.plan import advice
 from megaindex.plan.advice import buffer_effect, check_failures
 from megaindex.plan.coverage import SourceDraw, coverage_of
@@ -87,19 +87,24 @@ def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | Non
     )
     if evaluation.alone:
         rounds = rounds_run = 1
-    samples = evaluation.iterations * size
     if evaluation.full:
         return _full_validation(run, parts, rounds_run, size)
+    valid, test = (_asked(run, parts[split], size) for split in SPLITS[1:])
     return Evaluations(
         rounds=rounds,
-        valid_samples=rounds * samples,
-        test_samples=samples,
+        valid_samples=rounds * valid,
+        test_samples=test,
         batch_size=size,
         rounds_run=rounds_run,
-        valid_samples_read=rounds_run * samples,
-        test_samples_read=samples,
+        valid_samples_read=rounds_run * valid,
+        test_samples_read=test,
         iterations=(evaluation.iterations,),
     )
+
+
+def _asked(run: Run, parts: Sequence[SplitPart], size: int) -> int:
+    """Return the samples of one evaluation of a split; 0 where it has no data."""
+    return run.evaluation.iterations * size if any(part.tokens for part in parts) else 0
 
 
 def _check_full_validation(run: Run, parts: Parts) -> None:
@@ -151,12 +156,12 @@ def _full_validation(run: Run, parts: Parts, rounds: int, size: int) -> Evaluati
     return Evaluations(
         rounds=rounds,
         valid_samples=sum(held),
-        test_samples=evaluation.iterations * size,
+        test_samples=_asked(run, parts["test"], size),
         batch_size=size,
         rounds_run=rounds,
         valid_samples_read=rounds * sum(iterations) * each,
         # the test runs for as many iterations as the validation
-        test_samples_read=sum(iterations) * size,
+        test_samples_read=sum(iterations) * size * any(part.tokens for part in parts["test"]),
         full=True,
         iterations=iterations,
     )
@@ -273,6 +278,8 @@ def rows_of(
             rows.append(_covered(run, sizing, part, row, served))
         else:
             rows.append(_packed(run, part, row, served))
+    if run.dataloader == "cyclic" and not (split == "valid" and run.evaluation.full):
+        return permuted(rows, sum(part.size for part in positions))
     return tuple(rows)
 
 
@@ -422,8 +429,6 @@ def _plan_of(run: Run, progress: Progress | None, *, at_limit: bool = False) -> 
     train = _train_rows(run, sizing, parts["train"], target, phases)
     evaluation = evaluation_of(run, target.train_iters, parts)
     rows = train + evaluation_rows(run, row, parts, evaluation, progress)
-    if run.dataloader == "cyclic":
-        rows = permuted(rows)
     inputs = None
     if row.order == "packed":  # samples hold padding
         found = [packed_inputs(run, *each) for each in zip(parts["train"], train, strict=True)]

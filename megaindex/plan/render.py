@@ -262,18 +262,17 @@ def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
 def _run_facts(plan: Plan) -> list[tuple[str, str]]:
     facts = []
     if (evaluation := plan.evaluation) is not None:
-        text = (
-            f"{evaluation.rounds:,} rounds draw {evaluation.valid_samples:,} validation samples, "
-            f"the test draws {evaluation.test_samples:,}"
-        )
+        valid, test = evaluation.valid_samples, f"{evaluation.test_samples:,}"
+        texts = [f"{evaluation.rounds:,} rounds draw {valid:,} validation samples"]
+        tested = f"the test draws {test}"
         if evaluation.full:
             steps = ", ".join(f"{count:,}" for count in evaluation.iterations)
-            text = (
-                f"{evaluation.rounds_run:,} rounds of {steps} iterations read all "
-                f"{evaluation.valid_samples:,} validation samples, the test is built for "
-                f"{evaluation.test_samples:,}"
-            )
-        facts.append(("evaluation", text))
+            rounds = f"{evaluation.rounds_run:,} rounds of {steps} iterations"
+            texts = [f"{rounds} read all {valid:,} validation samples"]
+            tested = f"the test is built for {test}"
+        has = {row.split for row in plan.datasets if row.tokens_per_epoch}
+        texts = texts * ("valid" in has) + [tested] * ("test" in has)
+        facts.append(("evaluation", ", ".join(texts) or "no data"))
     if plan.skip is not None:
         facts += [("skip" * (not number), line) for number, line in enumerate(plan.skip.lines())]
     if plan.ignored_settings:

@@ -307,7 +307,8 @@ def phase_request(run: Run, target: ResolvedTarget, phase: Phase) -> int:
 def dry_loaders(
     run: Run, target: ResolvedTarget, rows: Sequence[Row], evaluation: Evaluations | None
 ) -> tuple[DryLoader, ...]:
-    """Return the splits of which the run reads more than Megatron's single-pass loader holds."""
+    """Return the splits of which the run reads more than Megatron's loader holds: the single-pass
+    one its samples, the cyclic one no end of them, but from one micro batch of all ranks on."""
     if run.row.order != "megatron" or run.phases:
         return ()
     asked = {"train": (target.samples_requested, target.samples_consumed)}
@@ -323,10 +324,12 @@ def dry_loaders(
             unit = (run.evaluation.micro_batch_size or 1) * run.data_parallel_size
         assert run.version is not None, "order megatron has one"
         stops = held == 0 and not run.version.empty_loaders
-        enough = held is None or held // unit * unit >= read or run.dataloader == "cyclic"
-        if held is None or (enough and not stops):
+        if held is None:
             continue
         there = held // unit * unit
+        enough = there >= read or (run.dataloader == "cyclic" and there > 0)
+        if enough and not stops:
+            continue
         within = run.batch.iterations_within(there, run.consumed_samples)
         dry.append(
             DryLoader(
@@ -362,19 +365,18 @@ def _loader_length(run: Run, rows: Sequence[Row], requested: int) -> int | None:
     return sum(run.row.samples_requested(requested, share, 1.0, len(rows)) for share in shares)
 
 
-def permuted(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Return rows for Megatron's cyclic loader, which permutes the built samples of a split.
+def permuted(rows: Sequence[Row], samples: int) -> tuple[Row, ...]:
+    """Return the rows of a blend of which Megatron's cyclic loader draws so many samples.
 
-    Draws from one of several sources have bounds alone, and coverage is not planned.
+    It permutes the built samples: draws from one of several sources have bounds alone, and coverage
+    is not planned.
     """
-    blends: dict[str, int] = {}
-    for row in rows:
-        blends[row.split] = blends.get(row.split, 0) + sum(row.drawn_bounds) // 2
     found = []
+    one_pass = samples <= sum(row.built or 0 for row in rows)
     for row in rows:
-        once = row.epochs == 1 and (row.drawn or 0) <= row.samples_per_epoch
+        once = one_pass and row.epochs == 1 and (row.drawn or 0) <= row.samples_per_epoch
         row = replace(row, repeated=0 if once else None, coverage=Coverage(method="none"))
-        if row.drawn != blends[row.split]:
-            row = replace(row, drawn=None, drawn_bounds=(0, blends[row.split]))
+        if len(rows) > 1:
+            row = replace(row, drawn=None, drawn_bounds=(0, samples))
         found.append(row)
     return tuple(found)

@@ -241,3 +241,77 @@ def test_unweighted_validation_that_runs_dry_is_forecast(core: Any, paths: list[
         assert (
             any(text.startswith("valid: Megatron builds one") for text in plan["warnings"]) == dry
         )
+
+
+@pytest.mark.parametrize(("ranks", "stops"), [(1, False), (2, True)])
+def test_a_cyclic_loader_of_less_than_a_micro_batch_stops(
+    paths: list[str], tmp_path: Path, ranks: int, stops: bool
+) -> None:
+    """Sources without weights are built for one epoch, here of six samples in all."""
+    few = [tmp_path / name for name in ("x", "y")]
+    for prefix in few:
+        write_corpus(prefix, [3 * SEQ + 1])
+    plan = plan_json(
+        "--train-data-path", paths[0], "--valid-data-path", *few, "--seq-length", SEQ,
+        "--micro-batch-size", 4, "--data-parallel-size", ranks, "--train-iters", 20,
+        "--eval-interval", 10, "--dataloader-type", "cyclic", "--coverage", "none",
+    )  # fmt: skip
+    assert any("ZeroDivisionError" in text for text in plan["warnings"]) == stops
+    assert [dry["split"] for dry in plan["dry_loaders"]] == ["valid"] * stops
+
+
+@pytest.mark.parametrize(("test", "draws"), [((), False), (("--test-data-path", "c"), True)])
+def test_only_data_that_there_is_is_evaluated(
+    paths: list[str], test: tuple[str, ...], draws: bool
+) -> None:
+    places = dict(zip("abcd", paths, strict=True))
+    words_ = [
+        "--train-data-path", paths[0], "--valid-data-path", paths[1],
+        *(places.get(word, word) for word in test), "--seq-length", SEQ, "--global-batch-size", 4,
+        "--train-iters", 20, "--coverage", "none", "--eval-interval", 10, "--eval-iters", 2,
+    ]  # fmt: skip
+    evaluation = plan_json(*words_)["evaluation"]
+    assert (evaluation["valid_samples"], evaluation["test_samples"]) == (24, 8 * draws)
+    assert evaluation["test_samples_read"] == 8 * draws
+    assert ("the test draws 8" in cli(*words_)[1]) == ("test draws" in cli(*words_)[1]) == draws
+
+
+@pytest.mark.parametrize("weights", [(), (2, 1)])
+def test_draws_of_a_cyclic_loader_are_bounds_with_skips_too(
+    paths: list[str], weights: tuple[int, ...]
+) -> None:
+    data = words(paths[:2], [*weights] or None)
+    words_ = [
+        "--data-path", *data, "--split", "100,0,0", "--seq-length", SEQ, "--global-batch-size", 8,
+        "--train-iters", 12, "--dataloader-type", "cyclic", "--eval-interval", 99,
+    ]  # fmt: skip
+    for skips, samples in (((), 96), (("--iterations-to-skip", 2, 3), 80)):
+        for row in plan_json(*words_, *skips)["datasets"]:
+            assert (row["drawn"], row["drawn_bounds"]) == (None, [0, samples])
+            assert row["coverage"] == {}
+
+
+def test_a_batch_schedule_that_falls_stops(paths: list[str]) -> None:
+    words_ = ["--data-path", paths[0], "--split", "100,0,0", "--seq-length", SEQ]
+    words_ += ["--micro-batch-size", 2, "--data-parallel-size", 1, "--eval-interval", 99]
+    schedule = f"0:4 {SEQ * 8}:8 {SEQ * 24}:6"  # two iterations of 4, two of 8
+    for iterations, stops in ((4, False), (5, True)):
+        plan = plan_json(*words_, "--train-iters", iterations, "--batch-schedule", schedule)
+        text = "falls from 8 to 6, at which Megatron-LM (main, 2026-08) stops after 4 iterations"
+        assert (text in plan["caution"]) == stops
+        assert bool(plan["caution"]) == stops
+    resumed = ["--consumed-samples", 24, "--train-iters", 3, "--batch-schedule", schedule]
+    assert not plan_json(*words_, *resumed)["caution"]
+
+
+@pytest.mark.parametrize(
+    ("version", "stops"), [("0.16.1", True), ("0.19.0", True), ("main", False)]
+)
+def test_no_evaluation_of_a_blend(paths: list[str], version: str, stops: bool) -> None:
+    words_ = [
+        "--data-path", *words(paths[:2], [2, 1]), "--split", "90,5,5", "--seq-length", SEQ,
+        "--global-batch-size", 4, "--train-iters", 20, "--eval-interval", 10, "--eval-iters", 0,
+        "--framework-version", version,
+    ]  # fmt: skip
+    found = [text for text in plan_json(*words_)["warnings"] if "--eval-iters 0 makes" in text]
+    assert [text.partition(":")[0] for text in found] == ["test", "valid"] * stops
