@@ -51,6 +51,11 @@ _PHASES = "--phase-transition-iterations"
 _NODES = ("--nnodes",)
 _GPUS = ("--nproc_per_node", "--nproc-per-node")
 _HONOURED = {*_WHOLE, *_TEXT, *_PATHS, *_LISTS, *_SWITCHES, _BLEND_FILE, _SPLIT_FILE, _PHASES}
+_NEEDED = {  # by other arguments, without which Megatron-LM stops with an AssertionError
+    "--dataloader-fast-cache-load": "--data-cache-path",
+    "--dataloader-defer-npy-index-mmap": "--data-cache-path",
+    "--hybrid-context-parallel": "--calculate-per-token-loss",
+}
 _CLOSE = 0.85  # similarity of a misspelt argument
 
 
@@ -258,6 +263,7 @@ class _Reader:
                 (blend[:1], split[:1]),
                 (files, [flag for flag in split if flag != _SPLIT_FILE][:1]),
                 (split[:1], [flag for flag in ("--split",) if self._has(flag, "split")]),
+                (blend[:1], [flag for flag in ("--dataloader-fast-cache-load",) if flag in given]),
             ):
                 if one and other:
                     raise InvalidArgument(
@@ -280,6 +286,12 @@ class _Reader:
                 f"{_PHASES} needs --train-samples: Megatron-LM stops with a TypeError; give "
                 "--train-samples in place of --train-iters"
             )
+        for flag, needed in _NEEDED.items():
+            if flag in given and needed not in given:
+                raise InvalidArgument(
+                    f"{flag} needs {needed}: Megatron-LM stops with an AssertionError; give both, "
+                    "or neither"
+                )
         self._check_interval(found)
 
     def _check_interval(self, found: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from megaindex.validation import (
     check_weights,
     make_plain,
     read_number,
+    shown,
 )
 
 
@@ -38,6 +39,7 @@ def parse_blend(
     An even number of words with a number in every odd place is a weighted blend; ``weights`` are
     separate weights.
     """
+    _check_words(words, flag)
     pairs = list(zip(words[::2], words[1::2], strict=False))
     numbers = [n for weight, _ in pairs if isinstance(n := read_number(weight), float)]
     inline = bool(pairs) and len(words) % 2 == 0 and len(numbers) == len(pairs)
@@ -55,6 +57,27 @@ def parse_blend(
         )
     parsed = _weights(weights, len(words))
     return tuple(Source(path=p.strip(), weight=w) for p, w in zip(words, parsed, strict=True))
+
+
+def _check_words(words: Sequence[str], flag: str) -> None:
+    """Name the usual mistakes in a blend: quotes around it, percentages, weights behind paths."""
+    for word in words:
+        if len(word.split()) > 1 and not os.path.exists(f"{word.strip()}.idx"):
+            raise InvalidArgument(
+                f"{flag}: {shown(word)} is one word, and no path of a pair; remove the quotes "
+                "around the blend"
+            )
+        if re.fullmatch(r"[0-9.]+%", word):
+            raise InvalidArgument(
+                f"{flag}: {word} is not a weight; write the number alone, {word[:-1]}"
+            )
+    firsts, seconds = ([isinstance(read_number(word), float) for word in words[k::2]]
+                       for k in (0, 1))  # fmt: skip
+    if firsts and len(firsts) == len(seconds) and all(seconds) and not any(firsts):
+        raise InvalidArgument(
+            f"{flag}: {shown(' '.join(words[:2]))} has the weight behind its path; write "
+            f"{words[1]} before {shown(words[0])}"
+        )
 
 
 def parse_tokens(words: Sequence[str], weights: Sequence[str] | None) -> tuple[Source, ...]:

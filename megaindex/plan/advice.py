@@ -27,7 +27,8 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     allowed = 1  # of a target of iterations, samples or tokens
     if run.target.kind == "epochs":
         allowed = max(map(math.ceil, run.target.per_source or (run.target.value,)))
-    if epochs is not None and epochs > allowed:
+    trains = not run.evaluation.alone
+    if trains and epochs is not None and epochs > allowed:
         last = plan.max_train_iters_without_repeat if allowed == 1 else 0
         hint = f"; up to {last} iterations repeat no sample" if last else ""
         reasons.append(f"{plan.train_iters} iterations build {epochs} epochs{hint}")
@@ -47,7 +48,7 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     ]
     if plan.train_iters == 0:
         reasons.append(_no_iteration(run, plan))
-    if plan.samples_left_over > plan.global_batch_size:
+    if trains and plan.samples_left_over > plan.global_batch_size:
         reasons.append(
             f"{plan.samples_left_over} samples stay unseen, more than one batch of "
             f"{plan.global_batch_size}"
@@ -122,7 +123,7 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     for text in _errors(run, plan):
         return text
     train = plan.rows("train")
-    unsized = sizing.exact or sizing.pass_samples_vary or plan.phases
+    unsized = sizing.exact or sizing.pass_samples_vary or plan.phases or run.evaluation.alone
     if run.target.kind != "epochs" or unsized or any(row.drawn is None for row in train):
         return ""
     needed = sizing.epochs([row.drawn or 0 for row in train])
@@ -237,11 +238,12 @@ def _batch_errors(run: Run, plan: Plan) -> Iterator[str]:
     if run.row.order != "megatron" or not run.batch.stepped or run.evaluation.alone:
         return
     made = 0
-    for now, then in pairwise(run.batch.runs(plan.consumed_samples, plan.samples_consumed)):
-        made += now.steps or 0
-        if then.size < now.size:
+    runs = run.batch.runs(plan.consumed_samples, plan.samples_consumed)
+    for now, then in pairwise((each.size, each.steps or 0) for each in runs):
+        made += now[1]
+        if isinstance(now[0], int) and isinstance(then[0], int) and then[0] < now[0]:
             yield (
-                f"--step-batch-size-schedule falls from {now.size} to {then.size}, at which "
+                f"--step-batch-size-schedule falls from {now[0]} to {then[0]}, at which "
                 f"{plan.framework} stops after {made} iterations with an AssertionError (number of "
                 "microbatches should not decrease); give batch sizes that rise"
             )
@@ -349,7 +351,7 @@ def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
 def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Yield epochs that the draws do not need, or that are shuffled so that tokens stay unseen."""
     rows = [row for row in plan.rows("train") if (row.epochs or 0) > 1 and row.drawn is not None]
-    if not sizing.row.is_framework or not rows:
+    if not sizing.row.is_framework or not rows or run.evaluation.alone:
         return
     worst = max(rows, key=lambda row: (_unseen(row), row.epochs))
     blend = next(rows for rows in _blends(plan) if worst in rows)

@@ -55,6 +55,8 @@ def adapter_settings(run: Run) -> dict[str, Any]:
             needed["variance_buffer"] = "exact"
     elif buffer is not None and run.row.order == "neox" and own_sources(run) and not _fits(run):
         needed["variance_buffer"] = buffer
+    elif buffer not in (None, 1.0) and run.row.order == "megatron" and (1, 1.0) in own:
+        needed["variance_buffer"] = buffer  # of a path alone, to which Megatron applies no surplus
     return needed | _final_epoch(run)
 
 
@@ -154,7 +156,7 @@ def _refused_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
             "--valid-data-path or a share of --split, or no test data"
         )
     unweighted = [count for count, value in own if value == 1.0]
-    if isinstance(buffer, float) and buffer != 1 and own[0][1] == 1.0 and unweighted:
+    if isinstance(buffer, float) and buffer != 1 and own[0][1] == 1.0 and own[0][0] > 1:
         yield (
             "Megatron applies no buffer to paths without weights; give weights, or remove "
             "--variance-buffer"
@@ -249,7 +251,7 @@ def megatron_flags(plan: Plan, run: Run) -> str:
         flags.append(f"--train-data-exact-num-epochs {run.row.exact_num_epochs or -1}")
     elif run.surplus is not None:
         flags.append(f"--mid-level-dataset-surplus {run.surplus!r}")
-    elif isinstance(run.variance_buffer, float) and not _fits(run):
+    elif isinstance(run.variance_buffer, float) and not adapter_settings(run) and not _fits(run):
         flags.append(f"--mid-level-dataset-surplus {_surplus(run.variance_buffer)}")
     return " \\\n".join(flags)
 

@@ -178,8 +178,11 @@ def evaluation_rows(
     if evaluation is None:
         return ()
     rows: tuple[Row, ...] = ()
-    wanted: dict[Split, int] = {"valid": evaluation.valid_samples, "test": evaluation.test_samples}
-    for split, samples in wanted.items():
+    wanted: dict[Split, tuple[int, int]] = {
+        "valid": (evaluation.valid_samples, evaluation.valid_samples_read),
+        "test": (evaluation.test_samples, evaluation.test_samples_read),
+    }
+    for split, (asked, read) in wanted.items():
         short = row.is_framework or row.order == "packed"  # which has shorter samples
         needed = 1 if short else run.sequence_length + 1
         filled = [part for part in parts[split] if part.tokens >= needed]
@@ -187,7 +190,7 @@ def evaluation_rows(
             rows += _one_pass(run, row, parts, filled, progress)
         elif filled:
             sizing = sizing_of(run, row, filled, split, progress, parts["train"])
-            rows += rows_of(run, sizing, filled, split, requested=samples, consumed=samples)
+            rows += rows_of(run, sizing, filled, split, requested=asked, consumed=read)
         rows += tuple(
             Row(
                 split=split,

@@ -262,13 +262,13 @@ def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
 def _run_facts(plan: Plan) -> list[tuple[str, str]]:
     facts = []
     if (evaluation := plan.evaluation) is not None:
-        valid, test = evaluation.valid_samples, f"{evaluation.test_samples:,}"
-        texts = [f"{evaluation.rounds:,} rounds draw {valid:,} validation samples"]
+        rounds, test = f"{evaluation.rounds_run:,} rounds", f"{evaluation.test_samples:,}"
+        texts = [f"{rounds} draw {evaluation.valid_samples_read:,} validation samples"]
         tested = f"the test draws {test}"
         if evaluation.full:
             steps = ", ".join(f"{count:,}" for count in evaluation.iterations)
-            rounds = f"{evaluation.rounds_run:,} rounds of {steps} iterations"
-            texts = [f"{rounds} read all {valid:,} validation samples"]
+            held = f"{evaluation.valid_samples:,} validation samples"
+            texts = [f"{rounds} of {steps} iterations read all {held}"]
             tested = f"the test is built for {test}"
         has = {row.split for row in plan.datasets if row.tokens_per_epoch}
         texts = texts * ("valid" in has) + [tested] * ("test" in has)

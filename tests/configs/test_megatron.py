@@ -348,3 +348,35 @@ def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
     script = tmp_path / "launch.sh"
     script.write_text('. "$(dirname "$0")/conf.sh"\npython pretrain_gpt.py --seq-length $LENGTH')
     assert read_megatron(str(script), {}).seq_length == 32
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--data-path b --dataloader-fast-cache-load --data-cache-path c", "exclude each other"),
+        ("--train-data-path b --dataloader-fast-cache-load", "needs --data-cache-path"),
+        ("--data-path b --hybrid-context-parallel", "needs --calculate-per-token-loss"),
+        ("--data-path '0.5 b 0.5 c'", "remove the quotes"),
+        ("--data-path 50% b 50% c", "50% is not a weight; write the number alone, 50"),
+        ("--data-path b 0.5 c 0.5", "write 0.5 before"),
+    ],
+)
+def test_mistakes_in_data_arguments_are_named(words: str, reason: str) -> None:
+    base = "--seq-length 8 --train-iters 3 --global-batch-size 2 --eval-interval 9 "
+    with pytest.raises(InvalidArgument, match=re.escape(reason)):
+        resolve(read_megatron(base + words, {}))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--train-data-path b --dataloader-fast-cache-load --data-cache-path c",
+        "--data-path b --hybrid-context-parallel --calculate-per-token-loss",
+        "--data-path b c",
+        "--data-path 0.5 b",
+        "--data-path b 0.5 c",
+    ],
+)
+def test_what_resembles_these_mistakes_is_read(words: str) -> None:
+    base = "--seq-length 8 --train-iters 3 --global-batch-size 2 --eval-interval 9 "
+    assert resolve(read_megatron(base + words, {})).data.train

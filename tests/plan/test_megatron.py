@@ -315,3 +315,47 @@ def test_no_evaluation_of_a_blend(paths: list[str], version: str, stops: bool) -
     ]  # fmt: skip
     found = [text for text in plan_json(*words_)["warnings"] if "--eval-iters 0 makes" in text]
     assert [text.partition(":")[0] for text in found] == ["test", "valid"] * stops
+
+
+def test_rows_of_evaluations_that_start_late(paths: list[str]) -> None:
+    """What is read decides the draws: Megatron builds fewer evaluations than it makes."""
+    words_ = [
+        "--data-path", paths[0], "--split", "80,20,0", "--seq-length", SEQ, "--coverage", "none",
+        "--global-batch-size", 4, "--train-iters", 12, "--eval-interval", 4, "--eval-iters", 1,
+    ]  # fmt: skip
+    for start, asked, read in ((0, 16, 16), (6, 12, 12), (8, 8, 12)):
+        plan = plan_json(*words_, "--start-eval-at-iter", start)
+        (row,) = (row for row in plan["datasets"] if row["split"] == "valid")
+        assert (row["requested"], row["drawn"]) == (asked, read)
+
+
+@pytest.mark.parametrize("alone", [(), ("--skip-train",)])
+def test_no_advice_on_training_that_does_not_take_place(
+    paths: list[str], alone: tuple[str, ...]
+) -> None:
+    words_ = ["--data-path", *words(paths[:2], [2.5, 1]), "--split", "80,20,0", "--seq-length", SEQ]
+    words_ += [
+        "--variance-buffer",
+        1.5,
+        "--global-batch-size",
+        4,
+        "--epochs",
+        1,
+        "--eval-interval",
+        4,
+        "--eval-iters",
+        1,
+    ]
+    text = " ".join([(plan := plan_json(*words_, *alone))["caution"], *plan["warnings"]])
+    assert ("train at most" in text or "to repeat no sample" in text) == (not alone)
+
+
+def test_a_buffer_on_one_path_is_printed_as_a_call(paths: list[str]) -> None:
+    words_ = ["--data-path", paths[0], "--split", "100,0,0", "--seq-length", SEQ]
+    words_ += ["--global-batch-size", 4, "--train-iters", 60, "--eval-interval", 99]
+    status, out, _ = cli(*words_, "--variance-buffer", "1.7", "--print-config", "megatron")
+    assert status == 0
+    assert "# megaindex.adapters.megatron.install(variance_buffer=1.7)" in out
+    assert "--mid-level-dataset-surplus" not in out
+    more = ["--data-path", *paths[:2], *words_[2:], "--variance-buffer", "1.7"]
+    assert cli(*more, "--print-config", "megatron")[0] == 2
