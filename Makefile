@@ -9,6 +9,7 @@
 #             MEGATRON=checkout against one of Megatron-LM main
 # make bench-quick  a minute of it, and which speed-ups fell since benchmarks/baseline.json
 # make matrix the Megatron adapter against every release of megatron-core
+# make tags   plans against the training code of checkouts of Megatron-LM
 # make wheels the sdist, and a manylinux wheel of every Python that is found, each tested without a
 #             compiler, in dist/
 # make aarch64  the kernels on an emulated aarch64, equal to x86-64 bit by bit
@@ -36,7 +37,7 @@ MEGATRONS := $(addprefix tests/kernels/test_,samples.py blending.py mapping.py)
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test trainers neox-runs explore lint bench bench-quick matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak simulate coverage nightly faults mutants clean
+.PHONY: demo quick test trainers neox-runs explore lint bench bench-quick matrix tags wheels aarch64 docs docs-sample sanitize slow fuzz soak simulate coverage nightly faults mutants clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -88,6 +89,11 @@ bench-quick: $(VENV)/.test-installed
 # MATRIX_VERSIONS="0.15.3 0.16.1" for those alone
 matrix: $(VENV)/.test-installed
 	$(BIN)/python tests/robustness/matrix.py $(VENV)/megatron-core $(MATRIX_VERSIONS)
+
+# Plans and printed settings against the training code of releases: checkouts megatron-0.16.1, …,
+# megatron-main in the folder MEGATRON_TAGS; MEGATRON_SEED and MEGATRON_COUNT for the random runs
+tags: $(VENV)/.test-installed
+	MEGATRON_TAGS=$(MEGATRON_TAGS) $(BIN)/python -m pytest -q -s tests/plan/test_megatron_tags.py
 
 # WHEELS="--python 3.12 --no-tests" for those alone; the compiler (zig) comes from the package index
 wheels: $(VENV)/bin/python
