@@ -464,6 +464,7 @@ def _dry_loaders(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
         rows = plan.rows(dry.split)
         cyclic = run.dataloader == "cyclic"
         unweighted = len(rows) > 1 and rows[0].weight is None and not cyclic
+        unweighted &= dry.samples_read > sum(row.built or 0 for row in rows)
         if dry.samples_read and unweighted and sizing.buffer != "exact":
             continue
         if dry.samples_there == dry.samples_read == 0:

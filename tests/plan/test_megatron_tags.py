@@ -155,7 +155,7 @@ def random_run(rng: np.random.Generator, tag: str, corpora: list[str]) -> dict[s
     words += ["--eval-interval", interval, "--eval-iters", evals]
     kind = rng.choice(["split", "splits"])
     if kind == "split":
-        shares = rng.choice(["100,0,0", "90,5,5", "80,20,0", "95,0,5", "969,30,1"])
+        shares = rng.choice(["100,0,0", "90,5,5", "80,20,0", "90,0,10"])
         words += ["--data-path", *blend_of(rng, corpora), "--split", shares]
     else:
         words += ["--train-data-path", *blend_of(rng, corpora)]
