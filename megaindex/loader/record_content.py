@@ -19,7 +19,8 @@ from megaindex.loader.targets import targets_of, targets_of_sources, targets_tex
 from megaindex.lock.check import sound_files, sound_paths
 from megaindex.lock.lock_file import Lock, expanded
 from megaindex.lock.make import resolved_subset, rows_of, streams_of, token_hashes
-from megaindex.lock.settings import PATHS, differences, read_run
+from megaindex.lock.settings import differences, read_run
+from megaindex.lock.shape import PATHS
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.recipe.recipe import Recipe
