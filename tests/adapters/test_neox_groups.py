@@ -231,8 +231,9 @@ def test_blends_of_equal_weights_share_their_draws(
         assert np.shares_memory(blend.dataset_index, blends[0].dataset_index)
         with pytest.raises(ValueError, match="read-only"):
             blend.dataset_index[0] = 1
-    other = neox_stand_in.BlendableDataset(blends[0].datasets, [0.4, 0.3, 0.3])
-    assert not np.shares_memory(other.dataset_index, blends[0].dataset_index)
+    for other in ([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]):  # the first weight is the same, or another
+        made = neox_stand_in.BlendableDataset(blends[0].datasets, other)
+        assert not np.shares_memory(made.dataset_index, blends[0].dataset_index)
 
 
 @pytest.fixture

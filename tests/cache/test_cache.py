@@ -170,6 +170,11 @@ def damage_truncate(entry: Path) -> None:
         file.truncate(500)
 
 
+def damage_longer(entry: Path) -> None:
+    with open(entry / "sample_index.npy", "ab") as file:
+        file.write(bytes(8))
+
+
 def damage_remove(entry: Path) -> None:
     (entry / "shuffle_index.npy").unlink()
 
@@ -193,8 +198,8 @@ def damage_not_an_object(entry: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [damage_truncate, damage_remove, damage_manifest, damage_no_manifest, damage_pickle,
-     damage_not_an_object],
+    [damage_truncate, damage_longer, damage_remove, damage_manifest, damage_no_manifest,
+     damage_pickle, damage_not_an_object],
 )  # fmt: skip
 def test_a_damaged_entry_is_reported_and_rebuilt(
     corpus: IndexedDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any

@@ -219,6 +219,7 @@ def test_stored_constants() -> None:
 
 def test_sums_of_squares_that_do_not_fit() -> None:
     check_sum(2**22, 2**20)
+    check_sum((2**63 - 1) // 49, 7)  # exactly 2**63 - 1
     with pytest.raises(InvalidArgument, match=r"less than 2\*\*63"):
         check_sum(2**23, 2**20)
 

@@ -121,3 +121,19 @@ def test_divisor_weights_are_exact_where_they_can_be() -> None:
 
 def test_an_index_of_sources_is_as_wide_as_the_frameworks() -> None:
     assert np.iinfo(np.int16).max == MOST_SOURCES
+
+
+@pytest.mark.parametrize(
+    ("weights", "samples", "bounds"),
+    [
+        ([0.5, 0.5], 2, [(1, 1), (1, 1)]),
+        ([0.5, 0.5], 3, [(1, 2), (1, 2)]),
+        ([0.4, 0.4, 0.2], 3, [(0, 2), (0, 2), (0, 1)]),
+        ([0.25] * 4, 9, [(0, 3)] * 4),
+        ([1.0, 1e-300], 2**53 + 3, [(2**53 + 2, 2**53 + 3), (0, 1)]),  # float64 rounds up
+    ],
+)
+def test_bounds_are_the_share_rounded_up_and_what_the_others_leave(
+    weights: list[float], samples: int, bounds: list[tuple[int, int]]
+) -> None:
+    assert GreedyDraws(np.array(weights)).bounds(samples) == bounds

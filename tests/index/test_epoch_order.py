@@ -418,3 +418,20 @@ def test_bad_settings_are_named(prefix: Path, settings: dict[str, Any], message:
         megaindex.build_index(
             prefix, **{"order": "epoch", "sequence_length": 32, "seed": 5, **settings}
         )
+
+
+@pytest.mark.parametrize(
+    ("sequence_length", "first"), [(3, (9, 0)), (19, (9, 1)), (8, (8, 0)), (17, (8, 1))]
+)
+def test_arrays_begin_with_the_first_document_that_a_carried_token_is_of(
+    tmp_path: Path, sequence_length: int, first: tuple[int, int]
+) -> None:
+    """Of ten documents of two tokens, 2, 1, 4 and 3 tokens are carried."""
+    write_corpus(tmp_path / "c", [2] * 10)
+    index = build(
+        tmp_path / "c", sequence_length=sequence_length, epochs=2,
+        order=EpochOrder(left_over="carry"),
+    )  # fmt: skip
+    arrays, before = index.materialise(1), index.permuted_documents(0)[first[0] :]
+    assert arrays.document_index.tolist() == [*before, *index.permuted_documents(1)]
+    assert arrays.sample_index[0].tolist() == [0, first[1]]

@@ -349,3 +349,13 @@ def test_tokens_of_lengths_that_are_rare() -> None:
     counts = np.zeros(17, np.int64)
     counts[[3, 7, 9, 16]] = 3, 2, 1, 1  # 16: a whole sample
     assert packed.pack_counts(counts, None).rare_tokens == 2 * 7 + 9
+
+
+@pytest.mark.parametrize(
+    ("lengths", "likeness"),
+    [([10, 6], 6 / 10), ([8, 8], 1), ([12, 3, 1], 1 / 12), ([16, 9], 1),
+     ([10, 6, 9, 5], (6 / 10 + 5 / 9) / 2), ([10, 6, 16], 6 / 10)],
+)  # fmt: skip
+def test_likeness_is_that_of_samples_of_several_pieces(lengths: list[int], likeness: float) -> None:
+    packing = packed.pack_counts(np.bincount(lengths, minlength=17), None)
+    assert packing.likeness == pytest.approx(likeness)

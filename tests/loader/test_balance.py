@@ -163,6 +163,32 @@ def test_a_run_continues_between_any_two_rounds_with_other_ranks(
     assert list(steps_of(served, schedule)) == list(steps_of(whole, schedule))
 
 
+@pytest.mark.parametrize("samples", range(1, 9))
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 2), (2, 1), (2, 2), (4, 1)])
+def test_a_padded_balanced_step_continues_after_any_round(
+    samples: int, ranks: int, micro: int
+) -> None:
+    """Rows of padding are not samples: 5 samples of 8 rows may all be served with 3 rows left."""
+    num_samples = 8 + samples
+    settings: dict[str, Any] = {
+        "num_samples": num_samples, "global_batch_size": 8, "tail": "pad", "balance": COST,
+        "index": Rows(num_samples),
+    }  # fmt: skip
+    first = ranks_of(ranks, micro_batch_size=micro, **settings)
+    whole = rounds(first)
+    for cut in range(len(whole)):
+        state = first[0].state_after(cut)
+        assert rounds(ranks_of(ranks, state, micro_batch_size=micro, **settings)) == whole[cut:]
+        for size in (1, 2):
+            if ranks * micro % size == 0:
+                more = rounds(
+                    ranks_of(size, state, micro_batch_size=ranks * micro // size, **settings)
+                )
+                rows = [row for batches in [*whole[:cut], *more] for b in batches for row in b]
+                assert sorted(row for row in rows if row is not None) == [*range(num_samples)]
+                assert rows.count(None) == 8 - samples
+
+
 def test_a_balanced_step_is_not_finished_on_a_shorter_order() -> None:
     """15 samples are served, those with the most work of the step of samples 12 to 23."""
     settings = {"micro_batch_size": 1, "global_batch_size": 12, "balance": COST, "tail": "wrap"}

@@ -574,3 +574,21 @@ def test_an_amended_run_is_refused_with_a_remedy() -> None:
     run: Any = amend_run(["data/web"], num_samples=80, sequence_length=32, changes=[change])
     with pytest.raises(InvalidArgument, match="lock the run as it began and keep the changes"):
         make_lock(run)
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [(("blocks", 0), "receipt"), (("blocks", 1), ""), (("blocks", 4), "receipt"),
+     (("blocks", 8), "receipt"), (("total",), "")],
+)  # fmt: skip
+def test_a_quick_check_computes_the_first_the_middle_and_the_last_block_and_the_total(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[str | int, ...], found: str
+) -> None:
+    monkeypatch.setattr("megaindex.lock.make._LEAST_BLOCK", 32)
+    path = tmp_path / "many.lock"
+    assert cli("lock", *RUNS["flags"].split(), "--out", path)[::2] == (0, "")
+    content = read_lock(path).content
+    assert len(content["subsets"]["train"]["receipts"]["blocks"]) == 9
+    path.write_bytes(lock_text(changed(content, ("subsets", "train", "receipts", *place))))
+    expected = [f"{path} {rule} of train" for rule in (found, "total") if rule]
+    assert [each for each in rules(path) if each.endswith("train")] == expected

@@ -294,7 +294,7 @@ def test_histograms_that_are_refused(tmp_path: Path, text: str, message: str) ->
         ({"tokens_per_epoch": 5000}, "needs the lengths of the documents"),
         ({"tokens_per_epoch": 99}, "hold 105 tokens, tokens_per_epoch says 99"),
         ({"tokens_per_epoch": [105, 1]}, "has 2 values for 1 files"),
-        ({"length_histogram": "missing"}, "missing: cannot read"),
+        ({"length_histogram": "missing"}, "missing does not exist"),
         ({"data_path": "c"}, "found data_path and length_histogram"),
         ({"max_documents": 0}, "max_documents must be at least 1"),
         ({"long_documents": "drop"}, "long_documents must be one of"),

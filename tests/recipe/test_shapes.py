@@ -956,3 +956,16 @@ def test_batch_sizes_that_cannot_be_are_refused(folder: Path) -> None:
     going_on = open_recipe(amend(opened.layout, consumed_samples=12, stages=[plain]))
     check_past(opened.layout, going_on.layout, 12)
     assert going_on.layout.batch.samples_after(3) == 20
+
+
+@pytest.mark.parametrize(
+    ("documents", "bounds"),
+    [(7, [0, 70]), (8, [0, 40, 80]), (11, [0, 40, 110]), (12, [0, 40, 80, 120])],
+)
+def test_a_block_ends_at_the_document_that_fills_it(
+    tmp_path: Path, documents: int, bounds: list[int]
+) -> None:
+    """Of 40 tokens, four documents; the last has what is left."""
+    write_corpus(tmp_path / "web", [10] * documents)
+    epochs: Any = build_index(tmp_path / "web", sequence_length=8, order="epoch")
+    assert PassBlocks(epochs, 40).starts(0).tolist() == bounds

@@ -551,3 +551,39 @@ def test_an_input_that_is_replaced_during_the_run_is_noticed(tmp_path: Path) -> 
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(StorageError, match=r"a\.jsonl: changed while it was tokenized"):
         found.check_unchanged()
+
+
+def test_what_was_there_before_an_overwriting_run_is_not_adopted(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pair has the sizes of the one to be merged."""
+    other = write_jsonl(tmp_path / "other.jsonl", [line.upper() for line in LINES[:300]])
+    run(tmp_path / "o", [other])
+    before = pair(tmp_path / "o")
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "concatenate", lambda *_, **__: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            run(tmp_path / "o", [small], overwrite=True)
+    with pytest.raises(StorageError, match=r"o\.bin: already exists"):
+        run(tmp_path / "o", [small])
+    assert pair(tmp_path / "o") == before
+    run(tmp_path / "o", [small], overwrite=True)
+    run(tmp_path / "fresh", [small])
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh") != before
+
+
+def test_the_name_of_the_work_folder_is_synced_before_anything_is_published(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss might else keep a part of the output without the record of its run."""
+    parent, synced, real = os.stat(tmp_path), [False], run_module.concatenate
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append(os.path.samestat(os.fstat(file), parent))
+    )
+
+    def merge(*arguments: Any, **options: Any) -> Any:
+        assert any(synced)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(run_module, "concatenate", merge)
+    run(tmp_path / "o", [small])
