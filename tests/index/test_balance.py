@@ -224,6 +224,13 @@ def test_sums_of_squares_that_do_not_fit() -> None:
         check_sum(2**23, 2**20)
 
 
+def test_a_part_of_a_round_that_other_ranks_served_counts() -> None:
+    """Four of eight ranks have the largest samples, and get the smallest of the next round."""
+    squares = np.array([100, 90, 80, 70, 8, 7, 6, 5, 4, 3, 2, 1])
+    rows = balanced_rows(squares, rows=12, ranks=8, micro_batch_size=1, served=4, rows_served=4)
+    assert rows.tolist() == [[[11], [10], [9], [8], [4], [5], [6], [7]]]
+
+
 def test_numbers_of_numpy_become_plain() -> None:
     cost = CostModel(linear=np.int64(3), attention=np.float32(0.5))
     assert type(cost.linear) is int

@@ -570,6 +570,7 @@ def test_what_was_there_before_an_overwriting_run_is_not_adopted(
     run(tmp_path / "o", [small], overwrite=True)
     run(tmp_path / "fresh", [small])
     assert pair(tmp_path / "o") == pair(tmp_path / "fresh") != before
+    assert (tmp_path / "o.provenance").exists()  # that of the new pair
 
 
 def test_the_name_of_the_work_folder_is_synced_before_anything_is_published(
