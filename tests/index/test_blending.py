@@ -114,6 +114,8 @@ def test_divisor_weights_are_exact_where_they_can_be() -> None:
     assert divisor_weights([0.5, 0.25, 0.25]).tolist() == [2, 1, 1]
     assert divisor_weights([0.1, 0.2, 0.7]).tolist() == [1, 2, 7]
     assert divisor_weights([1032175, 3]).tolist() == [1032175, 3]
+    assert divisor_weights([2**52 - 1, 1]).tolist() == [2**52 - 1, 1]
+    assert divisor_weights([2**52, 1]).tolist() == [2**52 - 1, 1]  # rounded
     wild = divisor_weights([0.123456789012345678, 1e-9, 7.7e12]).tolist()
     assert max(wild) < 2**53
     assert min(wild) >= 1

@@ -184,6 +184,10 @@ def test_a_mixing_travels_to_another_process(kind: str) -> None:
 def test_shares_are_checked(shares: tuple[int, ...], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         Stratified(shares=shares)
+    assert Stratified(shares=(2**53 - 1,)).counts(3).tolist() == [3]
+    module.check_streams(2**15 - 1)
+    with pytest.raises(InvalidArgument, match="must have 1 to 32767 streams, got 32768"):
+        module.check_streams(2**15)
     with pytest.raises(InvalidArgument, match="batch_size must be from 1 to .*, got 0"):
         PerStream(shares=(1,), batch_sizes=(0,))
     with pytest.raises(InvalidArgument, match="each of 2 streams must have a batch size, got 1"):
