@@ -291,3 +291,10 @@ def test_overlapping_sequences_that_every_window_fits_into_are_refused(
     assert sorted(index.locate(range(3)).offset.tolist()) == [0, 0, 5, 10]
     part = Corpus.of(np.array([12, 7, 20, 5]))  # neighbours of a part of the documents stay outside
     WindowIndex(dataset=part, documents=range(1, 3), **settings).locate(range(5))
+
+
+def test_one_window_may_have_all_tokens(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", [4, 5])
+    assert build(tmp_path / "c", sequence_length=8).num_samples == 1
+    with pytest.raises(megaindex.InvalidArgument, match="must have at least 10 tokens, one sample"):
+        build(tmp_path / "c", sequence_length=9)
