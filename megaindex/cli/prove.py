@@ -14,6 +14,7 @@ from megaindex.cli.options import Parser, add_flags, print_json
 def main(arguments: Sequence[str]) -> int:
     """Return 0 if the records differ by exactly their skips, else 1."""
     options = _parser().parse_args(arguments)
+    from megaindex.console import print_lines
     from megaindex.loader.record_proof import compare_records, read_record
     from megaindex.progress import copying
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print_json(proof.to_json())
     else:
-        print(proof)
+        print_lines(str(proof).split("\n"))
     return int(not proof.holds)
 
 

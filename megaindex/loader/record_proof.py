@@ -20,7 +20,7 @@ import numpy as np
 from megaindex._lazy import torch_needed
 from megaindex._types import I64
 from megaindex.builders.recipe import open_recipe
-from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
+from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.description import describe_index
 from megaindex.index.receipts import (
     DEFAULT_STRIDE,
@@ -43,6 +43,7 @@ from megaindex.index.skips import (
     skips_of,
 )
 from megaindex.index.spans import Index
+from megaindex.io.atomic import read_named
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.loader.record_content import (
     ContentCheck,
@@ -64,6 +65,7 @@ from megaindex.validation import CheckpointReader
 
 States = Sequence[Mapping[str, Any]]
 
+_LONGEST = 1 << 30  # bytes of the states of all ranks
 _MOST_LINES = 8  # differences that are printed
 
 
@@ -619,13 +621,9 @@ def read_record(path: str) -> Lock | list[Mapping[str, Any]]:
     """Return the lock, or the states of all ranks, in a file."""
     if path.endswith(".lock"):
         return read_lock(path)
+    raw = read_named(path, longest=_LONGEST)
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except FileNotFoundError:
-        raise MissingFile(f"{path}: there is no such record; check the path") from None
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
+        content = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise FormatError(
             f"{path}: not a record in JSON ({error}); write the state with json.dump"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
+from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.header import Fault
-from megaindex.io.atomic import Damaged, write_file
-from megaindex.io.paths import as_storage_error, check_file, check_local, is_remote
+from megaindex.io.atomic import Damaged, read_named, write_file
+from megaindex.io.paths import check_local, is_remote
 from megaindex.lock.shape import FORMAT, VERSION, Misshapen, check_shape, parse_text
 from megaindex.validation import shown
 
@@ -281,7 +281,7 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, Fault | None]:
         FormatError: it is not a lock, or is of a newer version.
     """
     name = os.fspath(path)
-    text = _read(name)
+    text = read_named(name, longest=_LONGEST)
     try:
         content = parse_text(text)
     except Damaged as error:
@@ -304,18 +304,6 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, Fault | None]:
     except Misshapen as error:
         raise FormatError(f"{name}: is not a lock: {error}; {_AGAIN}") from None
     return Lock(path=name, content=content), _digest_fault(text, content)
-
-
-def _read(name: str) -> bytes:
-    check_local(name, "copy the lock to a disk")
-    if not os.path.lexists(name):
-        raise MissingFile(f"{name}: does not exist; give a file of `megaindex lock`")
-    check_file(name)
-    with as_storage_error(name, "cannot read"), open(name, "rb") as file:
-        text = file.read(min(os.fstat(file.fileno()).st_size, _LONGEST) + 1)
-    if len(text) > _LONGEST:
-        raise StorageError(f"{name}: a lock has at most {_LONGEST} bytes; give a lock")
-    return text
 
 
 def _digest_fault(text: bytes, content: Mapping[str, Any]) -> Fault | None:

@@ -30,7 +30,7 @@ from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.skips import SkippedIndex, source_number
 from megaindex.index.spans import datasets_of
-from megaindex.io.paths import FileInfo, absolute, as_storage_error, is_remote
+from megaindex.io.paths import FileInfo, absolute, as_storage_error, is_remote, open_regular
 from megaindex.lock.lock_file import Lock, compact
 from megaindex.lock.settings import (
     files_of,
@@ -423,7 +423,8 @@ def file_facts(path: str) -> dict[str, Any]:
         raise MissingFile(
             f"{path}: the file of skipped documents or mix changes is not there; restore it"
         )
-    with as_storage_error(path, "cannot read"), open(path, "rb") as file:
+    action = "cannot read"
+    with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 

@@ -37,7 +37,9 @@ NAMED = {
     "neox": ("plan", "--neox-config"),
     "megatron": ("plan", "--megatron-args"),
     "nanotron": ("plan", "--nanotron-config"),
-    "lock": ("verify",),
+    "lock": ("report",),
+    "record": ("prove", "given.lock"),
+    "state": ("plan", "--state"),
     "paths": ("build", "--seq-length", 8, "--epochs", 1, "--cache-dir", "x", "--data-paths-file"),
     "tokenizer": ("tokenize", "out", "c.bin", "--format", "lines", "--tokenizer"),
     "histogram": (

@@ -322,7 +322,7 @@ def test_other_files_are_refused(change: Callable[[str], str], message: str) -> 
 
 
 def test_missing_and_moved_sources(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match=r"none\.lock: does not exist"):
+    with pytest.raises(MissingFile, match=r"none\.lock does not exist"):
         read_lock("none.lock")
     for suffix in (".idx", ".bin"):
         (tmp_path / "deep").mkdir(exist_ok=True)
