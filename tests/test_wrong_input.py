@@ -184,7 +184,7 @@ def test_directories_are_named_for_writes_only(
 ) -> None:
     words = ["--seq-length", "8", "--cache-dir", str(tmp_path)]
     assert main(["build", "--data-paths-file", str(tmp_path / "no"), *words]) == 2
-    assert capsys.readouterr().err.endswith("No such file or directory; check the path\n")
+    assert capsys.readouterr().err.endswith("does not exist; check the path\n")
     (tmp_path / "a.bin").write_bytes(b"")
     with pytest.raises(MissingFile) as missing:
         IndexedDataset(str(tmp_path / "a"))

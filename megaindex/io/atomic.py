@@ -337,6 +337,7 @@ def read_regular(
         os.close(descriptor)
 
 
+_LEAST = 1 << 16  # bytes; files of /proc have no size
 _HANDED = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")
 
 
@@ -363,13 +364,14 @@ def read_named(path: str, what: str = "", *, longest: int = 1 << 26) -> bytes:
         except FileNotFoundError:
             raise MissingFile(f"{named} does not exist; check the path") from None
         try:
-            status = os.fstat(descriptor)
+            status, most = os.fstat(descriptor), longest
             if stat.S_ISFIFO(status.st_mode) and _HANDED.fullmatch(path):
                 os.set_blocking(descriptor, True)
             else:
                 check_regular(named, status)
+                most = min(max(status.st_size, _LEAST), longest)  # read reserves so many bytes
             with open(descriptor, "rb", closefd=False) as file:
-                text = file.read(longest + 1)
+                text = file.read(most + 1)
         finally:
             os.close(descriptor)
         if text is None:  # a log of /proc without a line to read

@@ -379,8 +379,6 @@ class Plan:
         num_epochs_built: most epochs built of a source; None where draws were not counted.
         max_train_iters_without_repeat: most iterations that serve no sample twice; 0 where none
             does, or GPT-NeoX ends with an error there.
-        max_train_iters_with_exact_buffer: the same under the adapter's ``variance_buffer="exact"``;
-            None where that is no more, or not counted.
         max_train_iters_same_epochs: most iterations for which no further epoch is built.
         max_train_iters_exact: False where the two are lower bounds, because draws were not counted.
         neighbours: effects of `max_train_iters_same_epochs` and of one iteration more; empty if
@@ -399,6 +397,8 @@ class Plan:
         warnings: warnings with their remedies, most harmful first.
         check_failures: reasons for which ``--check`` fails; empty if it passes.
         skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
+        max_train_iters_with_exact_buffer: `max_train_iters_without_repeat` under the adapter's
+            ``variance_buffer="exact"``; None where that is no more, or not counted.
     """
 
     order: str
