@@ -337,11 +337,18 @@ class Claim:
 
     def _create(self) -> bool:
         """Create the claim exclusively, for file systems without hard links."""
+        is_created = False
         try:
             with open(self._path, "x") as file:
+                is_created = True
                 file.write(self._text(0))
         except FileExistsError:
             return False
+        except OSError:
+            if is_created:  # on a full disk: others would wait until an empty claim is stale
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+            raise
         return True
 
     def _text(self, count: int) -> str:

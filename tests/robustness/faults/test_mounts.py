@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 FULL_AND_FIXED = """
 mkdir "$1/small" "$1/fixed" && mount -t tmpfs -o size=2m none "$1/small" &&
-mount -t tmpfs -o ro none "$1/fixed" && exec "$2" "$3/on_mounts.py" "$1"
+mount -t tmpfs -o size=2m,ro none "$1/fixed" && exec "$2" "$3/on_mounts.py" "$1"
 """
 OVERLAY = """
 mount -t tmpfs none "$1" && mkdir "$1/lower" "$1/upper" "$1/work" "$1/cache" &&
