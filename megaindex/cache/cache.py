@@ -117,9 +117,10 @@ def load_entry(entry: Path, expected: Shapes | None = None) -> dict[str, IntArra
     except MissingFile:  # removed by another process
         return None
     except FormatError as error:
-        logger.warning("%s; it is rebuilt", error)
-        quarantine(entry)
-        return None
+        logger.warning("%s; it is rebuilt", str(error))  # the error has the arrays in its frames
+    arrays = None  # not mapped: NFS keeps the directory of a file that is open
+    quarantine(entry)
+    return None
 
 
 def _load(entry: Path) -> dict[str, IntArray] | None:

@@ -214,6 +214,27 @@ def test_a_damaged_entry_is_reported_and_rebuilt(
     assert str(only_entry(cache)) in caplog.text
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of mapped files")
+@pytest.mark.parametrize("cut", ["shuffle_index.npy", None])
+def test_a_damaged_entry_is_not_mapped_when_it_is_removed(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str | None
+) -> None:
+    """NFS keeps a removed file that is still open, and so its directory."""
+    cache, removed, remove = tmp_path / "cache", [], shutil.rmtree
+
+    def rmtree(path: Path, **options: Any) -> None:
+        removed.append(str(cache) in Path("/proc/self/maps").read_text())
+        remove(path, **options)
+
+    build(corpus, cache)
+    entry = only_entry(cache)
+    if cut:
+        os.truncate(entry / cut, 500)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    cache_module.load_entry(entry, {})  # whole, its arrays are not those that are expected
+    assert removed == [False]
+
+
 def test_an_entry_that_is_replaced_while_it_is_read_is_looked_up_again(
     corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
