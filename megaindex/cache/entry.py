@@ -200,7 +200,7 @@ def remove_entry(path: Path) -> None:
 
     Only a directory is entered: ``rmtree`` would open anything else, and wait for a pipe.
     """
-    if path.is_symlink() or not path.is_dir():
+    if os.path.islink(path) or not os.path.isdir(path):  # False where they cannot be asked
         with contextlib.suppress(OSError):
             path.unlink()
         return

@@ -235,6 +235,27 @@ def test_a_damaged_entry_is_not_mapped_when_it_is_removed(
     assert removed == [False]
 
 
+def test_what_is_set_aside_and_cannot_be_examined_stays(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing disk does not end the build: a later builder removes it."""
+    real = os.stat
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if "tmp." in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *arguments, **options)
+
+    cache = tmp_path / "cache"
+    build(corpus, cache)
+    damage_truncate(only_entry(cache))
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "stat", stat)
+        quarantine(only_entry(cache))
+    (left,) = cache.iterdir()
+    assert left.name.startswith("tmp.")
+
+
 def test_an_entry_that_is_replaced_while_it_is_read_is_looked_up_again(
     corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
