@@ -1,6 +1,7 @@
 #!/bin/sh
-# The native core under the address and undefined-behaviour sanitizers: first its headers driven
-# from C++, then its Python binding through the kernel tests (numpy only: no torch, no peer).
+# The native core under the address and undefined-behaviour sanitizers, and under the one of threads:
+# first its headers driven from C++, then its Python binding through the kernel tests (numpy only: no
+# torch, no peer).
 set -eu
 cd "$(dirname "$0")/../../.."
 BIN=${BIN:-.venv/bin}
@@ -28,3 +29,16 @@ MEGAINDEX_SANITIZE=1 MEGAINDEX_TEST_EXAMPLES=${MEGAINDEX_TEST_EXAMPLES:-20} \
     LD_PRELOAD="$($CXX -print-file-name=libasan.so) $($CXX -print-file-name=libstdc++.so)" \
     ASAN_OPTIONS=detect_leaks=0 \
     "$BIN/pytest" tests/kernels tests/robustness/sanitize -q -p no:cacheprovider -k "not numba"
+
+echo "sanitize: data races between the threads of the binding"
+MEGAINDEX_DEV=1 MEGAINDEX_CXXFLAGS="-g -O1 -fsanitize=thread" MEGAINDEX_LDFLAGS="-fsanitize=thread" \
+    "$BIN/python" setup.py -q build --build-base "$build/races-tmp" --build-lib "$build/races-lib" \
+    2>/dev/null
+# without random addresses, which this sanitizer does not know in recent kernels
+MEGAINDEX_SANITIZE=1 MEGAINDEX_TEST_EXAMPLES=${MEGAINDEX_TEST_EXAMPLES:-20} \
+    PYTHONPATH="$build/races-lib" OPENBLAS_NUM_THREADS=1 \
+    LD_PRELOAD="$($CXX -print-file-name=libtsan.so) $($CXX -print-file-name=libstdc++.so)" \
+    setarch -R "$BIN/pytest" tests/robustness/sanitize tests/kernels/test_bijection.py \
+    tests/kernels/test_gather.py tests/kernels/test_pieces.py tests/kernels/test_samples.py \
+    tests/kernels/test_shuffle.py tests/kernels/test_thread_limit.py -q -p no:cacheprovider \
+    -k "sanitize or native and not numba"
