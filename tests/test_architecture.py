@@ -280,6 +280,10 @@ NEEDED = {
     ): "the training script to start",
     ("adapters/megatron/core.py", "runpy.run_path"): "megatron-core's own version file",
     ("engine/local.py", "pickle.loads"): "of an exception that this process has just pickled",
+    (
+        "configs/capture.py",
+        "subprocess.Popen",
+    ): "the script that `megaindex capture` is asked to run",
     ("configs/yaml_sections.py", "yaml.load"): "with a subclass of SafeLoader",
 }
 

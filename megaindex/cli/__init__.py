@@ -25,6 +25,7 @@ VERBS = {
     "audit": ("megaindex.cli.audit", "report how often, and when, documents and tokens are seen"),
     "trace": ("megaindex.cli.trace", "print the input rows of a step, or the steps of input rows"),
     "prove": ("megaindex.cli.prove", "show that two records of a run differ by what was skipped"),
+    "capture": ("megaindex.cli.capture", "run a launch script, and write the command it starts"),
     "diff-order": ("megaindex.cli.diff_order", "report where two orders differ, and why"),
     "lock": ("megaindex.cli.lock", "write the data, order and receipts of a run to one file"),
     "report": ("megaindex.cli.report", "print what a locked run was trained on, by source"),

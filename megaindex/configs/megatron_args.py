@@ -6,8 +6,10 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from megaindex.configs.capture import CAPTURE, is_capture, read_capture
 from megaindex.configs.megatron_versions import IGNORED, NOTES, PROGRAMS, REFUSED, version_of
 from megaindex.configs.settings import (
     Settings,
@@ -16,15 +18,27 @@ from megaindex.configs.settings import (
     replaced_by,
     settings_in_comments,
 )
-from megaindex.configs.shell import Script, is_unknown
+from megaindex.configs.shell import Script
+from megaindex.configs.shell_words import Unknown, is_several, is_unknown
 from megaindex.configs.yaml_sections import read_text
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS
 from megaindex.io.atomic import parse_object
 from megaindex.io.paths import is_remote
-from megaindex.validation import check_integer
+from megaindex.validation import check_integer, shown
 
 Flags = Mapping[str, list[str]]
+
+
+class OpenWord(str):
+    """A word as the script has it, which is not known because of `unknown`."""
+
+    unknown: Unknown
+
+    def __new__(cls, text: str, unknown: Unknown) -> OpenWord:
+        word = super().__new__(cls, text)
+        word.unknown = unknown
+        return word
 
 
 def _named(*flags: str) -> dict[str, str]:
@@ -56,6 +70,15 @@ _NEEDED = {  # by other arguments, without which Megatron-LM stops with an Asser
     "--dataloader-defer-npy-index-mmap": "--data-cache-path",
     "--hybrid-context-parallel": "--calculate-per-token-loss",
 }
+_ONE_VALUE = frozenset(
+    f"--{name}{sign}{rest}"
+    for name, rest in (("master", "addr"), ("master", "port"), ("node", "rank"), ("rdzv", "id"),
+                       ("rdzv", "endpoint"), ("log", "dir"))
+    for sign in "_-"
+) | {"--save", "--load", "--tensorboard-dir", "--data-cache-path", "--wandb-save-dir",
+     "--wandb-exp-name", "--wandb-project", "--tokenizer-model", "--vocab-file", "--merge-file",
+     "--job-name", "--output", "--error", "--moe-layer-freq"}  # fmt: skip
+"""Arguments of one value that changes no plan, which scripts often compute."""
 _CLOSE = 0.85  # similarity of a misspelt argument
 
 
@@ -83,42 +106,114 @@ def read_megatron(
             refuse it, or the program does not read GPT data.
     """
     held = os.environ if environment is None else environment
-    text, folder = source, ""
+    text, path = source, "bash"
     if is_remote(source) or ("--" not in source and "\n" not in source):
-        text, folder = read_text(source, "--megatron-args"), os.path.dirname(source)
-    script = Script(text, held, script_args, folder)
-    found = _Reader(_training(script, source), script, over or Settings()).settings()
+        text, path = read_text(source, "--megatron-args"), source
+    if is_capture(text):
+        words, variables, notes = read_capture(text, source)
+    else:
+        words, variables, notes = _evaluated(text, held, script_args, path, over or Settings())
+    found = _Reader(words, variables, over or Settings()).settings()
+    found = replace(found, notes=(*notes, *found.notes))
     return merged(found, Settings(**settings_in_comments(text, "megatron", "--megatron-args")))
 
 
-def _training(script: Script, source: str) -> list[str]:
-    """Return the command that trains."""
-    commands = [
-        words
-        for words in script.commands
-        if words[0] not in ("echo", "printf")
-        and any(word.partition("=")[0] in _HONOURED for word in words)
-    ]
-    if script.exits_at and not commands:
+def _evaluated(
+    text: str, environment: Mapping[str, str], arguments: Sequence[str], path: str, over: Settings
+) -> tuple[list[str], Mapping[str, Any], tuple[str, ...]]:
+    """Return the words of the command that trains, its variables, and what the script leaves open.
+
+    Raises:
+        InvalidArgument: there is none, there are several, or a word that matters is unknown.
+    """
+    name = "--megatron-args" + (f" {shown(path)}" if path != "bash" else "")
+    try:
+        script = Script(text, environment, arguments, path)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}, {error}; {CAPTURE}") from None
+    commands = [command for command in script.commands if trains(command.words)]
+    for where, words in script.perhaps:
+        simple = words[0].startswith("python") and words[1:2] == ["-c"]
+        if not simple and (trains(words) or any("$" in w for w in words) or _runs_more(words)):
+            raise InvalidArgument(
+                f"{name}, {where} is not evaluated, and decides whether `{' '.join(words)[:60]}` "
+                f"is run; {CAPTURE}"
+            )
+    if not commands:
+        raise InvalidArgument(_nothing(script, path if path != "bash" else text))
+    planned = [one for one in commands if not _refusal(_program(one.words))] or commands[-1:]
+    if any(one.words != planned[0].words for one in planned[1:]):
         raise InvalidArgument(
+            f"{name} runs {len(planned)} commands with Megatron arguments; give those of one of "
+            f"them as a string, or choose one with megaindex capture --command N"
+        )
+    command = planned[0]
+    words, notes = _known_words(script, command.words, name, replaced_by(over))
+    for where in command.assumed:
+        notes += (f"the plan assumes that the script goes on at {where}, which is not evaluated",)
+    return words, command.variables, notes
+
+
+def _nothing(script: Script, source: str) -> str:
+    if script.exits_at:
+        return (
             f"--megatron-args: {source[:80]!r} exits at {script.exits_at}, before it trains: "
             "export the variables it needs, or give its parameters with --script-args"
         )
-    if not commands:
-        named = [p for words in script.commands if (p := _program(words)) and words[0] != "echo"]
-        starts = f"; it starts {named[-1]}" if named else ""
+    named = [p for one in script.commands if (p := _program(one.words))]
+    starts = f"; it starts {script.written(named[-1])}" if named else ""
+    return (
+        f"--megatron-args: no Megatron argument in {source[:80]!r}{starts}; give the arguments as "
+        f"one string, or the path of a script that trains, or {CAPTURE}"
+    )
+
+
+def trains(words: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] in _HONOURED for word in words)
+
+
+def _runs_more(words: Sequence[str]) -> bool:
+    shells = ("bash", "sh", "sbatch", "eval", "exec", "xargs")
+    return any(word.rsplit("/", 1)[-1] in shells for word in words)
+
+
+def _known_words(
+    script: Script, words: Sequence[str], name: str, replaced: set[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return a command's words, those that do not matter as the script has them, with notes.
+
+    Raises:
+        InvalidArgument: a word could be others, or a number of processes is unknown.
+    """
+    found: list[str] = []
+    notes: list[str] = []
+    for place, word in enumerate(words):
+        unknown = script.unknown_in(word)
+        flag, equals, value = word.partition("=")
+        if unknown is not None and equals and flag.startswith("--") and not is_unknown(flag):
+            found.append(flag)
+            word = value
+        last = next((w for w in reversed(found) if w.startswith("--")), "")
+        follows = bool(found) and found[-1] == last
+        if unknown is None or unknown.undefined:
+            found.append(word if unknown is None else OpenWord(script.written(word), unknown))
+            continue
+        several, begins = is_several(word), is_unknown(word[:1])
+        sized = last in (*_NODES, *_GPUS) and not replaced & {"world_size", "data_parallel_size"}
+        single = (follows and last in _ONE_VALUE) or not place
+        if not sized and (last in _HONOURED or single or not (several or begins or word[0] == "-")):
+            if several:
+                notes.append(
+                    f"{script.written(word)} of {last or 'the command'} ({unknown.line}) is not "
+                    "evaluated; the plan assumes that it is one word"
+                )
+            found.append(OpenWord(script.written(word), unknown))
+            continue
         raise InvalidArgument(
-            f"--megatron-args: no Megatron argument in {source[:80]!r}{starts}; give the arguments "
-            "as one string, or the path of a script that trains"
+            f"{name}: {last} {script.written(word)} needs `{unknown.text}` of {unknown.line}, "
+            f"which is not evaluated; {CAPTURE}"
         )
-    planned = [words for words in commands if not _refusal(_program(words))]
-    commands = planned or commands[-1:]
-    if any(words != commands[0] for words in commands[1:]):
-        raise InvalidArgument(
-            f"--megatron-args: {source[:80]!r} runs {len(commands)} commands with Megatron "
-            "arguments; give those of one of them as a string"
-        )
-    return commands[0]
+    return found, tuple(notes)
 
 
 def _refusal(program: str) -> str:
@@ -140,8 +235,8 @@ def _program(words: Sequence[str]) -> str:
 class _Reader:
     """Reader of the arguments of one training command."""
 
-    def __init__(self, words: Sequence[str], script: Script, over: Settings) -> None:
-        self._script = script
+    def __init__(self, words: Sequence[str], variables: Mapping[str, Any], over: Settings) -> None:
+        self._variables = variables
         self._over = over
         self._replaced = replaced_by(over)
         self._program = _program(words)
@@ -175,7 +270,7 @@ class _Reader:
                 found["train_data_exact_num_epochs"] = None
         found.update(self._blend_files())
         if not self._replaced.intersection(("world_size", "data_parallel_size")):
-            found["world_size"] = _world_size(self._launcher, self._script)
+            found["world_size"] = _world_size(self._launcher, self._variables)
         if "--data-path" in self._flags:
             found.setdefault("split", DEFAULT_SPLIT)
         self._check(found)
@@ -324,15 +419,15 @@ def _flags(words: Sequence[str]) -> dict[str, list[str]]:
     return flags
 
 
-def _world_size(flags: Flags, script: Script) -> int | None:
-    """Return nodes x processes of the launcher, else a variable WORLD_SIZE of the script."""
+def _world_size(flags: Flags, variables: Mapping[str, Any]) -> int | None:
+    """Return nodes x processes of the launcher, else the variable WORLD_SIZE."""
     nodes, gpus = (
         next((flags[flag] for flag in names if flag in flags), None) for names in (_NODES, _GPUS)
     )
     count, each = _count(nodes or ["1"]), _count(gpus or [])
     if count is not None and each is not None:
         return count * each
-    held = script.variables.get("WORLD_SIZE")
+    held = variables.get("WORLD_SIZE")
     return _count([held]) if isinstance(held, str) else None
 
 
@@ -343,9 +438,14 @@ def _count(words: Sequence[str]) -> int | None:
 
 def _defined(flag: str, words: Sequence[str]) -> tuple[str, ...]:
     for word in words:
-        if is_unknown(word):
+        if isinstance(word, OpenWord) and word.unknown.undefined:
             raise InvalidArgument(
                 f"{flag} holds {word}, which is not defined: {_remedy(flag, word)}"
+            )
+        if isinstance(word, OpenWord):
+            raise InvalidArgument(
+                f"{flag} holds {word}, which needs `{word.unknown.text}` of {word.unknown.line} "
+                f"and is not evaluated: pass {flag}, or {CAPTURE}"
             )
     if not words:
         raise InvalidArgument(f"{flag} has no value; give one, or remove it")

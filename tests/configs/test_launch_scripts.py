@@ -1,0 +1,201 @@
+"""Launch scripts as Bash runs them, under `megaindex capture`, and as the reader reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megaindex.cli import main
+from megaindex.configs.megatron_args import read_megatron
+from megaindex.configs.settings import Settings
+from megaindex.errors import InvalidArgument
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+
+READ = [  # equal to Bash, not refused
+    "SEED=7",
+    "SEED=${UNSET_HERE:-7}",
+    "export SEED=7 OTHER=8",
+    "DTYPE=7 OPTIONS=8 HOSTFILE=9 EPOCHS=1; SEED=$DTYPE$OPTIONS$HOSTFILE$EPOCHS",
+    'SEED="${UNSET_HERE:-"7"}"',
+    '[ -f "$SEED.idx" ] || mkdir -p /tmp/$SEED',
+    'if [ ! -d / ]; then echo "no $SEED"; exit 1; fi',
+    "f() { SEED=$1; ARGS+=(--split 9,1,0); }\nf 6",
+    "shift; SEED=$1",
+    'ARGS+=(--seed 9 "--split 9,1,0")\nSEED=5',
+    "X=3; SEED=$((X * 2 + 1))",
+    "X=17; SEED=$(( -X / 5 + 8 % 3 + 20 ))",
+    "for S in 1 2 3; do SEED=$S; done",
+    'if [ -z "$UNSET_HERE" ]; then SEED=4; else SEED=5; fi',
+    "SEED=3 # a comment that ends in a backslash \\\nSEED=4",
+    "SEED=3\necho x | SEED=4\n(SEED=5)\nSEED=6 true",
+    "read_me() { SEED=8; }\nread_me",
+    "set -euo pipefail\nSEED=2; [[ $SEED == 2 && -n $SEED ]] || exit 1",
+    "if command -v no-such-program >/dev/null; then OTHER=5; fi\nSEED=3",
+    "[ -f /no/such/file ] || echo missing\nSEED=3",
+    "cat > /dev/null <<END\nSEED=9 $(nothing)\nEND\nSEED=3",
+    "SEED=3; unset OTHER; trap 'echo bye' EXIT",
+    'echo "SEED=9" ; SEED=3; OUT="run-$(date +%s)"; mkdir -p "/tmp" || exit 1',
+    "source ./settings.sh",
+    '. "$(dirname "$0")/settings.sh"',
+    'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"; source "$HERE/settings.sh"',
+]
+UNKNOWN = [  # equal to Bash, or refused with the construct and its line
+    "for S in 1 2 3; do [ $S = 2 ] && break; SEED=$S; done",
+    "for S in 1 2 3; do if [ $S -eq 2 ]; then continue; fi; SEED=$S; done",
+    "case big-7b in small*) SEED=1 ;; *-7b|x) SEED=2 ;; *) SEED=3 ;; esac",
+    "f() { SEED=$1; return 1; SEED=9; }\nf 6 || EXTRA=1",
+    'f() { if [ "$1" = a ]; then SEED=2; return; fi; SEED=3; }\nf a',
+    "while [[ $# -gt 0 ]]; do case $1 in --seed) SEED=$2; shift 2 ;; *) shift ;; esac; done",
+    "eval 'SEED=6'",
+    "A=(1 2 3); SEED=${A[1]}${#A[@]}",
+    "N=2; ((N > 1)) && SEED=9",
+    "[ -f /no/such/file ] && SEED=9",
+    "[ -d / ] && SEED=9 || SEED=8",
+    "if grep -q nothing /dev/null; then SEED=9; fi",
+    "if command -v bash; then SEED=9; fi",
+    "case $(hostname) in x) SEED=8 ;; *) SEED=9 ;; esac",
+    "for S in 1 2 3; do [ -f /no/file ] && break; SEED=$S; done",
+    "for S in 1 2 3; do [ -d / ] && continue; SEED=$S; done",
+    "f() { [ -d / ] && return 0; SEED=9; }\nf",
+    "f() { return 3; }\nf && SEED=9",
+    "let SEED=9",
+    "((SEED = 9))",
+    "((SEED++))",
+    "X=$((SEED = 9))",
+    "printf -v SEED %s 9",
+    "read SEED <<< 9",
+    "while read -r S; do SEED=$S; done <<< 9",
+    "f() { local SEED=9; }\nf",
+    "f() { local -n R=$1; R=9; }\nf SEED",
+    "declare -i SEED; SEED=4+5",
+    "SEED=(1 2); SEED[1]=9; SEED=${SEED[1]}",
+    "SEED=$(echo 9)",
+    "SEED=`echo 9`",
+    'eval "$(echo SEED=9)"',
+    "source <(echo SEED=9)",
+    "source /no/such/file; UNUSED=1",
+    "for S in {1..9}; do SEED=$S; done",
+    "for ((i = 0; i < 9; i++)); do SEED=$i; done",
+    "until [ $SEED -gt 8 ]; do SEED=$((SEED + 1)); [ -f /x ] && break; done",
+    "mapfile -t L <<< 9; SEED=${L[0]}",
+    "set -- -s 9; while getopts s: o; do SEED=$OPTARG; done",
+    "X=SEED; SEED=${!X}",
+    "X=9,1; SEED=${X%,*}",
+    "X=abc; SEED=${#X}; SEED=${X:0:1}7; SEED=9",
+    "declare -A M=([a]=9); SEED=${M[a]}",
+    "M=(1 2); IFS=,; SEED=9",
+    "shopt -s extglob\ncase 9 in +([0-9])) SEED=9 ;; esac",
+    "set -- --seed 9; SEED=${2}; SEED=$RANDOM; SEED=9",
+    "select S in a; do SEED=9; done < /dev/null",
+    "SEED=9 &\nwait",
+    "false || { SEED=9; true; } && SEED=8",
+    "if ! [ -e /no ] ; then unset SEED; SEED=9; fi",
+    "trap 'SEED=9' DEBUG; true",
+    "command eval SEED=9; builtin export SEED=8",
+    "f() { SEED=9; }; [ -d / ] && f",
+    "set -e; (exit 3) || SEED=9",
+    "[ 0 -eq $(false; echo $?) ] || ARGS=(--seq-length 32)",
+]
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2
+SEED=1
+ARGS=(--seq-length 16 --global-batch-size 4 --data-path web)
+{body}
+torchrun --nproc_per_node 4 pretrain_gpt.py "${{ARGS[@]}}" --train-iters 9 --seed $SEED
+"""
+
+
+def as_bash_runs_it(folder: Path, *words: str) -> Settings:
+    assert main(["capture", "--overwrite", "--", "bash", "launch.sh", *words]) == 0
+    return read_megatron("captured.json", {})
+
+
+@pytest.mark.parametrize("body", READ + UNKNOWN)
+def test_the_reader_is_equal_to_bash_or_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.sh").write_text("SEED=12\n")
+    (tmp_path / "launch.sh").write_text(SCRIPT.format(body=body))
+    expected = as_bash_runs_it(tmp_path, "--seed", "21")
+    found, refused = None, ""
+    try:
+        found = read_megatron("launch.sh", script_args=["--seed", "21"])
+    except InvalidArgument as error:
+        refused = str(error)
+    if found is not None:
+        assert replace(found, notes=()) == replace(expected, notes=())
+    else:
+        assert body in UNKNOWN, refused
+        assert "line " in refused
+        assert "megaindex capture" in refused
+
+
+def test_a_guard_is_said_and_a_choice_of_commands_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text(SCRIPT.format(body="[ -f pretrain_gpt.py ] || exit 1"))
+    assert any("goes on at line 5" in note for note in read_megatron(str(script), {}).notes)
+    choice = "if [ -f x ]; then torchrun pretrain_gpt.py --seq-length 8; exit; fi"
+    script.write_text(SCRIPT.format(body=choice))
+    with pytest.raises(InvalidArgument, match=r"line 5: .* decides whether .torchrun pretrain"):
+        read_megatron(str(script), {})
+
+
+def test_a_computed_value_of_another_argument_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    addr = "ADDR=$(scontrol show hostnames | head -n 1)\nARGS+=(--master_addr {})"
+    script.write_text(SCRIPT.format(body=addr.format("$ADDR")))
+    found = read_megatron(str(script), {})
+    assert found.seq_length == 16
+    assert any("assumes that it is one word" in note for note in found.notes)
+    script.write_text(SCRIPT.format(body="ARGS+=(--bf16 $(cat more))"))
+    with pytest.raises(InvalidArgument, match=r"needs `\$\(cat more\)` of line 5, which is not"):
+        read_megatron(str(script), {})
+
+
+def test_capture_starts_no_launcher_and_tells_commands_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launch = tmp_path / "launch.sh"
+    launch.write_text(
+        'python -c \'open("made", "w")\'\nsbatch <<END\nsrun bash -c '
+        "'WORLD_SIZE=8 python pretrain_gpt.py --seq-length $1 --data-path \"a b\"'\nEND\n"
+        "torchrun pretrain_gpt.py --seq-length 32 &\nexit 5\n"
+    )
+    command = ["capture", "--overwrite", "--", "bash", "launch.sh", "16"]
+    assert main(command) == 2
+    assert "2 training commands; choose one with --command N" in capsys.readouterr().err
+    seen = set()
+    for number in ("1", "2"):
+        assert main([command[0], "--command", number, "--json", *command[1:]]) == 0
+        seen.add(read_megatron("captured.json", {}).seq_length)
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["status"] == 5
+        assert "runs bash launch.sh" in shown.err
+        assert "not started" in shown.err
+    assert seen == {16, 32}
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("/bin/true pretrain_gpt.py --seq-length 8", "0 launchers were recorded"),
+        ("sleep 60", "ran longer than 1 s and was killed"),
+        ("while :; do python x.py; done", "ran longer than 1 s|more than 1000"),
+    ],
+)
+def test_what_capture_cannot_hold_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    (tmp_path / "launch.sh").write_text(text + "\n")
+    arguments = ["--timeout", "1", "--out", str(tmp_path / "c"), "--", "bash"]
+    assert main(["capture", *arguments, str(tmp_path / "launch.sh")]) == 2
+    assert re.search(reason, capsys.readouterr().err)
