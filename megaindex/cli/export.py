@@ -19,7 +19,7 @@ from megaindex.cache.fingerprint import corpus_fingerprint, corpus_stamp
 from megaindex.cache.npy import map_npy
 from megaindex.cache.sidecar import read_sidecar
 from megaindex.cli.options import Parser, add_flags, print_json
-from megaindex.cli.plan import add_run_arguments, described_by, recipe_of, skips_of_options
+from megaindex.cli.plan import add_run_arguments, locked_run_of, recipe_of, skips_of_options
 from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import FormatError, InvalidArgument, visible
@@ -112,13 +112,7 @@ def _run_of(options: argparse.Namespace) -> Recipe | Run:
     """Return the run of the options; its order is ``epoch`` by default."""
     options.skip = skips_of_options(options)
     if options.lock:
-        from megaindex.lock.opening import locked_run
-
-        if others := described_by(options):
-            raise InvalidArgument(
-                f"--lock has the whole run, also --{others[0].replace('_', '-')}; leave it out"
-            )
-        return locked_run(options.lock)
+        return locked_run_of(options)
     recipe = recipe_of(options, besides=("skip", "split"))
     if recipe is not None:
         return recipe

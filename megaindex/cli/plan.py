@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 from megaindex._lazy import torch_needed
 from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.configs.batch_schedule import parse_count
+from megaindex.configs.run import Run
 from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.configs.settings import flag_of, settings_by_name
 from megaindex.errors import InvalidArgument
+from megaindex.validation import shown
 
 if TYPE_CHECKING:
     from megaindex.audit.balance import BalanceModel
@@ -42,7 +44,9 @@ def main(arguments: Sequence[str]) -> int:
 
     cost = cost_model_of(options)
     options.skip = skips_of_options(options)
-    recipe = recipe_of(options, besides=("skip",))
+    locked = locked_run_of(options) if options.lock else None
+    of_flags = locked is None or isinstance(locked, Run)
+    recipe = recipe_of(options, besides=("skip",)) if of_flags else locked
     if recipe is not None:
         return _run_recipe(recipe, options, cost)
     if options.mix_bounds:
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
             "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
         )
     with named_as_in_files(vars(options)), counting_samples() as progress:
-        run = resolve(read_settings(vars(options)))
+        run = locked or resolve(read_settings(vars(options)))
         plan = make_plan(run, progress=progress)
     balance = None
     with_files = all(source.tokens is None for source in run.data.train)
@@ -109,6 +113,12 @@ def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | N
     from megaindex.builders.recipe import plan_recipe
     from megaindex.plan.recipe_plan import make_recipe_plan, print_recipe_plan
 
+    if options.print_config:
+        raise InvalidArgument(
+            f"--print-config {shown(options.print_config)}: a recipe is trained by megaindex's own "
+            "loader, no framework has its settings; `megaindex export` writes the arrays of one "
+            "source"
+        )
     consumed = parse_count(options.consumed_samples, "--state") if options.state else None
     layout = plan_recipe(recipe)
     plan = make_recipe_plan(layout, consumed_samples=consumed, mix_bounds=options.mix_bounds)
@@ -259,6 +269,9 @@ def _stored_run(file: str) -> StoredRecipe:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex plan", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--lock", metavar="FILE", help="the run of a lock, in place of its settings"
+    )
     add_run_arguments(parser)
     add_balance_arguments(parser)
     group = parser.add_argument_group("output")
@@ -421,14 +434,28 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(built, "--subset", "--cache-dir")
 
 
+def locked_run_of(options: argparse.Namespace) -> Recipe | Run:
+    """Return the run of ``--lock``, whose settings give the samples of the lock.
+
+    Raises:
+        InvalidArgument: other flags describe a run too.
+        MissingFile, StorageError, FormatError: as `megaindex.lock.opening.locked_run`.
+    """
+    from megaindex.lock.opening import locked_run
+
+    _check_lock_alone(options)
+    return locked_run(options.lock)
+
+
 def _stream_of_lock(options: argparse.Namespace) -> AuditStream:
     from megaindex.lock.opening import open_stream
 
+    _check_lock_alone(options)
+    return open_stream(options.lock, subset=options.subset, cache_dir=options.cache_dir)
+
+
+def _check_lock_alone(options: argparse.Namespace) -> None:
     skips = [name for name in ("skip_steps", "skip_documents", "skip_file")
              if getattr(options, name)]  # fmt: skip
-    others = described_by(options) + skips
-    if others:
-        raise InvalidArgument(
-            f"--lock {options.lock} pins the samples of a run; leave out {flag_of(others[0])}"
-        )
-    return open_stream(options.lock, subset=options.subset, cache_dir=options.cache_dir)
+    if others := skips + described_by(options):
+        raise InvalidArgument(f"--lock has the whole run, also {flag_of(others[0])}; leave it out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -139,16 +139,17 @@ def open_stream(
     """
     lock = read_lock(lock)
     lock.subset(subset)
-    return _open(lock, search, cache_dir, subset).stream
+    wanted = ("train",) if subset == "train" else SPLITS
+    return _open(lock, search, cache_dir, subset, wanted).stream
 
 
 def locked_run(lock: Folder | Lock) -> Recipe | Run:
-    """Return the settings of a locked run, after checking its sources.
+    """Return the settings of a locked run, after checking its sources and all its subsets.
 
     Raises:
         MissingFile, StorageError, FormatError: as `open_run`.
     """
-    run: Recipe | Run = _open(read_lock(lock), None, None).run
+    run: Recipe | Run = _open(read_lock(lock), None, None, wanted=SPLITS).run
     return run
 
 
@@ -162,31 +163,33 @@ class _OpenRun(NamedTuple):
 
 
 def _open(
-    lock: Lock, search: Folder | None, cache_dir: Folder | None, subset: Split = "train"
+    lock: Lock,
+    search: Folder | None,
+    cache_dir: Folder | None,
+    subset: Split = "train",
+    wanted: Sequence[Split] = ("train",),
 ) -> _OpenRun:
-    """Open the run of a lock, and check one subset of it."""
+    """Open the run of a lock for one subset, and check the wanted subsets."""
     paths, files = sound_paths(lock, search), sound_files(lock, search)
     index = lock.content["subsets"]["train"]["index"]
     run = read_run(lock.content["settings"], index, paths, lock.path, files)
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    wanted = SPLITS if subset != "train" else ("train",)
     streams = streams_of(run, opened, cache_dir, wanted, most_samples(lock))
-    if subset not in streams:
-        raise FormatError(
-            f"{lock.path}: has a subset {subset}, and its settings give none; restore the file, or "
-            "lock the run again"
-        )
-    stream = streams[subset]
-    _check_same(lock, subset, resolved_subset(stream, rows_of(paths), rows_of(files)))
-    _check_samples(lock, subset, stream, cache_dir)
-    return _OpenRun(run, opened, stream)
+    rows, named = rows_of(paths), rows_of(files)
+    for name in wanted:
+        stream = streams.get(name)
+        ours = None if stream is None else resolved_subset(stream, rows, named)
+        _check_same(lock, name, ours)
+    _check_samples(lock, subset, streams[subset], cache_dir)
+    return _OpenRun(run, opened, streams[subset])
 
 
-def _check_same(lock: Lock, subset: str, ours: dict[str, Any]) -> None:
-    """Refuse a lock whose settings this release resolves to other samples."""
-    fields = lock.content["subsets"][subset]
-    theirs = {key: value for key, value in fields.items() if key != "receipts"}
-    for where, locked, resolved in differences(theirs, ours, f"subsets.{subset}"):
+def _check_same(lock: Lock, name: Split, ours: dict[str, Any] | None) -> None:
+    """Refuse a lock whose settings this release resolves to other samples of a subset."""
+    theirs = lock.content["subsets"].get(name)
+    if theirs is not None:
+        theirs = {key: value for key, value in theirs.items() if key != "receipts"}
+    for where, locked, resolved in differences(theirs, ours, f"subsets.{name}"):
         raise FormatError(
             f"{lock.path}: {where} is {shown(locked)}, and this release resolves the settings to "
             f"{shown(resolved)}; use the release that wrote the lock, "

@@ -91,6 +91,11 @@ def _refusals(plan: Plan, run: Run, framework: str) -> Iterator[str]:
             f"{name} counts train_iters from the first sample on; plan the whole run, without "
             "--consumed-samples"
         )
+    if run.skip:
+        yield (
+            f"{name} has no setting for skips; print the run without them, and give them to the "
+            "adapter's install(skip=…)"
+        )
     if run.tail == "pad" and plan.samples_consumed % plan.global_batch_size:
         yield f"{name} masks no sample of its last batch; use --tail drop or wrap"
     if framework == "neox":
@@ -246,6 +251,8 @@ def megatron_flags(plan: Plan, run: Run) -> str:
     flags += _evaluation(run)
     if run.phases:
         flags.append(f"--phase-transition-iterations {','.join(map(str, run.phases))}")
+    if run.iterations_to_skip:
+        flags.append(f"--iterations-to-skip {' '.join(map(str, run.iterations_to_skip))}")
     flags += _megatron_data(plan, run)
     if run.row.order == "megatron-legacy":
         flags.append(f"--train-data-exact-num-epochs {run.row.exact_num_epochs or -1}")

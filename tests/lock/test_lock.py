@@ -453,6 +453,61 @@ def test_files_of_skipped_documents_are_checked(tmp_path: Path) -> None:
         Path("bad.ids").write_text(text)
 
 
+@pytest.mark.parametrize(
+    ("flags", "framework"),
+    [
+        (RUNS["neox"], "neox"),
+        (RUNS["neox"] + " --variance-buffer exact --separate-final-epoch never", "neox"),
+        (RUNS["megatron"], "megatron"),
+        (RUNS["phases"], "megatron"),
+        (RUNS["skips"].split("--skip")[0] + "--iterations-to-skip 2 5", "megatron"),
+    ],
+)
+def test_settings_of_a_lock_give_its_samples(flags: str, framework: str) -> None:
+    """A lock of the printed settings alone is the same; the adapter's call is printed with them."""
+    assert cli("lock", *flags.split(), "--out", "first.lock", "--overwrite")[0] == 0
+    status, text, said = cli("plan", "--lock", "first.lock", "--print-config", framework)
+    assert (status, said) == (0, "")
+    assert ("install(" in text) == ("--variance-buffer" in flags)
+    Path("printed").write_text(text)
+    file = "--neox-config" if framework == "neox" else "--megatron-args"
+    words = [file, "printed", "--world-size", 2 if "--world-size 2" in flags else 1]
+    assert cli("lock", *words, "--out", "second.lock", "--overwrite")[::2] == (0, "")
+    first, second = (read_lock(f"{name}.lock").content for name in ("first", "second"))
+    for name in {*first["subsets"], *second["subsets"]}:
+        for field in ("samples", "index", "steps", "receipts"):
+            assert first["subsets"][name][field] == second["subsets"][name][field], field
+    other = {"neox": "megatron", "megatron": "neox"}[framework]
+    assert "does not run order" in cli("plan", "--lock", "first.lock", "--print-config", other)[2]
+
+
+@pytest.mark.parametrize(("field", "value"), [("iterations", 3), ("interval", 5)])
+def test_settings_of_other_samples_are_not_printed(field: str, value: int) -> None:
+    """Of a subset that is evaluated, too."""
+    content = copy.deepcopy(read_lock("neox.lock").content)
+    content["settings"]["run"]["evaluation"][field] = value
+    Path("edited.lock").write_bytes(lock_text(content))
+    assert "resolved subsets.valid" in " ".join(rules("edited.lock", whole=True))
+    said = cli("plan", "--lock", "edited.lock", "--print-config", "neox")
+    assert (said[0], said[1], "subsets.valid" in said[2]) == (2, "", True), said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lock", "skips.lock", "--print-config", "megatron"], "has no setting for skips"),
+        (["--lock", "recipe.lock", "--print-config", "neox"], "recipe"),
+        (["--recipe", "run.yaml", "--print-config", "neox"], "recipe"),
+        (["--lock", "neox.lock", "--seed", "3"], "--seed"),
+        (["--lock", "neox.lock", "--recipe", "run.yaml"], "--recipe"),
+        (["--lock", "neox.lock", "--skip-steps", "3"], "--skip-steps"),
+    ],
+)
+def test_a_lock_that_is_not_planned_as_asked(words: list[str], message: str) -> None:
+    status, out, said = cli("plan", *words)
+    assert (status, out, message in said) == (2, "", True), said
+
+
 def test_an_edited_end_of_a_run_is_a_finding() -> None:
     content = copy.deepcopy(read_lock("skips.lock").content)
     content["subsets"]["train"]["index"]["end"] += 400

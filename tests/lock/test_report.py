@@ -90,7 +90,7 @@ def test_audit_and_trace_take_a_lock(lock: Path, capsys: pytest.CaptureFixture[s
         assert main([*verb, "--recipe", "run.yaml"]) == 0
         assert capsys.readouterr().out == locked
     assert main(["audit", "--lock", "run.lock", "--seed", "3"]) == 2
-    assert "pins the samples of a run; leave out --seed" in capsys.readouterr().err
+    assert "--lock has the whole run, also --seed" in capsys.readouterr().err
     with open(lock.parent / "code.idx", "r+b") as file:
         file.seek(60)
         file.write(b"\x01")
