@@ -21,7 +21,7 @@ from megaindex.cache.sidecar import read_sidecar
 from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import add_run_arguments, locked_run_of, recipe_of, skips_of_options
 from megaindex.configs.run import Data, Run, Source, Target
-from megaindex.configs.run_builder import read_settings, resolve
+from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.errors import FormatError, InvalidArgument, visible
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.io.atomic import read_named
@@ -55,8 +55,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     target = EXPORT_FORMATS[check_choice("--to", options.to, tuple(EXPORT_FORMATS))]
     _check_folder(options, target)
-    run = _run_of(options)
-    sets = [_published(each, options) for each in _sets(run, target, options)]
+    with named_as_in_files(vars(options)):
+        run = _run_of(options)
+        sets = [_published(each, options) for each in _sets(run, target, options)]
     if options.json:
         shared = {
             "to": options.to,

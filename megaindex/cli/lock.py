@@ -12,7 +12,7 @@ from typing import Any
 
 from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import add_run_arguments, recipe_of, skips_of_options
-from megaindex.configs.run_builder import read_settings, resolve
+from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.errors import InvalidArgument, visible
 
 
@@ -30,15 +30,15 @@ def main(arguments: Sequence[str]) -> int:
     AtomicFiles([options.out], overwrite=options.overwrite)  # refuses before the work
     options.skip = skips_of_options(options)
     run: Any = recipe_of(options, besides=("skip",))
-    if run is None:
-        run = resolve(read_settings(vars(options)))
-    elif run.mix_changes is not None and run.mix_changes.size and not run.mix_changes.path:
-        path = f"{options.out.removesuffix('.lock')}-mix.npy"  # of a checkpoint, which holds them
-        changes = run.mix_changes.write(path, overwrite=options.overwrite)
-        run = replace(run, mix_changes=changes)
-    with counting_samples() as progress, copying("reading") as bar:
+    if run is not None and run.mix_changes is not None and run.mix_changes.size:
+        if not run.mix_changes.path:  # of a checkpoint, which holds them
+            path = f"{options.out.removesuffix('.lock')}-mix.npy"
+            changes = run.mix_changes.write(path, overwrite=options.overwrite)
+            run = replace(run, mix_changes=changes)
+    named = named_as_in_files(vars(options))
+    with named, counting_samples() as progress, copying("reading") as bar:
         made = make_lock(
-            run,
+            resolve(read_settings(vars(options))) if run is None else run,
             tokens=options.tokens,
             cache_dir=options.cache_dir,
             progress=progress,

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0, or 1 if ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
     from megaindex.plan.export import export_settings
-    from megaindex.plan.plan import make_plan
+    from megaindex.plan.plan import make_plan, warn_in_keys_of_files
     from megaindex.plan.render import print_plan
     from megaindex.progress import counting_samples
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     with named_as_in_files(vars(options)), counting_samples() as progress:
         run = locked or resolve(read_settings(vars(options)))
-        plan = make_plan(run, progress=progress)
+        plan = warn_in_keys_of_files(make_plan(run, progress=progress), vars(options))
     balance = None
     with_files = all(source.tokens is None for source in run.data.train)
     if cost is not None or (_counts_masked(plan) and with_files):
@@ -414,8 +414,8 @@ def stream_of_options(options: argparse.Namespace) -> AuditStream:
     options.skip = skips_of_options(options)
     recipe = recipe_of(options, besides=("consumed_samples", "skip"))
     if recipe is None:
-        run = resolve(read_settings(vars(options)))
-        with counting_samples() as progress:
+        with named_as_in_files(vars(options)), counting_samples() as progress:
+            run = resolve(read_settings(vars(options)))
             return stream_of_run(
                 run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
             )

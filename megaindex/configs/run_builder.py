@@ -234,20 +234,25 @@ _NEOX_KEYS = {
 """Keys of GPT-NeoX by the names of the flags."""
 
 
-@contextmanager
-def named_as_in_files(given: Mapping[str, Any]) -> Iterator[None]:
-    """Replace flags that are not given in the message of an InvalidArgument by a file's keys."""
+def in_keys_of_files(message: str, given: Mapping[str, Any]) -> str:
+    """Return a message with the keys of a GPT-NeoX file in place of flags that are not given."""
+    if not given.get("neox_config"):
+        return message
 
     def key(flag: re.Match[str]) -> str:
         name = flag[1].replace("-", "_")
         return _NEOX_KEYS.get(name, flag[0]) if given.get(name) is None else flag[0]
 
+    return re.sub(r"--([a-z]+(?:-[a-z]+)*)", key, message)
+
+
+@contextmanager
+def named_as_in_files(given: Mapping[str, Any]) -> Iterator[None]:
+    """Change the message of an InvalidArgument by `in_keys_of_files`."""
     try:
         yield
     except InvalidArgument as error:
-        if not given.get("neox_config"):
-            raise
-        raise InvalidArgument(re.sub(r"--([a-z]+(?:-[a-z]+)*)", key, error.args[0])) from None
+        raise InvalidArgument(in_keys_of_files(error.args[0], given)) from None
 
 
 @contextmanager

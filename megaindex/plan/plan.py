@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.configs.run import Run, Target
-from megaindex.configs.run_builder import ARGUMENTS, given_run
+from megaindex.configs.run_builder import ARGUMENTS, given_run, in_keys_of_files
 from megaindex.configs.settings import ADAPTERS
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import Progress
@@ -379,7 +379,13 @@ def make_plan(run: Run | None = None, *, progress: Progress | None = None, **set
         FormatError, StorageError: a dataset cannot be read.
     """
     with given_run(run, settings) as given:
-        return _plan_of(given, progress)
+        return warn_in_keys_of_files(_plan_of(given, progress), settings)
+
+
+def warn_in_keys_of_files(plan: Plan, given: Mapping[str, Any]) -> Plan:
+    """Return a plan whose warnings name the keys of the file that describes its run."""
+    caution, *warnings = (in_keys_of_files(one, given) for one in (plan.caution, *plan.warnings))
+    return replace(plan, caution=caution, warnings=tuple(warnings))
 
 
 def _fails_at(run: Run, last: int) -> bool:

@@ -216,9 +216,28 @@ def test_errors_name_the_keys_of_the_file(
     folder: Path, keys: dict[str, Any], words: list[Any], named: str
 ) -> None:
     file = file_of(folder, keys)
-    status, _, said = plan_of("--neox-config", file, *words)
-    assert (status, named in said) == (2, True), said
+    export = ["export", "--to", "neox", "--order", "neox"]
+    for verb in (
+        ["plan"],
+        ["audit"],
+        ["trace", "--step", 0],
+        ["lock", "--out", folder / "a.lock"],
+        export,
+    ):
+        status, _, said = cli(*verb, "--neox-config", file, *words)
+        assert (status, named in said) == (2, True), said
     if not words:
         assert f"--{named.split(maxsplit=1)[0].replace('_', '-')}" not in said
         with pytest.raises(InvalidArgument, match=named):
             make_plan(neox_config=file)
+
+
+def test_warnings_name_the_keys_of_the_file(folder: Path) -> None:
+    file = file_of(folder, {**ONE, "eval_iters": 40})
+    for warnings in (plan_json("--neox-config", file)["warnings"],
+                     make_plan(neox_config=file).warnings):  # fmt: skip
+        said = "\n".join(warnings)
+        assert "lower eval_iters" in said, said
+        assert "--eval-iters" not in said
+    given = "\n".join(plan_json("--neox-config", file, "--eval-iters", 40)["warnings"])
+    assert "lower --eval-iters" in given
