@@ -224,7 +224,7 @@ def test_names_are_those_of_the_flags() -> None:
     status, out, _ = cli("--help")
     assert status == 0
     flags = {flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", out, re.MULTILINE)}
-    own = {"recipe", "nanotron_config", "llm_foundry_config", "json", "print_config",
+    own = {"recipe", "lock", "nanotron_config", "llm_foundry_config", "json", "print_config",
            "check", "help", "balance", "cost_model", "state", "mix_bounds",
            "skip_steps", "move_skipped", "skip_documents", "skip_from_step"}  # fmt: skip
     names = set(inspect.signature(megaindex.make_plan).parameters) - {"run", "progress"}
