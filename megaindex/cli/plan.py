@@ -44,17 +44,15 @@ def main(arguments: Sequence[str]) -> int:
 
     cost = cost_model_of(options)
     options.skip = skips_of_options(options)
-    locked = locked_run_of(options) if options.lock else None
-    of_flags = locked is None or isinstance(locked, Run)
-    recipe = recipe_of(options, besides=("skip",)) if of_flags else locked
-    if recipe is not None:
-        return _run_recipe(recipe, options, cost)
+    given = locked_run_of(options) if options.lock else recipe_of(options, besides=("skip",))
+    if given is not None and not isinstance(given, Run):
+        return _run_recipe(given, options, cost)
     if options.mix_bounds:
         raise InvalidArgument(
             "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
         )
     with named_as_in_files(vars(options)), counting_samples() as progress:
-        run = locked or resolve(read_settings(vars(options)))
+        run = given or resolve(read_settings(vars(options)))
         plan = warn_in_keys_of_files(make_plan(run, progress=progress), vars(options))
     balance = None
     with_files = all(source.tokens is None for source in run.data.train)
