@@ -30,11 +30,10 @@ def main(arguments: Sequence[str]) -> int:
     AtomicFiles([options.out], overwrite=options.overwrite)  # refuses before the work
     options.skip = skips_of_options(options)
     run: Any = recipe_of(options, besides=("skip",))
-    if run is not None and run.mix_changes is not None and run.mix_changes.size:
-        if not run.mix_changes.path:  # of a checkpoint, which holds them
-            path = f"{options.out.removesuffix('.lock')}-mix.npy"
-            changes = run.mix_changes.write(path, overwrite=options.overwrite)
-            run = replace(run, mix_changes=changes)
+    changes = None if run is None else run.mix_changes
+    if changes is not None and changes.size and not changes.path:  # of a checkpoint
+        path = f"{options.out.removesuffix('.lock')}-mix.npy"
+        run = replace(run, mix_changes=changes.write(path, overwrite=options.overwrite))
     named = named_as_in_files(vars(options))
     with named, counting_samples() as progress, copying("reading") as bar:
         made = make_lock(
