@@ -291,6 +291,23 @@ def test_draws_of_a_cyclic_loader_are_bounds_with_skips_too(
             assert row["coverage"] == {}
 
 
+@pytest.mark.parametrize("weights", [None, [2, 1]])
+@pytest.mark.parametrize(("samples", "read"), [(24, 24), (25, 32), (32, 32)])
+def test_a_batch_schedule_reads_beyond_the_samples_of_a_blend(
+    core: Any, paths: list[str], weights: list[float] | None, samples: int, read: int
+) -> None:
+    """Two iterations of 4, then iterations of 8; the built samples of both sources suffice."""
+    plan = plan_json(
+        "--data-path", *words(paths[:2], weights), "--split", "100,0,0", "--seq-length", SEQ,
+        "--micro-batch-size", 1, "--data-parallel-size", 1, "--eval-interval", 99,
+        "--train-samples", samples, "--batch-schedule", f"0:4 {SEQ * 8}:8",
+    )  # fmt: skip
+    train = build(core, [samples, 0, 0], blend=(paths[:2], weights), split="100,0,0")[0]
+    dry = len(train) < read
+    assert dry == (samples == 25)
+    assert dry == any("runs out of samples" in text for text in plan["warnings"])
+
+
 def test_a_batch_schedule_that_falls_stops(paths: list[str]) -> None:
     words_ = ["--data-path", paths[0], "--split", "100,0,0", "--seq-length", SEQ]
     words_ += ["--micro-batch-size", 2, "--data-parallel-size", 1, "--eval-interval", 99]
