@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
 import site
 import subprocess
@@ -29,6 +30,7 @@ from megaindex.plan.export import export_settings
 FOLDER = os.environ.get("MEGATRON_TAGS", "")
 SEED = int(os.environ.get("MEGATRON_SEED", "38"))
 COUNT = int(os.environ.get("MEGATRON_COUNT", "12"))
+SECONDS = 180  # of a run, after which its process is replaced
 TAGS = sorted(path.name.partition("-")[2] for path in Path(FOLDER).glob("megatron-*"))
 
 pytestmark = [
@@ -56,10 +58,15 @@ class Checkout:
             *site.getsitepackages(),
         ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        self.tag, self.errors = tag, errors
-        with errors.open("w") as file:
+        self.tag, self.errors, self.environment = tag, errors, environment
+        self.start()
+
+    def start(self) -> None:
+        """Start the process."""
+        with self.errors.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "support.megatron_runs"], env=environment,
+                [sys.executable, "-W", "ignore", "-m", "support.megatron_runs"],
+                env=self.environment,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True,
             )  # fmt: skip
 
@@ -69,6 +76,11 @@ class Checkout:
         assert self.process.stdout is not None
         print(json.dumps({"ranks": ranks, "args": words, "stop": stop}), file=self.process.stdin,
               flush=True)  # fmt: skip
+        if not select.select([self.process.stdout], [], [], SECONDS)[0]:  # in compiled code
+            self.process.kill()
+            self.process.communicate()
+            self.start()
+            return {"error": f"no answer in {SECONDS} s", "where": "run"}
         line = self.process.stdout.readline()
         assert line, self.errors.read_text()[-2000:]
         found: dict[str, Any] = json.loads(line)

@@ -293,7 +293,8 @@ def result_of(real: Any, run: dict[str, Any]) -> dict[str, Any]:
     """Return what a run did, and the error that ended it."""
     launch, stops = None, [*([run["stop"]] if run.get("stop") else []), None]
     found: dict[str, Any] = {}
-    signal.alarm(10)  # Megatron counts epochs of a part without tokens for ever
+    # Megatron counts epochs of a part without tokens for ever; 10 s of processor time
+    signal.setitimer(signal.ITIMER_PROF, 10)
     try:
         for stop in stops:
             real.globals.destroy_global_vars()
@@ -306,7 +307,7 @@ def result_of(real: Any, run: dict[str, Any]) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         found["error"] = f"{type(error).__name__}: {error}"[:300]
         found["where"] = "run" if launch is not None and "datasets" in launch.result else "setup"
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     return {**found, **({} if launch is None else launch.result)}
 
 
@@ -316,7 +317,7 @@ def out_of_time(*_: Any) -> None:
 
 def main() -> None:
     """Read runs, and write their results."""
-    signal.signal(signal.SIGALRM, out_of_time)
+    signal.signal(signal.SIGPROF, out_of_time)
     warnings.simplefilter("ignore")
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
