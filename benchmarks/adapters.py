@@ -46,6 +46,7 @@ CASES = (
     # Megatron keeps 11 files of each source open, of which many systems allow 20,000
     Case(sources=1_500, documents=10_000, asked={"first": 10.0}),
     Case(sources=50, documents=20_000, asked={"cold": 5.0, "sample": 1.0, "both": 2.0}),
+    Case(sources=50, documents=4_000, asked={"cold": 3.0}),
     Case(sources=1, documents=1_000_000, epochs=4, asked={"warm": 2.0, "sample": 1.0, "both": 1.5}),
 )
 QUICK = Case(sources=20, documents=5_000, asked={})
