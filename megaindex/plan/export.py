@@ -138,7 +138,7 @@ def _refused_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
     buffer, own = run.variance_buffer, own_buffers(run)
     wanted = run.target.value if run.target.kind == "samples" else plan.samples_consumed
     rounded = run.row.order == "megatron-legacy" or run.tail != "drop"
-    if not run.batch.is_constant and wanted != plan.samples_consumed and rounded:
+    if _has_schedule(run) and wanted != plan.samples_consumed and rounded:
         yield (
             "Megatron rounds up the last batch of a schedule; give --train-samples "
             f"{plan.samples_consumed}"
@@ -236,7 +236,7 @@ def megatron_flags(plan: Plan, run: Run) -> str:
     flags = [_megatron_length(plan, run), f"--seq-length {plan.sequence_length}"]
     if run.micro_batch_size is not None:
         flags.append(f"--micro-batch-size {run.micro_batch_size}")
-    if run.batch.is_constant or run.batch.ramp is not None:
+    if not _has_schedule(run) or run.batch.ramp is not None:
         flags.append(f"--global-batch-size {plan.global_batch_size}")
         if run.batch.ramp is not None:
             flags.append(f"--rampup-batch-size {' '.join(map(str, run.batch.ramp))}")
@@ -263,13 +263,18 @@ def megatron_flags(plan: Plan, run: Run) -> str:
     return " \\\n".join(flags)
 
 
+def _has_schedule(run: Run) -> bool:
+    """Return True for a schedule, also of one size: Megatron-LM then requests other samples."""
+    return not run.batch.is_constant or (run.batch.stepped and run.row.order == "megatron")
+
+
 def _megatron_length(plan: Plan, run: Run) -> str:
     """Return --train-samples for a target of samples, schedules and phases, else --train-iters."""
     target = run.target
     if target.kind == "samples" and (run.tail == "drop" or target.value >= plan.samples_consumed):
         return f"--train-samples {int(target.value)}"
     planned_as_iterations = target.kind == "iterations" and run.unit is not None
-    if run.phases or (not run.batch.is_constant and not planned_as_iterations):
+    if run.phases or (_has_schedule(run) and not planned_as_iterations):
         return f"--train-samples {plan.samples_consumed}"
     return f"--train-iters {plan.train_iters}"
 

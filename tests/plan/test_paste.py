@@ -408,6 +408,26 @@ def test_pairs_of_texts_are_settings_of_neox_alone(corpora: list[str], tmp_path:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("schedule", ["0:12", "0:12 800:16"])
+@pytest.mark.parametrize("target", ["--train-iters", "--train-samples"])
+def test_a_schedule_of_one_size_stays_a_schedule(
+    corpora: list[str], schedule: str, target: str
+) -> None:
+    """Megatron-LM requests and evaluates micro batches on every rank under any schedule."""
+    common = ["--micro-batch-size", 1, "--data-parallel-size", 4, "--split", "90,10,0"]
+    words = ["--order", "megatron", "--data-path", corpora[0], "--seq-length", 8, *common,
+             "--batch-schedule", schedule, target, 30, "--eval-interval", 13]  # fmt: skip
+    status, out, err = cli(*words, "--print-config", "megatron")
+    assert status == 0, err
+    assert flags_in(out)["--step-batch-size-schedule"] == [schedule]
+    assert flags_in(out)[target] == ["30"]
+    text = " ".join(line.removesuffix("\\") for line in out.splitlines() if line[:1] == "-")
+    planned = plan_json(*words)
+    again = plan_json("--megatron-args", text, "--world-size", 4)
+    names = ("train_iters", "samples_consumed", "batch_schedule", "datasets")
+    assert [again[name] for name in names] == [planned[name] for name in names]
+
+
 def test_the_last_batch_of_a_schedule_that_is_rounded_up(corpora: list[str]) -> None:
     words = ["--order", "megatron", "--data-path", corpora[0], "--seq-length", 8,
              "--batch-schedule", "0:2 160:4", "--tail", "wrap"]  # fmt: skip
