@@ -67,11 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(lock, "--cache-dir")
     add = parser.add_argument_group("repair (in place of the check)").add_argument
     meaning = (
-        "write OUT.idx from the intact part of the pair, and OUT.bin as a link to its .bin; the "
-        "original is not changed"
+        "rebuild OUT.idx from the .bin, whose documents end with --eod, with OUT.bin as a link to "
+        "it; the original is not changed"
     )
     add("--repair", metavar="OUT", help=meaning)
-    add("--dtype", metavar="T", help="token type, needed if the .idx is lost")
+    add("--dtype", metavar="T", help="token type, needed if the header of the .idx is lost")
     return parser
 
 

@@ -200,7 +200,7 @@ def size_fault(header: IndexHeader, file_size: int) -> Fault | None:
         expected=sizes,
         text=f"header declares {n} sequences and {m} document bounds "
         f"({HEADER_BYTES} + 12·{n} + 8·{m} = {sizes}), file has {file_size}",
-        remedy=f"{RESTORE}; megaindex verify --repair lists what can be rebuilt",
+        remedy=f"{RESTORE}; megaindex verify --repair rebuilds an .idx from its .bin",
     )
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,13 +25,11 @@ from megaindex.errors import (
     StorageError,
 )
 from megaindex.format import IndexedDataset
-from megaindex.format.provenance import open_provenance
 
 EOD = 60_000
 LENGTHS = [5, 4, 7, 9, 3]
 COUNT = len(LENGTHS)
 POINTERS = 34 + 4 * COUNT
-BOUNDS = POINTERS + 8 * COUNT
 
 
 @pytest.fixture
@@ -54,84 +53,31 @@ def test_an_intact_pair_is_not_repaired(prefix: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.parametrize("bad", [0, 2**60, -8, 3])
-def test_pointers_follow_from_lengths(
-    prefix: str, original: bytes, tmp_path: Path, bad: int
+@pytest.mark.parametrize("given", [{"eod": EOD}, {"eod": EOD, "dtype": "uint16"}])
+def test_a_damaged_index_is_rebuilt_from_the_bin(
+    prefix: str, original: bytes, tmp_path: Path, given: dict[str, Any]
 ) -> None:
-    pointers = np.array([0, bad, 18, bad, 50], np.int64).tobytes()
-    damage(prefix, original[:POINTERS] + pointers + original[BOUNDS:])
-    made = repair(prefix, tmp_path / "out")
-    assert (tmp_path / "out.idx").read_bytes() == original
-    assert os.path.samefile(tmp_path / "out.bin", prefix + ".bin")
-    assert "pointers: 3 are intact and agree with the lengths, 2 are computed" in made.certain[1]
-    assert Path(prefix + ".idx").read_bytes() != original  # untouched
-
-
-def test_bytes_behind_the_arrays_are_left_out(prefix: str, original: bytes, tmp_path: Path) -> None:
-    damage(prefix, original + b"garbage")
-    made = repair(prefix, tmp_path / "out")
-    assert (tmp_path / "out.idx").read_bytes() == original
-    assert made.lost == ("7 bytes after the arrays that are not modes",)
-
-
-def test_an_index_cut_inside_pointers_or_bounds_needs_the_end_of_document(
-    prefix: str, original: bytes, tmp_path: Path
-) -> None:
-    for size in range(POINTERS, len(original)):
-        out = tmp_path / f"out{size}"
-        damage(prefix, original[:size])
-        with pytest.raises(InvalidArgument, match="add --eod"):
-            repair(prefix, out)
-        made = repair(prefix, out, eod=EOD)
+    """Cut after the header, wrong in any array, or with bytes behind them."""
+    damaged = [original[:size] for size in range(34, len(original), 5)]
+    damaged += [original + b"garbage", original[:34] + b"\xff" * 8 + original[42:]]
+    damaged += [original[: POINTERS + 8] + b"\x7f" * 8 + original[POINTERS + 16 :]]
+    for number, data in enumerate(damaged):
+        out = tmp_path / f"out{number}"
+        damage(prefix, data)
+        made = repair(prefix, out, **given)
         assert out.with_suffix(".idx").read_bytes() == original
-        assert made.lost == ("modes of sequences, if there were any",)
+        assert os.path.samefile(out.with_suffix(".bin"), prefix + ".bin")
+        assert (made.documents, made.sequences) == (COUNT, COUNT)
+        assert Path(prefix + ".idx").read_bytes() == data  # untouched
 
 
-def test_an_end_of_document_that_does_not_fit_the_count_is_refused(
-    prefix: str, original: bytes, tmp_path: Path
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "without a header"])
+def test_without_a_header_the_type_is_needed(
+    prefix: str, original: bytes, tmp_path: Path, lost: bool
 ) -> None:
-    damage(prefix, original[:BOUNDS])
-    with pytest.raises(InvalidArgument, match="0 sequences end with token 9, and the header"):
-        repair(prefix, tmp_path / "out", eod=9)
-
-
-def test_lengths_that_are_cut_off_or_damaged_are_refused(
-    prefix: str, original: bytes, tmp_path: Path
-) -> None:
-    damage(prefix, original[: POINTERS - 1])
-    with pytest.raises(InvalidArgument, match="holds 4 of 5 lengths"):
-        repair(prefix, tmp_path / "out", eod=EOD)
-    damage(prefix, original[:34] + np.int32(-5).tobytes() + original[38:])
-    with pytest.raises(InvalidArgument, match="sequence 0 has length -5"):
-        repair(prefix, tmp_path / "out", eod=EOD)
-    damage(prefix, original[:34] + np.int32(4).tobytes() + original[38:])
-    with pytest.raises(InvalidArgument, match="a pointer or a length is damaged"):
-        repair(prefix, tmp_path / "out", eod=EOD)
-    damage(prefix, original[: POINTERS - 4] + np.int32(2).tobytes() + original[POINTERS:])
-    with pytest.raises(InvalidArgument, match="lengths add up to 54 bytes and the .bin has 56"):
-        repair(prefix, tmp_path / "out", eod=EOD)
-    assert not list(tmp_path.glob("out*"))
-
-
-def test_a_bin_cut_short_keeps_its_whole_documents(
-    prefix: str, original: bytes, tmp_path: Path
-) -> None:
-    tokens = np.fromfile(prefix + ".bin", np.uint16)
-    tokens[:20].tofile(prefix + ".bin")
-    made = repair(prefix, tmp_path / "out")
-    dataset = megaindex.IndexedDataset(tmp_path / "out")
-    assert [len(sequence) for sequence in dataset] == [5, 4, 7]
-    np.testing.assert_array_equal(np.concatenate(dataset[:]), tokens[:16])
-    assert made.lost == ("2 documents beyond the end of the .bin",)
-    damage(prefix, original[:POINTERS])  # with pointers gone too, either could be wrong
-    with pytest.raises(InvalidArgument, match="whole documents cannot be determined"):
-        repair(prefix, tmp_path / "other", eod=EOD)
-
-
-def test_a_lost_index_is_cut_at_the_end_of_document(
-    prefix: str, original: bytes, tmp_path: Path
-) -> None:
-    os.unlink(prefix + ".idx")
+    damage(prefix, original[:20])
+    if lost:
+        os.unlink(prefix + ".idx")
     for settings in ({}, {"eod": EOD}, {"dtype": "uint16"}):
         with pytest.raises(InvalidArgument, match="add --dtype and --eod"):
             repair(prefix, tmp_path / "out", **settings)
@@ -144,8 +90,40 @@ def test_a_lost_index_is_cut_at_the_end_of_document(
         repair(prefix, tmp_path / "other", dtype="complex64", eod=EOD)
 
 
-def test_tokens_after_the_last_document_are_reported_lost(prefix: str, tmp_path: Path) -> None:
+def test_a_header_that_counts_other_documents_is_refused(
+    prefix: str, original: bytes, tmp_path: Path
+) -> None:
+    """Another token, a .bin cut short, and documents of several sequences."""
+    damage(prefix, original[:-8])
+    with pytest.raises(InvalidArgument, match="--eod or --dtype is wrong"):
+        repair(prefix, tmp_path / "out", eod=int(np.fromfile(f"{prefix}.bin", np.uint16)[0]))
+    damage(prefix, original)
+    os.truncate(f"{prefix}.bin", 40)
+    for settings in ({"eod": EOD}, {"eod": EOD, "dtype": "uint16"}):
+        with pytest.raises(InvalidArgument, match="5 sequences .* 3 sequences .* is cut short"):
+            repair(prefix, tmp_path / "out", **settings)
+    with megaindex.IndexedDatasetWriter(tmp_path / "two", dtype=np.uint16) as writer:
+        writer.add_document([1, 2, 3, EOD], lengths=[2, 2])
+    os.truncate(tmp_path / "two.idx", 60)
+    with pytest.raises(InvalidArgument, match="2 sequences .* 1 sequences .* several sequences"):
+        repair(tmp_path / "two", tmp_path / "out", eod=EOD)
+    assert not list(tmp_path.glob("out*"))
+    os.unlink(prefix + ".idx")  # as the refusals say
+    made = repair(prefix, tmp_path / "out", dtype="uint16", eod=EOD)
+    assert (made.documents, len(made.lost)) == (3, 2)
+
+
+def test_what_is_left_over_and_the_provenance_are_reported_lost(
+    prefix: str, tmp_path: Path
+) -> None:
+    write_provenance(Path(prefix))
     os.unlink(prefix + ".idx")
+    made = repair(prefix, tmp_path / "whole", dtype="uint16", eod=EOD)
+    assert f"{prefix}.provenance" in made.lost[-1]
+    assert len(made.lost) == 2
+    os.rename(f"{prefix}.provenance", tmp_path / "whole.provenance")
+    assert main(["verify", str(tmp_path / "whole")]) == 0
+    assert not list(tmp_path.glob("*.provenance.*"))
     with open(prefix + ".bin", "ab") as file:
         file.write(b"\1\0\2\0\3")
     made = repair(prefix, tmp_path / "out", dtype="uint16", eod=EOD)
@@ -153,42 +131,10 @@ def test_tokens_after_the_last_document_are_reported_lost(prefix: str, tmp_path:
     assert made.lost[1].startswith("5 bytes after the last token 60000")
 
 
-def test_the_provenance_is_carried_on_or_named_as_lost(
-    prefix: str, original: bytes, tmp_path: Path
-) -> None:
-    write_provenance(Path(prefix))
-    recorded = Path(f"{prefix}.provenance").read_bytes()
-    damage(prefix, original[: POINTERS + 8] + bytes(8) + original[POINTERS + 16 :])
-    made = repair(prefix, tmp_path / "same")
-    assert made.certain[-1].startswith("provenance of 5 documents: the new .idx is the one")
-    assert (tmp_path / "same.provenance").read_bytes() == recorded
-    write_provenance(Path(prefix))  # of the pair as it was written, with a wrong pointer
-    made = repair(prefix, tmp_path / "wrong")
-    assert made.certain[-1] == "provenance of 5 documents, the first of those of the damaged pair"
-    Path(f"{prefix}.provenance").write_bytes(recorded)
-    damage(prefix, original)
-    os.truncate(f"{prefix}.bin", 40)
-    made = repair(prefix, tmp_path / "cut")
-    assert made.certain[-1] == "provenance of 3 documents, the first of those of the damaged pair"
-    origins = open_provenance(str(tmp_path / "cut"))
-    assert origins is not None
-    origins.check_columns()
-    assert origins.locate(np.arange(3)).row.tolist() == [0, 1, 2]
-    os.truncate(f"{prefix}.bin", 42)
-    os.unlink(f"{prefix}.idx")
-    made = repair(prefix, tmp_path / "other", dtype="uint16", eod=EOD)
-    assert "provenance of 3 documents: the new .idx is not the one that" in made.lost[-1]
-    Path(f"{prefix}.provenance").write_bytes(recorded[:-1] + b"x")
-    made = repair(prefix, tmp_path / "again", dtype="uint16", eod=EOD)
-    assert "provenance of 3 documents: " in made.lost[-1]
-    assert "is damaged" in made.lost[-1]
-    assert not list(tmp_path.glob("other.prov*")) + list(tmp_path.glob("again.prov*"))
-
-
 def test_outputs_are_never_replaced(prefix: str, original: bytes, tmp_path: Path) -> None:
     damage(prefix, original + b"x")
     with pytest.raises(StorageError, match="already exists"):
-        repair(prefix, prefix)
+        repair(prefix, prefix, eod=EOD)
     with pytest.raises(InvalidArgument, match="must be the common prefix"):
         repair(prefix, tmp_path / "out.idx")
     os.unlink(prefix + ".bin")
@@ -198,7 +144,7 @@ def test_outputs_are_never_replaced(prefix: str, original: bytes, tmp_path: Path
 
 @given(data=st.data())
 def test_a_repair_restores_the_original_or_refuses(tmp_path: Path, data: st.DataObject) -> None:
-    """Flipped and cut bytes after the lengths: the result never differs from the lost index."""
+    """Flipped and cut bytes anywhere: the result never differs from the lost index."""
     folder = tmp_path / str(len(os.listdir(tmp_path)))
     folder.mkdir()
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=8))
@@ -206,21 +152,15 @@ def test_a_repair_restores_the_original_or_refuses(tmp_path: Path, data: st.Data
     path = folder / "c.idx"
     original = path.read_bytes()
     raw = bytearray(original)
-    pointers = 34 + 4 * len(lengths)
     for _ in range(data.draw(st.integers(1, 4))):
-        raw[data.draw(st.integers(pointers, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(pointers, len(raw) + 4))
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw) + 4))
     path.write_bytes(bytes(raw[:cut]) + bytes(max(0, cut - len(raw))))
     try:
-        repair(folder / "c", folder / "out", eod=EOD)
+        repair(folder / "c", folder / "out", dtype="uint16", eod=EOD)
     except MegaIndexError:
         return
-    # as many surplus bytes as sequences cannot be told from modes, and are kept
-    made = (folder / "out.idx").read_bytes()[: len(original)]
-    begin = pointers + 8 * len(lengths)
-    assert made[:begin] == original[:begin]
-    # bounds that still rise from 0 to the number of sequences cannot be told from sound ones
-    assert made[begin:] in (original[begin:], bytes(raw[begin:]))
+    assert (folder / "out.idx").read_bytes() == original
 
 
 def test_the_verb_prints_recovered_and_lost_data(

@@ -534,7 +534,7 @@ REPORTS: list[tuple[Any, ...]] = [
 
 
 def pairs() -> dict[str, Any]:
-    """Bytes of the pairs that tokenize, merge, split, import and repair write."""
+    """Bytes of the pairs that tokenize, merge, split and import write."""
     Path("made").mkdir()
     np.save("flat.npy", np.arange(1, 400, dtype=np.uint16) % 40)
     np.array([50, 120, 399], np.int64).tofile("ends.bin")
@@ -576,7 +576,7 @@ PAIRS: list[tuple[Any, ...]] = [
     ("import", "numpy", "flat.npy", "made/bounded", "--boundaries", "ends.npy"),
     ("import", "numpy", "raw.bin", "made/raw", "--stored-dtype", "uint16", "--separator", 0,
      "--dtype", "int32"),
-    ("verify", "cut", "--repair", "made/repaired"),
+    ("verify", "cut", "--repair", "made/refused", "--eod", 1),
 ]  # fmt: skip
 
 
