@@ -214,19 +214,4 @@ void blend_exhaustive(const int64_t* sizes, int64_t num_datasets, int64_t begin,
         BlendOutput<Index>{dataset_index, dataset_sample_index, begin}, poll);
 }
 
-// Fill `out`, size / stride + 1 rows of num_datasets, with the counts before every stride-th
-// position.
-template <class Poll = NoPoll>
-void blend_checkpoints(const double* weights, int64_t num_datasets, int64_t size, int64_t stride,
-                       int64_t* out, Poll poll = {}) {
-  std::fill(out, out + num_datasets, 0);
-  for (int64_t k = 1; k <= size / stride; ++k) {
-    int64_t* row = out + k * num_datasets;
-    std::copy(row - num_datasets, row, row);
-    blend_greedy<int16_t>(weights, num_datasets, (k - 1) * stride, k * stride, row, nullptr,
-                          nullptr, poll);
-    if ((k & 0x3ff) == 0) poll();  // draws of a short stride end before blend polls
-  }
-}
-
 }  // namespace megaindex

@@ -194,21 +194,6 @@ bool fill_exhaustive(const py::object& index, const py::object& sample_index,
   });
 }
 
-py::array_t<int64_t> checkpoints(const py::array& weights, int64_t size, int64_t stride) {
-  const double* w = blend_weights(weights);
-  const int64_t n = weights.size();
-  require(n >= 1, "weights: need at least one dataset");
-  require(size >= 0 && stride >= 1 && size / stride < int64_t{1} << 40,
-          "size, stride: must be size >= 0, stride >= 1 and at most 2**40 rows");
-  py::array_t<int64_t> rows(py::array::ShapeContainer{size / stride + 1, n});
-  int64_t* out = rows.mutable_data();
-  {
-    py::gil_scoped_release unlocked;
-    blend_checkpoints(w, n, size, stride, out, Signals{});
-  }
-  return rows;
-}
-
 void divisor(const py::array& weights, int64_t begin, int64_t end, py::array& counts,
              const py::object& dataset_index, const py::object& dataset_sample_index) {
   const uint64_t* w = input<uint64_t>(weights, "weights");
@@ -305,7 +290,6 @@ void register_blending(py::module_& m) {
         "num_datasets"_a, "size"_a);
   m.def("fill_exhaustive", &fill_exhaustive, "dataset_index"_a, "dataset_sample_index"_a,
         "sizes"_a, "num_datasets"_a);
-  m.def("blend_checkpoints", &checkpoints, "weights"_a, "size"_a, "stride"_a);
   m.def("divisor_fill", &divisor, "weights"_a, "begin"_a, "end"_a, "counts"_a, "dataset_index"_a,
         "dataset_sample_index"_a);
   m.def("divisor_counts", &divisor_counts_at, "weights"_a, "position"_a);

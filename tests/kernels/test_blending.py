@@ -326,24 +326,6 @@ def test_outputs_are_optional_and_an_index_may_be_one_byte(backend: Any, n: int)
 
 @given(
     family=st.sampled_from(FAMILIES),
-    n=st.integers(1, 5) | st.just(70),
-    size=st.integers(0, 3000),
-    stride=st.integers(1, 3000),
-)
-def test_checkpoints_are_the_counts_on_the_way(
-    backend: Any, family: Any, n: int, size: int, stride: int
-) -> None:
-    weights = make_weights(family, n, 1.0, size)
-    rows = backend.blend_checkpoints(weights, size, stride)
-    assert rows.dtype == np.int64
-    assert rows.shape == (size // stride + 1, n)
-    index, _ = blend(backend.blend_greedy, weights, 0, size, np.zeros(n, np.int64))
-    for row, position in zip(rows, range(0, size + 1, stride), strict=True):
-        np.testing.assert_array_equal(row, np.bincount(index[:position], minlength=n))
-
-
-@given(
-    family=st.sampled_from(FAMILIES),
     n=st.integers(1, 20) | st.integers(60, 300),
     size=st.integers(1, 4000),
     seed=st.integers(0, 2**32),
@@ -516,5 +498,3 @@ def test_the_native_core_refuses_weights_without_an_order(bad: float) -> None:
     native = load("native")
     with pytest.raises(InvalidArgument, match="weights: must be finite and >= 0"):
         native.blend_greedy(weights, 0, 10, np.zeros(3, np.int64), None, None)
-    with pytest.raises(InvalidArgument, match="weights: must be finite and >= 0"):
-        native.blend_checkpoints(weights, 10, 2)

@@ -18,18 +18,6 @@ native: Any = load("native")
 ONE = np.ones(1)
 
 
-def test_checkpoints_of_no_dataset() -> None:
-    with pytest.raises(InvalidArgument, match="at least one dataset"):
-        native.blend_checkpoints(ONE[:0], 100, 10)
-
-
-@pytest.mark.parametrize("size", [2**63 - 1, 2**62])
-def test_checkpoints_that_no_array_can_hold(size: int) -> None:
-    """size // stride + 1 rows: one more than 2^63 - 1 is negative."""
-    with pytest.raises(InvalidArgument, match="at most 2\\*\\*40 rows"):
-        native.blend_checkpoints(ONE, size, 1)
-
-
 @pytest.mark.parametrize("function", ["token_table", "span_table"])
 @pytest.mark.parametrize("sources", [[1], [(ONE,)], [(ONE, ONE, "x")], [None]])
 def test_tables_of_what_are_no_arrays(function: str, sources: list[Any]) -> None:
@@ -104,7 +92,6 @@ LONG = {
     "greedy, one takes all": lambda: native.blend_greedy(
         WEIGHTS * 1e9**WEIGHTS, 0, HOURS, *counts()
     ),
-    "checkpoints, short stride": lambda: native.blend_checkpoints(WEIGHTS / 210, 2**27, 33),
     "divisor": lambda: native.divisor_fill(WEIGHTS.astype(np.uint64), 0, HOURS, *counts()),
     "exhaustive": lambda: native.blend_exhaustive(WEIGHTS * HOURS, 0, HOURS, *counts()),
     "epoch starts": lambda: starts_of_a_pass(1),

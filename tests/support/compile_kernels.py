@@ -48,7 +48,6 @@ def blending(jit: Backend) -> None:
         outputs = np.empty(1100, index), np.empty(1100, np.int64)
         jit.blend_greedy(weights, 0, 1100, np.zeros(datasets, np.int64), *outputs)
     jit.blend_exhaustive(np.array([1, 1]), 0, 2, np.zeros(2, np.int64), None, None)
-    jit.blend_checkpoints(np.ones(2), 2, 1)
 
 
 def divisor(jit: Backend) -> None:

@@ -9,7 +9,6 @@ from megaindex.kernels.jit.bijection import (
     divisor_fill,
 )
 from megaindex.kernels.jit.blending import (
-    blend_checkpoints,
     blend_exhaustive,
     blend_greedy,
     mix_fill,

@@ -112,14 +112,6 @@ def blend_exhaustive(
     _blend(weights, sizes, begin, end, counts, dataset_index, dataset_sample_index)
 
 
-def blend_checkpoints(weights: F64, size: int, stride: int) -> I64:
-    rows = np.zeros((size // stride + 1, len(weights)), np.int64)
-    for k in range(1, len(rows)):
-        rows[k] = rows[k - 1]
-        blend_greedy(weights, (k - 1) * stride, k * stride, rows[k], None, None)
-    return rows
-
-
 MAX_LANES = 64
 FIRST, LEVEL, RISE, LAST, SLOWEST, DEPTH = range(6)  # of floors
 SIZE, WIDTH, FITTING = range(3)  # of sizes

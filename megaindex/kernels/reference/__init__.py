@@ -7,7 +7,6 @@ from megaindex.kernels.reference.bijection import (
     bijection_range,
 )
 from megaindex.kernels.reference.blending import (
-    blend_checkpoints,
     blend_exhaustive,
     blend_greedy,
     divisor_counts,

@@ -66,19 +66,6 @@ def blend_exhaustive(
         _draw(int(np.argmax(behind)), position - begin, counts, dataset_index, dataset_sample_index)
 
 
-def blend_checkpoints(weights: F64, size: int, stride: int) -> I64:
-    """Return the counts of `blend_greedy` before every `stride`-th position.
-
-    Returns int64 of shape (size // stride + 1, len(weights)): row k is the state before position
-    k * stride, from which `blend_greedy` goes on.
-    """
-    rows = np.zeros((size // stride + 1, len(weights)), np.int64)
-    for k in range(1, len(rows)):
-        rows[k] = rows[k - 1]
-        blend_greedy(weights, (k - 1) * stride, k * stride, rows[k], None, None)
-    return rows
-
-
 def divisor_fill(
     weights: U64,
     begin: int,

@@ -254,10 +254,6 @@ def _packed_bins(c: Choices) -> Arguments:
     return [key, starts, layers, runs, lengths, array(c, "int64", count, 5), _threads(c)]
 
 
-def _checkpoints(c: Choices) -> Arguments:
-    return [array(c, "float64", 1 + c.below(9), 99), c.integer(200), 1 + c.integer(50)]
-
-
 def _cutting(c: Choices) -> Arguments:
     return [array(c, "int32", c.below(90), 40), 1 + c.integer(20), c.below(3)]
 
@@ -337,7 +333,6 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "blend_exhaustive": _exhaustive,
     "fill_greedy": lambda c: _blending_indices(c)[:5],
     "fill_exhaustive": _exhaustive_indices,
-    "blend_checkpoints": _checkpoints,
     "divisor_fill": _divisor,
     "mix_fill": _mix_fill,
     "mix_table": lambda c: _mix(c, 1),
