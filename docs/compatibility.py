@@ -168,15 +168,6 @@ DEVIATIONS = (
         test="tests/loader/test_neox_dataset.py",
     ),
     Deviation(
-        case="pairwise data",
-        framework="GPT-NeoX",
-        theirs="unpacked, only as many samples as there are documents are ever served; "
-        "pack_until_overflow with allow_chopped=False leaves out the short pairs instead of the "
-        "long",
-        ours="the same; exact=True serves all samples, and leaves out the long",
-        test="tests/index/test_packing.py",
-    ),
-    Deviation(
         case="the end of an epoch of the cyclic sampler without data_sharding",
         framework="Megatron-LM",
         theirs="ranks can have different numbers of micro batches (5 samples, 2 ranks: 3 and 2), "

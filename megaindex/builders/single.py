@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,7 +17,7 @@ from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div, epochs_built, samples_for_epochs
 from megaindex.cache.cache import fetch
 from megaindex.cache.fingerprint import array_checksum, corpus_fingerprint, documents_setting
-from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
+from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.frameworks import (
@@ -58,23 +58,8 @@ def build_packing(
 ) -> PackingIndex:
     """Return the index of ``chosen`` documents; ``common``: see `packing_order`."""
     packed = packing_order(dataset, chosen, order, **common)
-    arrays = _arrays(packed, {"corpus": dataset}, cache_dir)
+    arrays = _arrays(packed, dataset, cache_dir)
     return framework.index_of(packed, arrays, dataset=dataset, next_token=order.next_token)
-
-
-def build_pairs(
-    pos: IndexedDataset,
-    neg: IndexedDataset,
-    order: NeoxDocumentsOrder,
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    **settings: Any,
-) -> tuple[PackingIndex, PackingIndex]:
-    """Return the indices of both sides of pairwise data; ``settings``: see `pair_order`."""
-    packed = pair_order(pos, neg, order, **settings)
-    arrays = _arrays(packed, {"corpus": pos, "other": neg}, cache_dir)
-    index = framework.index_of(packed, arrays, dataset=pos, next_token=order.next_token)
-    return index, replace(index, sequence_lengths=neg.sequence_lengths, datasets=(neg,))
 
 
 def packing_order(
@@ -118,75 +103,11 @@ def packing_order(
     return packed
 
 
-def pair_order(
-    pos: IndexedDataset,
-    neg: IndexedDataset,
-    order: NeoxDocumentsOrder,
-    *,
-    sequence_length: int,
-    seed: int,
-    num_samples: int,
-    pos_labels: IndexedDataset | None = None,
-    neg_labels: IndexedDataset | None = None,
-    exact: bool = False,
-) -> PackingOrder:
-    """Return the request for the arrays of pairwise data; a pair is served if both sides can be.
-
-    Args:
-        order: of both sides, without ``label_dataset``.
-        exact: False reproduces GPT-NeoX (``PairwiseDataset``): unpacked, as many samples as there
-            are documents are shuffled and repeated; pack_until_overflow, ``allow_chopped=False``
-            omits the pairs that are too short to be chopped in place of the others.
-
-    Raises:
-        InvalidArgument: no pair can be served.
-        FormatError: the two sides, or text and labels, do not match.
-    """
-    if len(pos) != len(neg):
-        raise FormatError(
-            f"{neg.path_prefix}.idx: pairwise data must have one sequence of each side per pair; "
-            f"{pos.path_prefix} has {len(pos)}, this file {len(neg)}; write both again together"
-        )
-    sides = ((pos, pos_labels), (neg, neg_labels))
-    documents = np.arange(len(pos))
-    unpacked = order.pack_impl == "unpacked"
-    inverted = not (order.allow_chopped or unpacked or exact)
-    takes_part = np.ones(len(pos), bool)
-    for text, labels in sides:
-        if labels is not None:
-            check_same_lengths(text, labels, "labels")
-        takes_part &= framework.documents_taking_part(
-            order.pack_impl,
-            documents,
-            text.sequence_lengths,
-            sequence_length=sequence_length,
-            allow_chopped=order.allow_chopped or inverted,
-            labels=labels,
-        )
-        if inverted:
-            takes_part &= text.sequence_lengths >= sequence_length + 1
-    packed = PackingOrder(
-        pack_impl=order.pack_impl,
-        documents=documents,
-        lengths=np.maximum(pos.sequence_lengths, neg.sequence_lengths),
-        takes_part=takes_part,
-        sequence_length=sequence_length,
-        seed=seed,
-        num_samples=num_samples,
-        shuffled_ids=len(pos) if unpacked and not exact else None,
-    )
-    framework.check_some_take_part(str(pos.path_prefix), packed)
-    return packed
-
-
 def _arrays(
-    order: PackingOrder,
-    corpora: Mapping[str, IndexedDataset],
-    cache_dir: str | os.PathLike[str] | None,
+    order: PackingOrder, dataset: IndexedDataset, cache_dir: str | os.PathLike[str] | None
 ) -> Mapping[str, IntArray]:
     def parameters() -> dict[str, Any]:
-        fingerprints = {name: corpus_fingerprint(dataset) for name, dataset in corpora.items()}
-        return {**fingerprints, **order_parameters(order)}
+        return {"corpus": corpus_fingerprint(dataset), **order_parameters(order)}
 
     return fetch(cache_dir, parameters, partial(framework.build_packing, order), order.arrays)[0]
 
@@ -205,7 +126,6 @@ def order_parameters(order: PackingOrder) -> dict[str, Any]:
         "sequence_length": order.sequence_length,
         "seed": order.seed,
         "num_samples": order.num_samples,
-        "shuffled_ids": order.shuffled_ids,
     }
 
 

@@ -170,8 +170,7 @@ def _check_run(run: Recipe | Run, options: argparse.Namespace) -> None:
         )
     if options.to != "megatron":
         check_local(sources[0].path, f"{options.to} reads files on a disk")
-    labelled = ("labels", "loss_mask", "rejected", "rejected_labels")
-    if any(getattr(sources[0], name, "") for name in labelled):
+    if any(getattr(sources[0], name, "") for name in ("labels", "loss_mask")):
         raise InvalidArgument("labels are read with other arrays; export the text alone")
     if isinstance(run, Recipe):
         if run.past is not None:

@@ -57,9 +57,7 @@ _TAKEN = (
     "dataset_impl", "allow_chopped", "weight_by_num_documents", "weighted_sampler_alpha",
     "hostfile", "num_nodes", "num_gpus", "include", "exclude", "exit_interval",
     "curriculum_learning", "data_efficiency", "autotuning", "elasticity", "train_impl",
-    *(f"{side}{split}{kind}_data_paths" for split in SPLITS
-      for side, kind in (("", ""), ("", "_label"), ("pos_", ""), ("neg_", ""), ("pos_", "_label"),
-                         ("neg_", "_label"))),
+    *(f"{split}{kind}_data_paths" for split in SPLITS for kind in ("", "_label")),
     *(f"{split}_data_weights" for split in SPLITS),
 )  # fmt: skip
 _UNPLANNED = {
@@ -196,54 +194,45 @@ def _check_train_epochs(config: Mapping[str, Any]) -> None:
 
 
 def _data(config: Mapping[str, Any]) -> dict[str, Any]:
-    side = _side(config)
-    paths: dict[str, list[Any]] = {
-        split: _list(config, f"{side}{split}_data_paths") for split in SPLITS
-    }
+    _check_dataset_impl(config)
+    paths = {split: _list(config, f"{split}_data_paths") for split in SPLITS}
     single = config.get("data_path")
     missing = [split for split, given in paths.items() if not given]
-    if all(config.get(f"{side}{split}_data_paths") is None for split in SPLITS):
+    if all(config.get(f"{split}_data_paths") is None for split in SPLITS):
         return {} if single is None else _divided(config, single)
     if single is not None:
         raise InvalidArgument(
-            f"data_path and {side}train_data_paths exclude each other in NeoX; remove one of them"
+            "data_path and train_data_paths exclude each other in NeoX; remove one of them"
         )
     if missing:
         raise InvalidArgument(
             "NeoX takes data paths of train, valid and test, or of none of them; give "
-            + " and ".join(f"{side}{split}_data_paths" for split in missing)
+            + " and ".join(f"{split}_data_paths" for split in missing)
         )
     found: dict[str, Any] = {
         f"{split}_data_path": _blend(config, split, given) for split, given in paths.items()
     }
     if config.get("weight_by_num_documents"):
         found["documents_alpha"] = _number(config, "weighted_sampler_alpha", 1.0)
-    found["companions"] = _companions(config, side, paths)
+    found["labels"] = _labels(config, paths)
     return found
 
 
-def _side(config: Mapping[str, Any]) -> str:
-    """Return the prefix of the keys of data paths: ``pos_`` for pairwise data, else empty."""
+def _check_dataset_impl(config: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument for data other than texts."""
     kind = config.get("dataset_impl", "gpt2")
-    if kind not in ("gpt2", "pairwise"):
+    if kind != "gpt2":
+        pairs = "pairs of texts are left to GPT-NeoX" if kind == "pairwise" else (
+            "it reads its samples from a server"
+        )  # fmt: skip
         raise InvalidArgument(
-            f"dataset_impl: {shown(kind)} is not planned: it reads its samples from a server; "
-            "'gpt2' and 'pairwise' read files"
+            f"dataset_impl: {shown(kind)} is not planned: {pairs}; 'gpt2' is planned"
         )
-    other = "" if kind == "pairwise" else "pos_"
-    given = [f"{other}{split}_data_paths" for split in SPLITS]
-    if wrong := [key for key in given if config.get(key)]:
-        needed = "gpt2" if kind == "pairwise" else "pairwise"
-        raise InvalidArgument(
-            f"{wrong[0]} is a key of dataset_impl {needed!r}, not {kind!r}; change one of them"
-        )
-    if kind == "gpt2":
-        return ""
-    if config.get("weight_by_num_documents"):
-        raise InvalidArgument(
-            "weight_by_num_documents ends with an error in NeoX for pairwise data; write weights"
-        )
-    return "pos_"
+    for split in SPLITS:
+        if config.get(key := f"pos_{split}_data_paths"):
+            raise InvalidArgument(
+                f"{key} is a key of dataset_impl 'pairwise', not 'gpt2'; use {split}_data_paths"
+            )
 
 
 def _divided(config: Mapping[str, Any], single: Any) -> dict[str, Any]:
@@ -277,29 +266,17 @@ def _blend(config: Mapping[str, Any], split: str, paths: Sequence[Any]) -> tuple
     return tuple(_scalar(f"{split}_data_paths", word) for pair in pairs for word in pair)
 
 
-def _companions(
-    config: Mapping[str, Any], side: str, paths: Mapping[str, Sequence[Any]]
-) -> dict[str, tuple[tuple[str, ...], ...]] | None:
-    """Return labels, rejected texts and their labels of each split, empty if not given."""
+def _labels(
+    config: Mapping[str, Any], paths: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[str, ...]] | None:
+    """Return the labels of each path of a split, empty if not given."""
     if config.get("pack_impl", "packed") == "packed":
         return None  # they are read at the positions of the text
     found = {}
     for split, given in paths.items():
-        keys = [f"{side}{split}_label_data_paths"]
-        if side:
-            keys += [f"neg_{split}_data_paths", f"neg_{split}_label_data_paths"]
-        lists = [
-            ["" if path is None else _scalar(key, path) for path in _list(config, key)]
-            for key in keys
-        ]
-        if side and (len(lists[1]) != len(given) or len(lists[0]) != len(lists[2])):
-            raise InvalidArgument(
-                f"{split}: pairwise data needs a neg_ path for each pos_ path, and labels of both "
-                "sides or none"
-            )
-        padded = [[*paths_[: len(given)], *[""] * (len(given) - len(paths_))] for paths_ in lists]
-        padded += [[""] * len(given)] * (3 - len(padded))
-        found[split] = tuple(zip(*padded, strict=True))
+        key = f"{split}_label_data_paths"
+        labels = ["" if path is None else _scalar(key, path) for path in _list(config, key)]
+        found[split] = (*labels[: len(given)], *[""] * (len(given) - len(labels)))
     return found
 
 
@@ -311,11 +288,6 @@ def _packing(config: Mapping[str, Any]) -> NeoxDocumentsOrder | None:
             "pack_until_overflow"
         )
     if kind == "packed":
-        if config.get("dataset_impl", "gpt2") == "pairwise":
-            raise InvalidArgument(
-                "dataset_impl pairwise is refused by NeoX with pack_impl packed, the default; "
-                "write pack_impl: unpacked or pack_until_overflow"
-            )
         return None
     return NeoxDocumentsOrder(pack_impl=kind, allow_chopped=bool(config.get("allow_chopped", True)))
 

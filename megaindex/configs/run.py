@@ -52,8 +52,6 @@ class Source:
         histogram: path of a file of document lengths with these tokens, see
             `read_length_histogram`.
         labels: path prefix of the labels, for a `NeoxDocumentsOrder`.
-        rejected: path prefix of the rejected side of pairwise data; `path` is the preferred side.
-        rejected_labels: path prefix of the labels of the rejected side.
 
     Raises:
         InvalidArgument: the weight is negative or not finite, or there are no tokens.
@@ -64,8 +62,6 @@ class Source:
     tokens: int | None = None
     histogram: str = ""
     labels: str = ""
-    rejected: str = ""
-    rejected_labels: str = ""
 
     def __post_init__(self) -> None:
         if self.tokens is not None:

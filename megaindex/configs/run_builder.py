@@ -406,7 +406,7 @@ def _data(settings: Settings) -> Data:
             for name, paths in per_split.items()
         }
         data = Data(**splits, apart=True, documents_alpha=settings.documents_alpha)
-        return _accompanied(data, settings.companions or {})
+        return _labelled(data, settings.labels or {})
     weights, tokens = settings.weights, settings.tokens_per_epoch
     if settings.length_histogram:
         return Data(train=read_histograms(settings.length_histogram, weights, tokens))
@@ -416,15 +416,12 @@ def _data(settings: Settings) -> Data:
     return Data(train=sources, split=settings.split)
 
 
-def _accompanied(data: Data, companions: Mapping[str, tuple[tuple[str, ...], ...]]) -> Data:
-    """Return the data with labels, rejected texts and their labels."""
+def _labelled(data: Data, labels: Mapping[str, tuple[str, ...]]) -> Data:
+    """Return the data with the labels of each source."""
     changes: dict[str, Any] = {}
-    for split, given in companions.items():
-        sources = zip(getattr(data, split), given, strict=True)
-        changes[split] = tuple(
-            replace(source, labels=labels, rejected=rejected, rejected_labels=rejected_labels)
-            for source, (labels, rejected, rejected_labels) in sources
-        )
+    for split, paths in labels.items():
+        sources = zip(getattr(data, split), paths, strict=True)
+        changes[split] = tuple(replace(source, labels=path) for source, path in sources)
     return replace(data, **changes)
 
 

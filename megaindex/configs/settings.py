@@ -139,7 +139,7 @@ _GROUPS = (
         "train_data_path",
         "valid_data_path",
         "test_data_path",
-        "companions",
+        "labels",
         "documents_alpha",
     ),
     ("data_parallel_size", "world_size"),
@@ -174,8 +174,7 @@ class Settings:
         test_data_path: paths of the test data, likewise.
         tokens_per_epoch: tokens of each source, in place of paths.
         length_histogram: files with the lengths of the documents of each source, in place of paths.
-        companions: GPT-NeoX: labels, rejected text and its labels for each path of a split, or
-            empty.
+        labels: GPT-NeoX: labels for each path of a split, or empty.
         documents_alpha: GPT-NeoX's weighted_sampler_alpha, with weight_by_num_documents.
         packing: GPT-NeoX's pack_impl other than packed.
         weights: weight of each source.
@@ -243,7 +242,7 @@ class Settings:
     test_data_path: tuple[str, ...] | None = None
     tokens_per_epoch: tuple[str, ...] | None = None
     length_histogram: tuple[str, ...] | None = None
-    companions: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
+    labels: Mapping[str, tuple[str, ...]] | None = None
     documents_alpha: float | None = None
     packing: NeoxDocumentsOrder | None = None
     weights: tuple[str, ...] | None = None
@@ -301,7 +300,7 @@ class Settings:
 
 
 _INTEGERS = tuple(field.name for field in fields(Settings) if field.type == "int | None")
-_OF_FILES = ("companions", "documents_alpha", "packing", "train_epochs", "notes", "ignored",
+_OF_FILES = ("labels", "documents_alpha", "packing", "train_epochs", "notes", "ignored",
              "of_framework")  # fmt: skip
 NAMES = tuple(field.name for field in fields(Settings) if field.name not in _OF_FILES)
 """Settings that flags and arguments of `make_plan` give, by name."""

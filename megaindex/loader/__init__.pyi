@@ -8,7 +8,6 @@ from megaindex.loader.batch import SampleOptions as SampleOptions
 from megaindex.loader.checkpoint import SourceProgress as SourceProgress
 from megaindex.loader.loader import Loader as Loader
 from megaindex.loader.neox_dataset import NeoxDataset as NeoxDataset
-from megaindex.loader.neox_dataset import NeoxPairwiseDataset as NeoxPairwiseDataset
 from megaindex.loader.numpy_dataset import NumpyDataset as NumpyDataset
 from megaindex.loader.positional_reader import PositionalOptions as PositionalOptions
 from megaindex.loader.positional_reader import PositionalTokens as PositionalTokens

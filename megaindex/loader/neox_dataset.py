@@ -194,37 +194,6 @@ class NeoxDataset(_BatchDataset):
 _ORDER = ("text", "label", "reward", "ref")  # the order of fields in GPT-NeoX's samples
 
 
-class NeoxPairwiseDataset(_BatchDataset):
-    """Samples with the fields of GPT-NeoX's PairwiseDataset: ``pos``, ``neg`` and their labels.
-
-    Fields are ``pos`` and ``neg``, int64[S + 1], and those of the two datasets with the prefixes
-    ``pos_`` and ``neg_``.
-
-    Args:
-        pos: samples of the preferred side.
-        neg: samples of the other side, over an index with the same arrays.
-    """
-
-    def __init__(self, pos: NeoxDataset, neg: NeoxDataset) -> None:
-        self._sides = {"pos": pos, "neg": neg}
-
-    @property
-    def index(self) -> Index:
-        """The index of the preferred side; that of the other has the same arrays."""
-        return self._sides["pos"].index
-
-    def __len__(self) -> int:
-        return len(self._sides["pos"])
-
-    def read(self, sample_ids: npt.ArrayLike) -> Rows:
-        sides = {side: dataset.read(sample_ids) for side, dataset in self._sides.items()}
-        return {  # in GPT-NeoX's order: each field of both sides
-            side if name == "text" else f"{side}_{name}": rows[name]
-            for name in sides["pos"]
-            for side, rows in sides.items()
-        }
-
-
 def _first_of_each(rewards: IndexedDataset, text: IndexedDataset) -> npt.NDArray[np.float32]:
     """Return the first value of each sequence, float32[sequences]."""
     rewards.validate()

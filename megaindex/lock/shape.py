@@ -233,7 +233,7 @@ def _path(value: Any, where: str, given: _Given) -> None:
 
 _COUNT, _SIZE, _TEXT = _integer(), _integer(1), _text()
 _FLAG, _LENGTH, _SEED = _one_of(True, False), _integer(1, INT32_MAX - 1), _integer(0, 2**32 - 1)
-PATHS = ("path", "labels", "loss_mask", "rejected", "rejected_labels")
+PATHS = ("path", "labels", "loss_mask")
 _NUMBER = _either(
     _COUNT,
     _text(r"-?\d{1,400}(\.\d{1,400})?(e[+-]?\d{1,4})?|\d{1,400}/\d{1,400}|exact"),

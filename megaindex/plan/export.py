@@ -209,25 +209,17 @@ def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
     if not own_sources(run):
         divided = {"data_path": run.data.train[0].path, "split": run.data.split or _ALL_TRAIN}
         return {**settings, **divided}
-    side = "pos_" if run.data.train[0].rejected else ""
-    if side:
-        settings["dataset_impl"] = "pairwise"
     if run.data.documents_alpha is not None:
         settings["weight_by_num_documents"] = True
         settings["weighted_sampler_alpha"] = run.data.documents_alpha
     for split in SPLITS:
         sources = getattr(run.data, split)
-        settings[f"{side}{split}_data_paths"] = [source.path for source in sources]
+        settings[f"{split}_data_paths"] = [source.path for source in sources]
         weighted = _weighted(plan, run, split)
         settings[f"{split}_data_weights"] = [1.0 if w is None else w for w, _ in weighted]
-        for key, name in (
-            (f"{side}{split}_label", "labels"),
-            (f"neg_{split}", "rejected"),
-            (f"neg_{split}_label", "rejected_labels"),
-        ):
-            paths = [getattr(source, name) or None for source in sources]
-            if any(paths):
-                settings[f"{key}_data_paths"] = paths
+        labels = [source.labels or None for source in sources]
+        if any(labels):
+            settings[f"{split}_label_data_paths"] = labels
     return settings
 
 
@@ -390,7 +382,7 @@ def _refused_by_recipe(plan: Plan, run: Run) -> Iterator[str]:
         )
     if len(data.train) > 1 and data.train[0].weight is None and not run.target.per_source:
         yield "sources of a mix have weights; give them before each path"
-    if run.packing is not None or any(source.labels or source.rejected for source in data.train):
-        yield "labels, pairs and pack_impl are settings of finetuning sources; write a recipe"
+    if run.packing is not None or any(source.labels for source in data.train):
+        yield "labels and pack_impl are settings of finetuning sources; write a recipe"
     if run.skips(plan.train_iters):
         yield "skipped steps are those of an order; add skip to the recipe"

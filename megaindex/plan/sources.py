@@ -13,9 +13,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.builders.single import (
     build_index,
     build_packing,
-    build_pairs,
     packing_order,
-    pair_order,
 )
 from megaindex.configs.run import Buffer, Data, Run, Source
 from megaindex.errors import InvalidArgument
@@ -148,12 +146,6 @@ def index_of_part(run: Run, part: SplitPart, requested: int) -> PackingIndex:
         "seed": run.seed,
         "num_samples": max(1, requested),
     }
-    if source.rejected:
-        sides = build_pairs(
-            text, _open(source.rejected, run.row), packing, pos_labels=labels,
-            neg_labels=_open_if(source.rejected_labels, run.row), **common,
-        )  # fmt: skip
-        return sides[0]
     order = replace(packing, label_dataset=labels)
     return build_packing(text, range(part.begin, part.end), order, **common)
 
@@ -209,7 +201,7 @@ def serves_first_again(index: PackingIndex, served: Sequence[ServedRange]) -> bo
 def packing_coverage(
     run: Run, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
 ) -> Coverage:
-    """Return the counted coverage of a part; of pairwise data, that of the preferred side."""
+    """Return the counted coverage of a part."""
     lengths = _open(part.source.path, run.row).sequence_lengths[part.begin : part.end]
     served = _with_last_replaced(run, index, served)
     return counted_coverage(*count_served(index, served, lengths, part.begin))
@@ -242,11 +234,6 @@ def _order(
 ) -> PackingOrder:
     text, labels = _open(source.path, row), _open_if(source.labels, row)
     common: dict[str, Any] = {"sequence_length": sequence_length, "seed": 0, "num_samples": 1}
-    if source.rejected:
-        return pair_order(
-            text, _open(source.rejected, row), packing, pos_labels=labels,
-            neg_labels=_open_if(source.rejected_labels, row), **common,
-        )  # fmt: skip
     return packing_order(text, range(size), replace(packing, label_dataset=labels), **common)
 
 

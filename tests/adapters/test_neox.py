@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from support import neox_stand_in
 from support.neox_corpora import GOLDEN, write_corpus_and_companions
-from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair_of, texts
+from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pairs_of, texts
 
 import megaindex.adapters.neox as adapter
 import megaindex.helpers
+from megaindex.adapters import status
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, OutOfRange
+from megaindex.index.balance import CostModel
+from megaindex.index.skips import Skip
 from megaindex.loader import torch_dataset
 
 
@@ -253,15 +256,56 @@ def test_more_datasets_than_a_byte_counts(neox: Any, tmp_path: Path) -> None:
             neox_stand_in.BlendableDataset([One(k) for k in range(300)], weights)
 
 
-@pytest.mark.parametrize("case", GOLDEN["pairs"][:6])
-def test_pairs_are_the_frameworks(case: dict[str, Any], neox: Any, tmp_path: Path) -> None:
-    adapter.install()
-    dataset = pair_of(case, tmp_path)
-    assert len(dataset) == case["num_samples"] - 1
-    ids = [k for k in range(case["num_samples"]) if case["served"][k] is not None]
-    for k, sample in zip(ids, dataset.__getitems__(ids), strict=True):
-        for field, values in case["served"][k].items():
-            np.testing.assert_array_equal(sample[field], np.float32(values))
+def read_beyond(self: Any, idx: int, offset: int = 0, length: int = 0) -> Any:
+    """GPT-NeoX's ``get`` reads on into the next sequence."""
+    begin = self._index[idx][0] + 4 * offset
+    return np.frombuffer(self._bin_buffer, np.int32, length, begin)
+
+
+@pytest.mark.parametrize("settings", [{}, {"exact": True}, {"skip": Skip(steps="1")}])
+def test_pairs_are_read_by_gpt_neox_itself(
+    settings: dict[str, Any], neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps can be skipped: they are positions."""
+    monkeypatch.setattr(neox_stand_in.MMapIndexedDataset, "get", read_beyond)
+    adapter.install(**settings)
+    pairs, samples = pairs_of(tmp_path)
+    assert [{k: v.tolist() for k, v in pairs[n].items()} for n in range(3)] == samples
+    args = SimpleNamespace(batch_size=1, world_size=1, rank=0, train_iters=3, train_batch_size=1)
+    utils = neox_stand_in.data_utils()
+    served = [samples[k] for k in range(3) if not (settings.get("skip") and k == 1)]
+    for dataset in (pairs, neox_stand_in.BlendableDataset([pairs], [1.0])):
+        loader = utils.make_data_loader(dataset, args)
+        found = [{name: rows[0].tolist() for name, rows in batch.items()} for batch in loader]
+        assert found == served
+    line = f"PairwiseDataset train_0 of {tmp_path / 'pos'}: left to GPT-NeoX, megaindex has no"
+    assert line in str(status())
+    adapter.uninstall()
+    assert [{k: v.tolist() for k, v in pairs[n].items()} for n in range(3)] == samples
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"balance": CostModel(linear=0, attention=1)}, "got PairwiseDataset"),
+        ({"skip": Skip(documents=[1])}, "got PairwiseDataset"),
+        ({"separate_final_epoch": "always"}, "has no separate_final_epoch always"),
+    ],
+)
+def test_what_needs_documents_is_refused_for_pairs(
+    settings: dict[str, Any], message: str, neox: Any, tmp_path: Path
+) -> None:
+    adapter.install(**settings)
+    args = SimpleNamespace(batch_size=1, world_size=1, rank=0, train_iters=3, train_batch_size=1,
+                           gradient_accumulation_steps=1, iteration=0, eval_iters=0)  # fmt: skip
+
+    def run() -> None:
+        utils = neox_stand_in.data_utils()
+        loader = utils.make_data_loader(pairs_of(tmp_path)[0], args)
+        utils.shift_and_wrap_data_loaders(args, {"train": loader, "valid": None, "test": None})
+
+    with pytest.raises(InvalidArgument, match=message):
+        run()
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -310,8 +354,6 @@ def test_pairs_that_are_not_there_are_named(neox: Any, tmp_path: Path) -> None:
         utils.build_train_valid_test_datasets(missing, "mmap", [(0, 1)] * 3, [1] * 3, [None] * 3)
     with pytest.raises(MissingFile, match=f"{missing}.idx"):
         neox_stand_in.GPT2Dataset("train", missing, np.arange(3), None, 4, None, 16, 1)
-    with pytest.raises(MissingFile, match=f"{missing}.idx"):
-        neox_stand_in.PairwiseDataset("train", missing, np.arange(3), None, None, 4, 16, 1)
     # reference values may be missing: GPT-NeoX goes on without them
     dataset = utils.build_the_dataset(args.paths[0], precompute_model_name="nothing", **settings)
     assert dataset.ref_dataset is None
@@ -354,16 +396,14 @@ def test_fields_have_the_frameworks_order(neox: Any, tmp_path: Path) -> None:
     """The golden vectors were served by GPT-NeoX, field by field."""
     adapter.install()
     seen = set()
-    for number, case in enumerate([*GOLDEN["pairs"], *GOLDEN["indices"]]):
+    for number, case in enumerate(GOLDEN["indices"]):
         served = next((row for row in case.get("served", ()) if row), None)
         if served is None or tuple(served) in seen:
             continue
         seen.add(tuple(served))
         (tmp_path / str(number)).mkdir()
-        make = pair_of if "pos" in served else dataset_of
-        dataset = make(case, tmp_path / str(number))
+        dataset = dataset_of(case, tmp_path / str(number))
         assert list(dataset[case["served"].index(served)]) == list(served)
-    assert ("pos", "neg", "pos_label", "neg_label", "pos_ref", "neg_ref") in seen
     assert ("text", "label", "reward", "ref") in seen
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import neox_stand_in
 from support.neox_corpora import GOLDEN
-from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair_of, texts
+from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, texts
 
 import megaindex.adapters.neox as adapter
 from megaindex.errors import OutOfRange
@@ -105,11 +105,3 @@ def test_exact_parts_of_a_split_hold_their_own_documents_alone(neox: Any, tmp_pa
     assert tokens - {0} == set(range(bounds[begin], bounds[end]))
     assert all(path.name.split("_doc_idx")[0].endswith("_exact")
                for path in tmp_path.glob("*_doc_idx.npy"))  # fmt: skip
-
-
-def test_exact_pairs_are_all_served(neox: Any, tmp_path: Path) -> None:
-    case = GOLDEN["pairs"][0]
-    adapter.install(exact=True)
-    dataset = pair_of(case, tmp_path)
-    assert len(dataset) == case["num_samples"]
-    assert sorted(dataset.shuffle_idx.tolist()) == list(range(case["num_samples"]))

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from support import neox_stand_in
 from support.command_line import cli
-from support.neox_running import arguments, loaders_of
+from support.neox_running import arguments, loaders_of, pairs_of
 
 import megaindex.adapters.neox as adapter
 from megaindex import CostModel, Skip
@@ -163,6 +163,14 @@ def test_evaluations_go_on_where_the_lock_does(neox: Any, tmp_path: Path, iterat
         other = SimpleNamespace(**{**vars(args), name: value})
         with pytest.raises(FormatError, match=r"valid: samples must be|valid: the receipt"):
             served(other)
+
+
+def test_pairs_are_refused_under_a_lock(neox: Any, tmp_path: Path) -> None:
+    args = settings(tmp_path, "split")
+    adapter.install(lock=locked(args))
+    pairs, _ = pairs_of(tmp_path)
+    with pytest.raises(InvalidArgument, match="lock need the documents .* got PairwiseDataset"):
+        neox_stand_in.data_utils().make_data_loader(pairs, args)
 
 
 def test_a_run_of_which_nothing_was_compared(neox: Any, tmp_path: Path) -> None:

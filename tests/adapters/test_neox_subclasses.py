@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support import neox_stand_in
-from support.neox_corpora import GOLDEN, write_pair
-from support.neox_running import ADDED, SIZES, adding, arguments, loaders_of, pair_of
+from support.neox_corpora import write_pair
+from support.neox_running import ADDED, SIZES, adding, arguments, loaders_of
 
 import megaindex.adapters.neox as adapter
 
@@ -41,14 +41,12 @@ def added(rows: list[dict[str, list[int]]]) -> list[dict[str, list[int]]]:
 
 def make(kind: str, folder: Path) -> Any:
     """A dataset of the class that has that name in the stand-in now."""
-    if kind == "PairwiseDataset":
-        return pair_of(GOLDEN["pairs"][0], folder)
     blend = loaders_of(arguments(folder, SIZES))["train"].dataset
     return blend if kind == "BlendableDataset" else blend.datasets[0]
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("kind", ["GPT2Dataset", "PairwiseDataset", "BlendableDataset"])
+@pytest.mark.parametrize("kind", ["GPT2Dataset", "BlendableDataset"])
 def test_samples_are_the_subclasss(
     kind: str, exact: bool, neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

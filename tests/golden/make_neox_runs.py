@@ -129,7 +129,7 @@ class Neox:
     def _loops(self, args: Any, iterators: Any, served: Any, rows: Any, last: bool) -> None:
         def take(split: str) -> Any:
             batch = next(iterators[split])
-            text = batch["text" if "text" in batch else "pos"].numpy()[:, :-1]
+            text = batch["text"].numpy()[:, :-1]
             served[split].update(text.ravel().tolist())
             rows[split] += len(text)
             return torch.tensor(0.0), {}
@@ -203,8 +203,7 @@ class Case:
         return [times.get(k, 0) for k in range(max(times, default=0) + 1)]
 
 
-KINDS = ("split", "blend", "split epochs", "blend epochs", "documents", "labels", "overflow",
-         "pairs")  # fmt: skip
+KINDS = ("split", "blend", "split epochs", "blend epochs", "documents", "labels", "overflow")
 
 
 def settings(case: Case, kind: str) -> dict[str, Any]:
@@ -225,21 +224,12 @@ def settings(case: Case, kind: str) -> dict[str, Any]:
         return {**keys, "data_path": case.corpus("c", length, 30), "split": split}
     if kind == "documents":
         keys |= {"weight_by_num_documents": True, "weighted_sampler_alpha": rng.choice([0.3, 1.0])}
-    if kind in ("labels", "overflow", "pairs"):
+    if kind in ("labels", "overflow"):
         keys["pack_impl"] = "unpacked" if kind == "labels" else "pack_until_overflow"
         keys["allow_chopped"] = kind == "overflow" or rng.random() < 0.5
-    if kind == "pairs":
-        keys |= {"dataset_impl": "pairwise", "train_impl": "dpo"}
-    side = "pos_" if kind == "pairs" else ""
     for split in SPLITS:
         names = [f"{split}{k}" for k in range(rng.randint(1, 2 + (split == "train")))]
-        keys[f"{side}{split}_data_paths"] = [case.corpus(name, length) for name in names]
-        if kind == "pairs":
-            sizes = [len(case.corpora[name]) for name in names]
-            keys[f"neg_{split}_data_paths"] = [
-                case.corpus(f"neg_{name}", length, count)
-                for name, count in zip(names, sizes, strict=True)
-            ]
+        keys[f"{split}_data_paths"] = [case.corpus(name, length) for name in names]
         if kind == "labels":
             keys[f"{split}_label_data_paths"] = [case.labels(name) for name in names]
         if "epochs" not in kind and rng.random() < 0.7:
@@ -274,10 +264,9 @@ def run_case(neox: Neox, number: int) -> dict[str, Any]:
 
 def count_shares(neox: Neox, case: Case, keys: dict[str, Any], run: dict[str, Any]) -> None:
     """Replace the tokens served by the shares of each source."""
-    side = "pos_" if keys.get("dataset_impl") == "pairwise" else ""
     for index, split in enumerate(SPLITS):
         found = run["splits"][split]
-        paths = keys.get(f"{side}{split}_data_paths", [keys.get("data_path")])
+        paths = keys.get(f"{split}_data_paths", [keys.get("data_path")])
         shares = []
         for path in paths if found["built"] else []:
             name = os.path.basename(path).lstrip("@")
@@ -355,7 +344,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, endless)
     with contextlib.redirect_stdout(io.StringIO()):
         neox = Neox(Path(source).resolve())
-        runs = [run_case(neox, number) for number in range(int(count[0]) if count else 64)]
+        runs = [run_case(neox, number) for number in range(int(count[0]) if count else 56)]
         printed = [printed_case(neox, number) for number in range(20)]
     content = {
         "program": "GPT-NeoX, its NeoXArgs, megatron/data and the loops of megatron/training.py",

@@ -14,7 +14,6 @@ from support.corpora import write_corpus
 from support.neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
-from megaindex.builders.single import build_pairs
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index import spans as spans_module
@@ -49,23 +48,6 @@ def test_arrays_are_the_frameworks(
     for name in ARRAYS:
         assert str(getattr(index, name).dtype) == case[name]["dtype"]
         np.testing.assert_array_equal(getattr(index, name), case[name]["values"], err_msg=name)
-
-
-@pytest.mark.parametrize("case", GOLDEN["pairs"])
-def test_arrays_of_pairs_are_the_frameworks(case: dict[str, Any], tmp_path: Path) -> None:
-    sides = [
-        write_corpus_and_companions(tmp_path / f"c{k}", case["sizes"][k], prompts)
-        for k, prompts in enumerate(case["prompts"] or [None, None])
-    ]
-    labels = [side["label"] if case["prompts"] else None for side in sides]
-    pos, neg = build_pairs(
-        sides[0]["text"], sides[1]["text"], NeoxDocumentsOrder(pack_impl=case["pack_impl"]),
-        seed=case["seed"], sequence_length=case["sequence_length"], num_samples=case["num_samples"],
-        pos_labels=labels[0], neg_labels=labels[1],
-    )  # fmt: skip
-    for name in ARRAYS:
-        np.testing.assert_array_equal(getattr(pos, name), case[name]["values"], err_msg=name)
-        assert getattr(pos, name) is getattr(neg, name)
 
 
 @pytest.mark.parametrize("case", [c for c in GOLDEN["indices"] if "error" in c])
@@ -229,12 +211,6 @@ def test_labels_of_another_text_are_refused(tmp_path: Path) -> None:
                 order=NeoxDocumentsOrder(pack_impl="unpacked", label_dataset=labels),
                 **settings,
             )
-    pos = write_corpus(tmp_path / "p", [9, 30])
-    with pytest.raises(FormatError, match="one sequence of each side"):
-        build_pairs(
-            pos, parts["text"], NeoxDocumentsOrder(pack_impl="unpacked"), sequence_length=4,
-            seed=1, num_samples=3,
-        )  # fmt: skip
 
 
 def test_ids_beyond_the_samples_are_refused(tmp_path: Path) -> None:
@@ -245,32 +221,6 @@ def test_ids_beyond_the_samples_are_refused(tmp_path: Path) -> None:
     for wrong in (-1, 6):
         with pytest.raises(OutOfRange, match="the index holds samples 0 to 5"):
             index.locate([0, wrong])
-
-
-def test_pairs_where_chopped_ones_are_left_out(tmp_path: Path) -> None:
-    """GPT-NeoX leaves out the short ones instead in pack_until_overflow; unpacked it does not."""
-    pos, neg = (write_corpus(tmp_path / name, sizes) for name, sizes in
-                (("p", [5, 20, 30, 40]), ("n", [6, 7, 31, 12])))  # fmt: skip
-    settings: dict[str, Any] = {"sequence_length": 14, "seed": 1, "num_samples": 5}
-
-    def documents(pack_impl: PackImpl, exact: bool) -> set[int]:
-        order = NeoxDocumentsOrder(pack_impl=pack_impl, allow_chopped=False)
-        index, _ = build_pairs(pos, neg, order, exact=exact, **settings)
-        return set(index.document_index.tolist())
-
-    assert documents("pack_until_overflow", False) == {2}
-    assert documents("pack_until_overflow", True) == {0}
-    assert documents("unpacked", False) == documents("unpacked", True) == {0}
-
-
-def test_unpacked_pairs_are_all_served_where_asked_exactly(tmp_path: Path) -> None:
-    pos, neg = (write_corpus(tmp_path / name, [8] * 4) for name in "pn")
-    settings: dict[str, Any] = {"sequence_length": 9, "seed": 1, "num_samples": 12}
-    order = NeoxDocumentsOrder(pack_impl="unpacked")
-    theirs, _ = build_pairs(pos, neg, order, **settings)
-    ours, _ = build_pairs(pos, neg, order, exact=True, **settings)
-    assert sorted(theirs.shuffle_index.tolist()) == sorted(list(range(4)) * 3)
-    assert sorted(ours.shuffle_index.tolist()) == list(range(12))
 
 
 def test_open_datasets_and_paths_are_the_same(tmp_path: Path) -> None:

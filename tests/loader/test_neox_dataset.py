@@ -14,11 +14,10 @@ from support.neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
 from megaindex import NeoxDocumentsOrder
-from megaindex.builders.single import build_pairs
 from megaindex.errors import FormatError, OutOfRange, StorageError
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.loader import neox_dataset
-from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset, TextRows
+from megaindex.loader.neox_dataset import NeoxDataset, TextRows
 from megaindex.loader.token_readers import MappedTokens
 
 
@@ -44,24 +43,6 @@ def single(folder: Path, case: dict[str, Any], **more: Any) -> NeoxDataset:
     )  # fmt: skip
 
 
-def pairwise(folder: Path, case: dict[str, Any]) -> NeoxPairwiseDataset:
-    sides = [
-        write_corpus_and_companions(folder / f"c{k}", case["sizes"][k], prompts)
-        for k, prompts in enumerate(case["prompts"] or [None, None])
-    ]
-    labels = [side["label"] if case["prompts"] else None for side in sides]
-    refs = [side["ref"] if case["ref"] else None for side in sides]
-    indices = build_pairs(
-        sides[0]["text"], sides[1]["text"], NeoxDocumentsOrder(pack_impl=case["pack_impl"]),
-        seed=case["seed"], sequence_length=case["sequence_length"], num_samples=case["num_samples"],
-        pos_labels=labels[0], neg_labels=labels[1],
-    )  # fmt: skip
-    return NeoxPairwiseDataset(*(
-        NeoxDataset(indices[k], sides[k]["text"], label_dataset=labels[k], ref_dataset=refs[k])
-        for k in range(2)
-    ))  # fmt: skip
-
-
 def assert_serves(dataset: Any, rows: list[dict[str, list[float]] | None]) -> None:
     """Where the framework serves another sample than asked for (None), nothing is compared."""
     assert len(dataset) == len(rows)
@@ -83,16 +64,9 @@ def test_samples_are_the_frameworks(case: dict[str, Any], tmp_path: Path) -> Non
     assert_serves(single(tmp_path, case), case["served"])
 
 
-@pytest.mark.parametrize("case", GOLDEN["pairs"])
-def test_pairs_are_the_frameworks(case: dict[str, Any], tmp_path: Path) -> None:
-    assert_serves(pairwise(tmp_path, case), case["served"])
-
-
 def test_the_vectors_hold_every_companion() -> None:
     names = {name for c in GOLDEN["indices"] for row in c.get("served", []) for name in row or ()}
     assert names == {"text", "label", "reward", "ref"}
-    names = {name for c in GOLDEN["pairs"] for row in c["served"] for name in row or ()}
-    assert names == {f"{side}{what}" for side in ("pos", "neg") for what in ("", "_label", "_ref")}
 
 
 PACKED_DOCUMENTS = {

@@ -383,31 +383,6 @@ def test_flags_that_only_some_runs_have(
         assert planned[name] == pasted[name], name
 
 
-PAIRWISE = {
-    "dataset_impl": "pairwise", "pack_impl": "unpacked", "allow_chopped": False,
-    **{f"{side}_{split}_data_paths": ["@a"] for side in ("pos", "neg") for split in SPLITS},
-    **{f"{side}_{split}_label_data_paths": ["@a"] for side in ("pos", "neg") for split in SPLITS},
-    **{f"{split}_data_weights": [1.0] for split in SPLITS},
-    "train_iters": 2, "seq_length": 8, "train_micro_batch_size_per_gpu": 2, "num_gpus": 1,
-    "gradient_accumulation_steps": 2, "train_batch_size": 4, "data_impl": "mmap", "seed": 3,
-    "eval_iters": 1, "eval_interval": 5,
-}  # fmt: skip
-
-
-def test_pairs_of_texts_are_settings_of_neox_alone(corpora: list[str], tmp_path: Path) -> None:
-    text = json.dumps(PAIRWISE).replace("@a", corpora[0])
-    (tmp_path / "c.yml").write_text(text)
-    words = ["--neox-config", tmp_path / "c.yml", "--world-size", 1]
-    status, out, err = cli(*words, "--print-config", "neox")
-    assert status == 0, err
-    given = {key: value for key, value in json.loads(text).items() if key != "num_gpus"}
-    assert yaml.safe_load(out) == given
-    assert cli(*words, "--print-config", "recipe") == (
-        2, "", "megaindex plan: --print-config recipe: labels, pairs and pack_impl are settings of "
-        "finetuning sources; write a recipe\n",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("schedule", ["0:12", "0:12 800:16"])
 @pytest.mark.parametrize("target", ["--train-iters", "--train-samples"])
 def test_a_schedule_of_one_size_stays_a_schedule(

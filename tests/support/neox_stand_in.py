@@ -25,7 +25,21 @@ class GPT2Dataset(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 class PairwiseDataset(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    __init__ = __len__ = __getitem__ = _replaced
+    """The tokens from the beginning of each sequence on, as many as a sample has."""
+
+    def __init__(
+        self, name: str, pos_data_prefix: str, documents: Any, pos: Any, neg: Any,
+        num_samples: int, seq_length: int, seed: int,
+    ) -> None:  # fmt: skip
+        self.name, self.num_samples, self.width = name, num_samples, seq_length + 1
+        self.pos_indexed_dataset, self.neg_indexed_dataset = pos, neg
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, k: int) -> Any:
+        sides = {"pos": self.pos_indexed_dataset, "neg": self.neg_indexed_dataset}
+        return {side: each.get(k, 0, self.width).copy() for side, each in sides.items()}
 
 
 class BlendableDataset(torch.utils.data.Dataset):  # type: ignore[type-arg]

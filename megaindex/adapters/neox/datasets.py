@@ -1,8 +1,8 @@
-"""GPT-NeoX's GPT2Dataset and PairwiseDataset over megaindex's indices and batched reading.
+"""GPT-NeoX's GPT2Dataset over megaindex's indices and batched reading.
 
 The functions here stand for their methods. A dataset keeps GPT-NeoX's attributes, the three arrays
 among them; batches are read at once through ``__getitems__``. A dataset over anything else than
-GPT-NeoX's own files is left to GPT-NeoX's code.
+GPT-NeoX's own files is left to GPT-NeoX's code, and so is every PairwiseDataset.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from megaindex._types import I64
 from megaindex.adapters.neox.arrays import fetch_in_group
-from megaindex.adapters.neox.framework import framework, mapped
-from megaindex.adapters.neox.samples import NeoxPairSamples, NeoxSamples, NeoxTextSamples
+from megaindex.adapters.neox.framework import framework, mapped, read_as_neox
+from megaindex.adapters.neox.samples import NeoxSamples, NeoxTextSamples
 from megaindex.adapters.reports import NEOX, ServedDataset
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
 from megaindex.index.frameworks import as_range
@@ -49,7 +49,7 @@ def init_gpt2(
     given = dict(locals())
     companions = {"label": label_dataset, "reward": reward_dataset, "ref": ref_dataset}
     check_exists(data_prefix, indexed_dataset)
-    if _is_left(given, "gpt2_dataset", "GPT2Dataset", [indexed_dataset, *companions.values()]):
+    if _is_left(given, [indexed_dataset, *companions.values()]):
         return
     kept = ("name", "pack_impl", "allow_chopped", "indexed_dataset", "label_dataset",
             "reward_dataset", "ref_dataset", "seq_length")  # fmt: skip
@@ -73,57 +73,23 @@ def init_gpt2(
     )
 
 
-def init_pairwise(
-    self: Any,
-    name: str,
-    pos_data_prefix: str,
-    documents: Any,
-    pos_indexed_dataset: Any,
-    neg_indexed_dataset: Any,
-    num_samples: int,
-    seq_length: int,
-    seed: int,
-    pack_impl: Any = "unpacked",
-    build_index_mappings: bool = True,
-    use_shared_fs: bool = True,
-    pos_label_dataset: Any = None,
-    pos_ref_dataset: Any = None,
-    neg_label_dataset: Any = None,
-    neg_ref_dataset: Any = None,
-    allow_chopped: bool = True,
-) -> None:
-    """``PairwiseDataset.__init__``."""
-    given = dict(locals())
-    sides = {
-        "pos": (pos_indexed_dataset, pos_label_dataset, pos_ref_dataset),
-        "neg": (neg_indexed_dataset, neg_label_dataset, neg_ref_dataset),
-    }
-    check_exists(pos_data_prefix, pos_indexed_dataset)
-    if neg_indexed_dataset is None:
-        raise MissingFile(f"{name}: the neg side of {pos_data_prefix} is not there; check its path")
-    corpora = [*sides["pos"], *sides["neg"]]
-    if _is_left(given, "pairwise_dataset", "PairwiseDataset", corpora):
-        return
-    kept = ["name", "pack_impl", "seq_length"]
-    kept += [f"{side}_{what}_dataset" for side in sides for what in ("indexed", "label", "ref")]
-    vars(self).update({attribute: given[attribute] for attribute in kept})
-    for what in (1, 2):
-        if (sides["pos"][what] is None) != (sides["neg"][what] is None):
-            raise InvalidArgument(f"{name}: labels and references are given for both sides or none")
-    if pack_impl == "packed":
-        raise InvalidArgument(f"{name}: pairs are not cut; pack_impl packed is not for them")
-    _start(
-        self,
-        NeoxPairSamples(
-            **_settings(given),
-            data_prefix=pos_data_prefix,
-            sides={side: [mapped(dataset) for dataset in sets] for side, sets in sides.items()},
-        ),
-        build_index_mappings,
-    )
+def init_pairwise(self: Any, name: str, pos_data_prefix: str, *given: Any, **named: Any) -> None:
+    """``PairwiseDataset.__init__``: GPT-NeoX's own, which also reads the samples.
+
+    Raises:
+        InvalidArgument: `install` has another final epoch than GPT-NeoX.
+    """
+    reason = "megaindex has no arrays of pairs of texts"
+    NEOX.leave("PairwiseDataset", f"{name} of {pos_data_prefix}", reason)
+    _check_final_epoch(name)
+    self.megaindex = None
+    own_init = framework().original("pairwise_dataset", "PairwiseDataset", "__init__")
+    own_init(self, name, pos_data_prefix, *given, **named)
+    for dataset in [each for each in vars(self).values() if mapped(each) is not None]:
+        read_as_neox(dataset)
 
 
-def _is_left(given: dict[str, Any], module: str, cls: str, corpora: Sequence[Any]) -> bool:
+def _is_left(given: dict[str, Any], corpora: Sequence[Any]) -> bool:
     """Return True after GPT-NeoX's own constructor made a dataset over a corpus of another class.
 
     ``given`` are the arguments of the constructor, in order.
@@ -134,24 +100,30 @@ def _is_left(given: dict[str, Any], module: str, cls: str, corpora: Sequence[Any
     left = next((each for each in corpora if each is not None and mapped(each) is None), None)
     if left is None:
         return False
-    name, prefix = given["name"], given.get("data_prefix", given.get("pos_data_prefix"))
+    name = given["name"]
     is_own = framework().is_own(left)
     other = "is not one of GPT-NeoX's indexed datasets"
     reason = "has reading methods of its own" if is_own else other
-    NEOX.leave(cls, f"{name} of {prefix}", f"{type(left).__name__} {reason}")
+    origin = f"{name} of {given['data_prefix']}"
+    NEOX.leave("GPT2Dataset", origin, f"{type(left).__name__} {reason}")
+    _check_final_epoch(name)
+    given["self"].megaindex = None
+    framework().original("gpt2_dataset", "GPT2Dataset", "__init__")(*given.values())
+    return True
+
+
+def _check_final_epoch(name: str) -> None:
+    """Raise InvalidArgument if `install` has a final epoch that GPT-NeoX's code does not have."""
     policy = framework().policy
     if policy.final_epoch:
         raise InvalidArgument(
             f"{name}: GPT-NeoX's own code builds its arrays, which has no separate_final_epoch "
             f"{policy.row.separate_final_epoch}; leave that setting out of install()"
         )
-    given["self"].megaindex = None
-    framework().original(module, cls, "__init__")(*given.values())
-    return True
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of samples that texts and pairs share."""
+    """Return the settings of samples."""
     names = ("name", "seq_length", "seed", "pack_impl", "allow_chopped")
     return {
         **{name: given[name] for name in names},
@@ -287,11 +259,7 @@ def read_sample(self: Any, idx: int) -> Any:
     if rows is not None:
         return {"text": rows[0]}
     if is_left(self):
-        is_pair = isinstance(self, framework().pairwise_dataset.PairwiseDataset)
-        names = (
-            ("pairwise_dataset", "PairwiseDataset") if is_pair else ("gpt2_dataset", "GPT2Dataset")
-        )
-        return framework().original(*names, "__getitem__")(self, idx)
+        return framework().original("gpt2_dataset", "GPT2Dataset", "__getitem__")(self, idx)
     return _read(self, [idx])[0]
 
 

@@ -15,7 +15,7 @@ import io
 import sys
 from dataclasses import dataclass, field
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -280,6 +280,14 @@ def read_range(self: Any, idx: Any, offset: int = 0, length: int | None = None) 
     if reader is None:
         return _own_method(self, "get")(self, idx, offset, length)
     return reader.get(idx, offset, length)
+
+
+def read_as_neox(dataset: Any) -> None:
+    """Set ``get`` of a dataset to GPT-NeoX's own, which reads beyond a sequence."""
+    owner = framework().indexed_dataset.MMapIndexedDataset
+    if isinstance(dataset, owner):
+        own = framework().original("indexed_dataset", "MMapIndexedDataset", "get")
+        dataset.get = MethodType(own, dataset)
 
 
 def _own_method(dataset: Any, method: str) -> Any:

@@ -71,7 +71,7 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
     import torch
 
     if dataset is not None and not (hasattr(dataset, "megaindex") or hasattr(dataset, "datasets")):
-        reason = "its class is not GPT2Dataset, PairwiseDataset or BlendableDataset"
+        reason = "its class is not GPT2Dataset or BlendableDataset"
         NEOX.leave("dataset", type(dataset).__name__, reason)
     given = dataset
     if dataset is not None and framework().policy.skip and skips.is_training(dataset):
@@ -313,7 +313,7 @@ def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
     original = framework().original("data_utils", "build_the_dataset")
     given = _signature(original).bind(*args, **kwargs).arguments if args else kwargs
     opens = given.get("data_impl") == "mmap" and arrays.is_active()
-    for name in _PREFIXES[given.get("dataset_impl") == "pairwise"]:
+    for name in ("data_prefix", "label_prefix", "reward_prefix"):
         path = given.get(name)
         if path is None:
             continue
@@ -322,13 +322,6 @@ def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
         else:
             _check_pair(path)
     return original(*args, **kwargs)
-
-
-_PREFIXES = (
-    ("data_prefix", "label_prefix", "reward_prefix"),
-    tuple(f"{side}_{what}" for side in ("pos", "neg") for what in ("data_prefix", "label_prefix")),
-)
-"""Arguments that name pairs, of gpt2 and of pairwise data."""
 
 
 def build_train_valid_test_datasets(*args: Any, **kwargs: Any) -> Any:
@@ -369,7 +362,7 @@ _OF_SAMPLES: dict[str, Callable[..., Any]] = {
 # replaced on the classes, for classes that were imported by name before, and for subclasses
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
     ("gpt2_dataset", "GPT2Dataset"): {"__init__": datasets.init_gpt2, **_OF_SAMPLES},
-    ("pairwise_dataset", "PairwiseDataset"): {"__init__": datasets.init_pairwise, **_OF_SAMPLES},
+    ("pairwise_dataset", "PairwiseDataset"): {"__init__": datasets.init_pairwise},
     ("blendable_dataset", "BlendableDataset"): {
         "__init__": blend.init_blend,
         "__getstate__": blend.get_blend_state,

@@ -1,4 +1,4 @@
-"""Samples of GPT-NeoX's datasets, pairs included."""
+"""Samples of GPT-NeoX's datasets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from megaindex._types import I32, IntArray
@@ -21,7 +20,7 @@ from megaindex.adapters.neox.arrays import (
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.policy import Policy
 from megaindex.arithmetic import epochs_for
-from megaindex.builders.single import packing_order, pair_order
+from megaindex.builders.single import packing_order
 from megaindex.cache.array_files import neox_base, short_files
 from megaindex.cache.array_group import Fetched
 from megaindex.cache.fingerprint import documents_setting
@@ -39,7 +38,7 @@ from megaindex.index.frameworks import (
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.framework import PackingIndex, ShuffledOrder
 from megaindex.index.spans import Index
-from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
+from megaindex.loader.neox_dataset import NeoxDataset
 from megaindex.validation import check_integer, check_setting
 
 _EPOCHS_KEPT = 2  # epochs whose samples are read at the same time
@@ -66,7 +65,7 @@ class NeoxSamples:
     """True if sample n of n is the first one of a second epoch in another order."""
     _requests: dict[int, NeoxRequest[Any]] = field(default_factory=dict)
     _fetched: dict[int, Fetched] = field(default_factory=dict)
-    _epochs: dict[int, NeoxDataset | NeoxPairwiseDataset] = field(default_factory=dict)
+    _epochs: dict[int, NeoxDataset] = field(default_factory=dict)
 
     @property
     def num_samples(self) -> int:
@@ -125,7 +124,7 @@ class NeoxSamples:
         """Set the arrays of the first epoch, fetched by a group."""
         self._fetched.setdefault(0, fetched)
 
-    def epoch(self, number: int) -> NeoxDataset | NeoxPairwiseDataset:
+    def epoch(self, number: int) -> NeoxDataset:
         """Return the samples of an epoch."""
         opened = self._epochs.get(number)
         if opened is None:
@@ -145,9 +144,7 @@ class NeoxSamples:
         """Build the request for the arrays of an epoch."""
         raise NotImplementedError
 
-    def open(
-        self, arrays: Mapping[str, Any], facts: Mapping[str, Any]
-    ) -> NeoxDataset | NeoxPairwiseDataset:
+    def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxDataset:
         """Return the samples of these arrays."""
         raise NotImplementedError
 
@@ -334,55 +331,3 @@ def packing_index(
         **arrays,
         **facts,
     )
-
-
-@dataclass(kw_only=True)
-class NeoxPairSamples(NeoxSamples):
-    """The samples of a PairwiseDataset."""
-
-    sides: Mapping[str, list[IndexedDataset | None]]
-    """Text, labels and references of pos and neg."""
-
-    def tokens(self) -> int:
-        """Return the tokens of the side pos."""
-        pos = self.sides["pos"][0]
-        assert pos is not None
-        return int(pos.sequence_lengths.sum(dtype=np.int64))
-
-    def make_request(self, epoch: int) -> NeoxRequest[Any]:
-        order = self.whole_documents
-        num_samples = order.check_num_samples(self.requested)
-        (pos, pos_labels, _), (neg, neg_labels, _) = self._sides()
-        make_order = partial(
-            pair_order, pos, neg, order, sequence_length=self.seq_length,
-            seed=self.seed, num_samples=num_samples,
-            pos_labels=pos_labels, neg_labels=neg_labels, exact=self.exact,
-        )  # fmt: skip
-        return self.request_of(
-            WholeDocumentsRequest,
-            epoch,
-            "_exact" if self.exact else "",
-            [corpus for corpus in (pos, neg, pos_labels, neg_labels) if corpus is not None],
-            texts=[pos, neg],
-            make_order=make_order,
-            allow_chopped=self.allow_chopped,
-            labels=pos_labels is not None,
-        )
-
-    def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxPairwiseDataset:
-        """Return the samples of both sides."""
-        pos, neg = (
-            NeoxDataset(
-                packing_index(self, arrays, facts, text),
-                text,
-                label_dataset=labels,
-                ref_dataset=ref,
-            )
-            for text, labels, ref in self._sides()
-        )
-        return NeoxPairwiseDataset(pos, neg)
-
-    def _sides(self) -> list[tuple[IndexedDataset, IndexedDataset | None, IndexedDataset | None]]:
-        return [
-            (text, labels, ref) for text, labels, ref in self.sides.values() if text is not None
-        ]

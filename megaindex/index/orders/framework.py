@@ -179,7 +179,7 @@ def _shuffle_documents(order: ShuffledOrder, state: U32, out: I32, threads: int)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackingOrder:
-    """Request for the arrays of one dataset, or of both sides of pairwise data."""
+    """Request for the arrays of one dataset."""
 
     pack_impl: PackImpl
     documents: I64
@@ -191,8 +191,6 @@ class PackingOrder:
     sequence_length: int
     seed: int
     num_samples: int
-    shuffled_ids: int | None = None
-    """Number of samples that are shuffled and repeated (pairwise, unpacked)."""
 
     @property
     def arrays(self) -> dict[str, tuple[tuple[int | None, ...], str]]:
@@ -212,7 +210,7 @@ def build_packing(order: PackingOrder, sink: Sink) -> None:
     """
     state = active().seed_state(order.seed)
     shuffle_index = sink.allocate("shuffle_index", (order.num_samples,), "int64")
-    shuffle_index[:] = np.arange(order.num_samples) % (order.shuffled_ids or order.num_samples)
+    shuffle_index[:] = np.arange(order.num_samples)
     active().shuffle(state, shuffle_index, num_threads())
     sink.seal("shuffle_index")
     if order.pack_impl == "unpacked":
