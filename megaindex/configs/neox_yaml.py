@@ -195,7 +195,7 @@ def _check_train_epochs(config: Mapping[str, Any]) -> None:
 
 def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     _check_dataset_impl(config)
-    paths = {split: _list(config, f"{split}_data_paths") for split in SPLITS}
+    paths: dict[str, list[Any]] = {split: _list(config, f"{split}_data_paths") for split in SPLITS}
     single = config.get("data_path")
     missing = [split for split, given in paths.items() if not given]
     if all(config.get(f"{split}_data_paths") is None for split in SPLITS):
