@@ -121,7 +121,7 @@ class LockedRun:
                 raise self._error(subset, where, shown(theirs), shown(receipt))
 
     def has(self, subset: str) -> bool:
-        """Return whether the lock has a subset."""
+        """Return True if the lock has a subset."""
         return subset in self._lock.content["subsets"]
 
     def end(self, subset: str) -> int:

@@ -32,7 +32,7 @@ _RESOLVED = ("samples", "index", "steps")  # of a subset for evaluation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldSource:
-    """What a record holds of one source.
+    """Content of one source that a record holds.
 
     Attributes:
         fingerprint: its `corpus_fingerprint`.
@@ -49,7 +49,7 @@ class HeldSource:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldContent:
-    """What a record holds of its sources and its evaluation.
+    """Content of the sources and the evaluation that a record holds.
 
     Attributes:
         sources: sources of training.

@@ -145,7 +145,7 @@ class _Check:
     files: Sequence[str] = ()
     """Files of skipped documents, by their row in the lock."""
     compared: list[str] = field(default_factory=list)
-    """What was compared, in words."""
+    """Description of what was compared."""
     receipts: int = 0
     """Receipts of blocks that were compared."""
     resolved: dict[str, Index] = field(default_factory=dict)

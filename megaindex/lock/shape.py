@@ -36,7 +36,7 @@ class Misshapen(ValueError):
 
 @dataclass(frozen=True)
 class _Given:
-    """What the values at a place may refer to.
+    """Rows, files and bounds that the values at a place may refer to.
 
     Attributes:
         sources: rows of ``sources``, by the numbers used at the place.

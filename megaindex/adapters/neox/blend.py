@@ -222,7 +222,7 @@ def reshuffles(self: Any) -> bool:
 
 
 def _is_late(self: Any) -> bool:
-    """Return whether GPT-NeoX's own code made a blend, before `install`.
+    """Return True if GPT-NeoX's own code made a blend, before `install`.
 
     Raises:
         InvalidArgument: `install` has settings that came too late for it.

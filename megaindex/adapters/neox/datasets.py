@@ -242,7 +242,7 @@ def count_samples(self: Any) -> int:
 
 
 def is_left(self: Any) -> bool:
-    """Return whether GPT-NeoX's own code reads a dataset: it was left to it, or is older than
+    """Return True if GPT-NeoX's own code reads a dataset: it was left to it, or is older than
     `install`.
 
     Raises:
