@@ -19,7 +19,7 @@ from megaindex._types import (
     TokenSource,
 )
 
-NATIVE_INTERFACE = 6
+NATIVE_INTERFACE = 7
 """Version of the native core's functions, as in csrc/python/module.cpp: both are raised when the
 arguments of a function change, so that a core of an earlier build is refused."""
 

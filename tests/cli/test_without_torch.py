@@ -63,6 +63,7 @@ DONE = {
     "import numpy tokens.npy out/imported --separator 0": 0,
     "verify run.lock": 0,
     "inspect data/web": 0,
+    "capture --out out/command.json -- bash launch.sh": 0,
     "demo --dir demo --root text --seq-length 32": 0,
 }
 REFUSED = (
@@ -82,6 +83,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("out", "text"):
         (folder / name).mkdir()
     (folder / "text.txt").write_text("one\ntwo\n")
+    (folder / "launch.sh").write_text("torchrun pretrain_gpt.py --seq-length 8 --data-path d\n")
     (folder / "text/words.py").write_text("some words " * 1000)
     np.save(folder / "tokens.npy", np.array([1, 2, 0, 3, 0]))
     (folder / "state.json").write_text('{"recipe": "", "loader": {}}')
