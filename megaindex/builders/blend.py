@@ -373,7 +373,10 @@ class _Draws:
             return INT64_MAX
         if abs(float(self.values.sum()) - 1) > _ROUNDING:
             return 0
-        return max(0, int(((samples - 2) / (self.values * (1 + _ROUNDING))).min()))
+        drawn, room = self.values > 0, samples - 2  # GPT-NeoX draws a source of weight 0 once
+        if room.min() < 0:
+            return 0
+        return int((room[drawn] / (self.values[drawn] * (1 + _ROUNDING))).min())
 
     def arrays(self, size: int, cache_dir: str | os.PathLike[str] | None) -> Mapping[str, IntArray]:
         """Return dataset_index and dataset_sample_index."""

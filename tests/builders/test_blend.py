@@ -213,6 +213,20 @@ def test_the_planner_and_python_take_the_same_buffers(
                 use()
 
 
+@pytest.mark.parametrize("tokens", [16, 17, 24, 25, 33])
+def test_a_weight_of_0_beside_a_corpus_of_few_samples(tmp_path: Path, tokens: int) -> None:
+    """GPT-NeoX draws a source of weight 0 at most once; no bound divides by the weight."""
+    large = write_corpus(tmp_path / "large", [40] * 30, np.uint16)
+    small = write_corpus(tmp_path / "small", [tokens], np.uint16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        index = megaindex.build_blend(
+            [large, small], weights=[1.0, 0.0], num_samples=20, sequence_length=8, order="neox"
+        )
+        spans = index.locate(range(index.num_samples))
+    assert (np.diff(spans.row_splits) > 0).sum() == index.num_samples >= 20
+
+
 @pytest.mark.parametrize("weights", [None, [5, 1, 1, 2, 1]])
 def test_all_samples_of_a_blend_in_the_order_of_gpt_neox_can_be_served(
     corpora: list[IndexedDataset], weights: list[float] | None
