@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from megaindex.configs.shell_tokens import KEYWORDS, MOST_NESTED, Token, groups, read_tokens, split
 from megaindex.configs.shell_words import NAME, Words, is_several, is_unknown, short, test_words
+from megaindex.configs.yaml_sections import read_text
 from megaindex.errors import InvalidArgument
 
 _MOST_STEPS = 10_000  # commands
@@ -332,8 +333,7 @@ class Script(Words):
         try:
             if searched or moved or len(rest) > 1 or is_unknown(rest[0]):
                 raise ValueError("not certain")
-            with open(rest[0], encoding="utf-8") as file:
-                text = file.read(1 << 19)
+            text = read_text(rest[0], "source")
         except (OSError, ValueError):
             return self._forget(tokens)
         held, self.state["BASH_SOURCE"] = self.state.get("BASH_SOURCE"), rest[0]

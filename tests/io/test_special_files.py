@@ -93,6 +93,19 @@ def test_files_that_a_flag_names(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_a_launch_script_sources(tmp_path: Path, kind: str) -> None:
+    put(kind, tmp_path / "settings.sh")
+    script = tmp_path / "launch.sh"
+    script.write_text(
+        f"source {tmp_path}/settings.sh\n"
+        "torchrun pretrain_gpt.py --seq-length $LENGTH --train-iters 2 --data-path a\n"
+    )
+    status, out, err = cli("plan", "--megatron-args", script)
+    assert (status, out) == (2, "")
+    assert "line 1" in err
+
+
 def test_a_substituted_process_is_read_up_to_a_bound(tmp_path: Path) -> None:
     """As for ``--recipe <(command)``; a name in the file system may never get a writer."""
     for size, longest in ((5, 5), (6, 5)):
