@@ -85,7 +85,7 @@ def _build_recipe(options: argparse.Namespace) -> None:
     lengths = " → ".join(map(str, opened.layout.recipe.stage_lengths))
     kept = "nothing is stored"
     if options.cache_dir is not None:
-        kept = f"results of the checks are in {options.cache_dir}"
+        kept = visible(f"results of the checks are in {options.cache_dir}")
     print(
         f"{visible(options.recipe)}: {samples:,} samples of {lengths} tokens in "
         f"{opened.layout.num_steps:,} steps, from {len(opened.sources)} source(s) of "

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from megaindex.cli.options import Parser, add_flags, print_json
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, visible
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _line(words: Sequence[str]) -> str:
     """Return words as a command line, with control characters escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in shlex.join(words))
+    return visible(shlex.join(words))
 
 
 def _parser() -> argparse.ArgumentParser:
