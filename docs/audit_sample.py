@@ -17,7 +17,7 @@ from megaindex.audit import audit, stream_of_run, write_page
 from megaindex.audit.plots import exposure_curve, picture, step_time, variables
 from megaindex.audit.streams import AuditStream
 from megaindex.loader import CostModel
-from megaindex.plan import BatchSchedule, Data, Run, Source, Target
+from megaindex.plan import BatchSchedule, Data, RunSettings, Source, Target
 
 DOCS = Path(__file__).parent
 
@@ -30,9 +30,9 @@ def make_corpus(prefix: Path, *, documents: int = 20_000) -> None:
             writer.add_document(np.zeros(length, np.uint16))
 
 
-def sample_run(prefix: Path) -> Run:
+def sample_run(prefix: Path) -> RunSettings:
     """Return the run of PaddleNLP issue 9599: 3.3 epochs, 6,400 samples of them past."""
-    return Run(
+    return RunSettings(
         order="paddlenlp",
         sequence_length=2048,
         data=Data(train=(Source(path=str(prefix)),)),

@@ -16,7 +16,7 @@ from megaindex.audit.streams import stream_of_index
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.megatron_args import read_megatron
 from megaindex.configs.neox_yaml import neox_settings
-from megaindex.configs.run import Data, Run, Source, Target
+from megaindex.configs.run import Data, RunSettings, Source, Target
 from megaindex.configs.run_builder import resolve
 from megaindex.errors import InvalidArgument
 from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler
@@ -52,7 +52,7 @@ def run(name: str, called: str = "") -> tuple[str, Door]:
         settings = {"sequence_length": 8, "order": "neox", name: value}
         data = Data(train=(Source(path=path),))
         target = Target(kind="iterations", value=1)
-        return Run(data=data, batch=BatchSchedule.constant(4), target=target, **settings)
+        return RunSettings(data=data, batch=BatchSchedule.constant(4), target=target, **settings)
 
     return called or name, plan
 
@@ -227,7 +227,7 @@ def test_the_seed_is_the_same_everywhere_where_none_is_given(corpus: str) -> Non
     ]
     assert runs[0].index.further_seeds == runs[1].index.further_seeds
     source = Data(train=(Source(tokens=900),))
-    run = Run(
+    run = RunSettings(
         order="neox", sequence_length=8, data=source, batch=BatchSchedule.constant(4),
         target=Target(kind="iterations", value=1),
     )  # fmt: skip

@@ -17,7 +17,7 @@ import megaindex
 from megaindex import EpochOrder, MegatronOrder, NeoxDocumentsOrder
 from megaindex.audit.streams import AuditSource, stream_of_index
 from megaindex.configs.batch_schedule import BatchSchedule, ramp_up
-from megaindex.configs.run import Data, Evaluation, Run, Source, Target
+from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
 from megaindex.engine import open_engine
@@ -240,8 +240,8 @@ def test_extended_and_iterated_indices_are_the_same(corpus: IndexedDataset, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_and_its_plan_are_the_same(kind: N) -> None:
-    def make(n: N) -> Run:
-        return Run(
+    def make(n: N) -> RunSettings:
+        return RunSettings(
             order=EpochOrder(epochs_mixed=n(2)), sequence_length=n(128),
             data=Data(train=(Source(tokens=n(250), weight=n(100)),
                              Source(tokens=n(240), weight=n(200)))),
@@ -260,7 +260,7 @@ def test_a_run_and_its_plan_are_the_same(kind: N) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_settings_and_recipes_are_the_same(kind: N) -> None:
-    def settings(n: N) -> Run:
+    def settings(n: N) -> RunSettings:
         given = Settings(
             seq_length=n(16),
                 micro_batch_size=n(16),

@@ -1,4 +1,4 @@
-"""The samples of each step of a run, from a recipe, a `Run` or an index."""
+"""The samples of each step of a run, from a recipe, `RunSettings` or an index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megaindex.builders import build_index
 from megaindex.builders.described import fill_draws
 from megaindex.builders.recipe import OpenRecipe, OpenSource, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
-from megaindex.configs.run import Run
+from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
@@ -413,7 +413,7 @@ Folder: TypeAlias = str | os.PathLike[str]
 
 
 def stream_of_run(
-    run: Run | None = None,
+    run: RunSettings | None = None,
     *,
     subset: Split = "train",
     cache_dir: Folder | None = None,
@@ -442,7 +442,7 @@ def stream_of_run(
 
 
 def _stream_of_run(
-    run: Run,
+    run: RunSettings,
     subset: Split,
     cache_dir: Folder | None,
     progress: Progress | None,
@@ -489,7 +489,7 @@ def _stream_of_run(
     )
 
 
-def _settings(run: Run, subset: Split) -> dict[str, Any]:
+def _settings(run: RunSettings, subset: Split) -> dict[str, Any]:
     sources = getattr(run.data, subset) or run.data.train
     weights = [source.weight for source in sources]
     settings = {
@@ -506,7 +506,7 @@ def _settings(run: Run, subset: Split) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _check(run: Run) -> None:
+def _check(run: RunSettings) -> None:
     if any(source.tokens is not None for source in run.data.train):
         raise InvalidArgument(
             "--tokens-per-epoch and --length-histogram have no documents to audit; give "
@@ -519,7 +519,7 @@ def _check(run: Run) -> None:
         )
 
 
-def _check_consumed(run: Run, whole: ResolvedTarget) -> None:
+def _check_consumed(run: RunSettings, whole: ResolvedTarget) -> None:
     """Check the consumed samples against ``whole``, the same target without a resume."""
     beyond = run.consumed_samples > whole.samples_requested + run.batch.final
     if run.target.kind != "iterations" and beyond:
@@ -530,7 +530,7 @@ def _check_consumed(run: Run, whole: ResolvedTarget) -> None:
 
 
 def _evaluations(
-    run: Run, subset: Split, target: ResolvedTarget, parts: Parts
+    run: RunSettings, subset: Split, target: ResolvedTarget, parts: Parts
 ) -> tuple[BatchSchedule, int, int]:
     """Return batches, consumed samples and samples of all evaluations of a run, or of its test."""
     evaluation = evaluation_of(run, target.train_iters, parts)
@@ -543,7 +543,7 @@ def _evaluations(
 
 
 def _train_index(
-    run: Run,
+    run: RunSettings,
     sizing: Sizing,
     parts: Sequence[SplitPart],
     target: ResolvedTarget,
@@ -574,7 +574,7 @@ def _train_index(
 
 
 def _index(
-    run: Run,
+    run: RunSettings,
     sizing: Sizing,
     parts: Sequence[SplitPart],
     asked: int,
@@ -624,7 +624,7 @@ def _check_size(subset: Split, samples: int, most: int | None) -> None:
         )
 
 
-def _source(run: Run, part: SplitPart) -> AuditSource:
+def _source(run: RunSettings, part: SplitPart) -> AuditSource:
     dataset = IndexedDataset(part.source.path, dialect=run.row.file_dialect)
     return AuditSource(
         name=part.source.path,

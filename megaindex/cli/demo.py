@@ -29,7 +29,7 @@ from megaindex.audit.trace import documents_of, origins
 from megaindex.builders import build_index
 from megaindex.cli.options import Parser, add_flags
 from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Data, Run, Source, Target
+from megaindex.configs.run import Data, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.format.provenance import open_provenance
@@ -209,8 +209,8 @@ class _Demo:
                 f"{self._prefix}.bin/.idx, one a byte"
             )
 
-    def _run(self) -> Run:
-        return Run(
+    def _run(self) -> RunSettings:
+        return RunSettings(
             order=ORDER,
             sequence_length=self._options.seq_length,
             data=Data(train=(Source(path=str(self._prefix)),)),
@@ -221,7 +221,7 @@ class _Demo:
             data_parallel_size=RANKS,
         )
 
-    def _plan(self, run: Run) -> Plan:
+    def _plan(self, run: RunSettings) -> Plan:
         with self._step("2  plan") as say:
             plan = make_plan(run)
             say(
@@ -311,7 +311,7 @@ class _Demo:
             path = Path(*Path(provenance.files[number].path).parts[-3:])
             self._console.print(f"  {count:>9,} tokens of …/{path}")
 
-    def _record(self, run: Run, plan: Plan) -> None:
+    def _record(self, run: RunSettings, plan: Plan) -> None:
         """Lock the run, verify one of its steps, and trace rows of it to their files."""
         path = Path(self._options.dir) / "run.lock"
         step = plan.train_iters // 2

@@ -20,7 +20,7 @@ from megaindex.cache.npy import map_npy
 from megaindex.cache.sidecar import read_sidecar
 from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import add_run_arguments, locked_run_of, recipe_of, skips_of_options
-from megaindex.configs.run import Data, Run, Source, Target
+from megaindex.configs.run import Data, RunSettings, Source, Target
 from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.errors import FormatError, InvalidArgument, visible
 from megaindex.index.frameworks import SPLITS, Split
@@ -109,7 +109,7 @@ def _check_folder(options: argparse.Namespace, target: ExportFormat) -> None:
         )
 
 
-def _run_of(options: argparse.Namespace) -> Recipe | Run:
+def _run_of(options: argparse.Namespace) -> Recipe | RunSettings:
     """Return the run of the options; its order is ``epoch`` by default."""
     options.skip = skips_of_options(options)
     if options.lock:
@@ -122,7 +122,7 @@ def _run_of(options: argparse.Namespace) -> Recipe | Run:
 
 
 def _sets(
-    run: Recipe | Run, target: ExportFormat, options: argparse.Namespace
+    run: Recipe | RunSettings, target: ExportFormat, options: argparse.Namespace
 ) -> list[ExportedSet]:
     """Return the arrays of each subset that the framework builds."""
     from megaindex.builders.recipe import open_recipe
@@ -148,14 +148,14 @@ def _sets(
     return found
 
 
-def _check_run(run: Recipe | Run, options: argparse.Namespace) -> None:
+def _check_run(run: Recipe | RunSettings, options: argparse.Namespace) -> None:
     sources: Sequence[Any] = run.sources if isinstance(run, Recipe) else run.data.train
     if len(sources) != 1:
         raise InvalidArgument(
             f"the run has {len(sources)} sources, and the arrays are those of one corpus; merge "
             "the sources with megaindex merge, or use the framework's adapter"
         )
-    if run.skip or (isinstance(run, Run) and run.iterations_to_skip):
+    if run.skip or (isinstance(run, RunSettings) and run.iterations_to_skip):
         raise InvalidArgument(
             "skips are applied by megaindex, not by the arrays; leave them out, or use the "
             "framework's adapter"
@@ -197,7 +197,10 @@ def _check_run(run: Recipe | Run, options: argparse.Namespace) -> None:
 
 
 def _requests(
-    run: Recipe | Run, streams: Mapping[Split, AuditStream], target: ExportFormat, split: str | None
+    run: Recipe | RunSettings,
+    streams: Mapping[Split, AuditStream],
+    target: ExportFormat,
+    split: str | None,
 ) -> dict[Split, NamedDataset]:
     """Return the values by which the framework names the arrays of each subset."""
     from megaindex.plan.plan import evaluation_of
@@ -244,14 +247,14 @@ def _requests(
 
 
 def _under_framework(
-    run: Recipe | Run, stream: AuditStream, target: ExportFormat, split: str | None
-) -> Run:
+    run: Recipe | RunSettings, stream: AuditStream, target: ExportFormat, split: str | None
+) -> RunSettings:
     """Return the run of the framework that takes the same steps."""
     steps = Target(kind="iterations", value=Fraction(stream.num_steps))
-    if isinstance(run, Run):
+    if isinstance(run, RunSettings):
         return replace(run, order=target.order, target=steps, variance_buffer=None)
     source = Source(path=run.sources[0].path)
-    return Run(
+    return RunSettings(
         order=target.order,
         sequence_length=stream.index.sequence_length,
         data=Data(train=(source,), split=split),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from megaindex._lazy import torch_needed
 from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.configs.batch_schedule import parse_count
-from megaindex.configs.run import Run
+from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.configs.settings import flag_of, settings_by_name
 from megaindex.errors import InvalidArgument
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     cost = cost_model_of(options)
     options.skip = skips_of_options(options)
     given = locked_run_of(options) if options.lock else recipe_of(options, besides=("skip",))
-    if given is not None and not isinstance(given, Run):
+    if given is not None and not isinstance(given, RunSettings):
         return _run_recipe(given, options, cost)
     if options.mix_bounds:
         raise InvalidArgument(
@@ -432,7 +432,7 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(built, "--subset", "--cache-dir")
 
 
-def locked_run_of(options: argparse.Namespace) -> Recipe | Run:
+def locked_run_of(options: argparse.Namespace) -> Recipe | RunSettings:
     """Return the run of ``--lock``, whose settings give the samples of the lock.
 
     Raises:

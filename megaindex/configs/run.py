@@ -1,8 +1,8 @@
-"""A training run, complete and validated.
+"""Settings of a training run, complete and validated.
 
-`megaindex.plan.resolve` builds a `Run` from settings; it can also be written in Python:
+`megaindex.plan.resolve` builds `RunSettings` from settings; it can also be written in Python:
 
->>> Run(order="neox", sequence_length=2048, data=Data(train=(Source(tokens=2113896210),)),
+>>> RunSettings(order="neox", sequence_length=2048, data=Data(train=(Source(tokens=2113896210),)),
 ...     batch=BatchSchedule.constant(128), target=Target(kind="epochs", value=Fraction(1)))
 """
 
@@ -164,7 +164,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunSettings:
     """A training run: all settings that a plan depends on.
 
     Attributes:

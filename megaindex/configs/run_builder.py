@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from megaindex.arithmetic import global_batch_size
 from megaindex.configs.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
 from megaindex.configs.megatron_versions import Version, version_of
-from megaindex.configs.run import TAILS, Data, Evaluation, Run, Target
+from megaindex.configs.run import TAILS, Data, Evaluation, RunSettings, Target
 from megaindex.configs.settings import (
     NAMES,
     ORDER_FIELDS,
@@ -187,13 +187,15 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 
 
 @contextmanager
-def given_run(run: Run | None, settings: Mapping[str, Any]) -> Iterator[Run]:
+def given_run(run: RunSettings | None, settings: Mapping[str, Any]) -> Iterator[RunSettings]:
     """Yield a run, or that of settings by name, which errors in the block are named by too."""
-    if run is not None and not isinstance(run, Run):
-        raise InvalidArgument(f"run must be a Run, got {shown(run)}; name settings, as data_path=…")
+    if run is not None and not isinstance(run, RunSettings):
+        raise InvalidArgument(
+            f"run must be RunSettings, got {shown(run)}; name settings, as data_path=…"
+        )
     if run is not None and settings:
         raise InvalidArgument(
-            f"a Run has all settings, also {next(iter(settings))}; change it with "
+            f"RunSettings hold all settings, also {next(iter(settings))}; change it with "
             "dataclasses.replace, or give settings alone"
         )
     # messages on the settings of Megatron-LM name its flags
@@ -203,7 +205,7 @@ def given_run(run: Run | None, settings: Mapping[str, Any]) -> Iterator[Run]:
         yield run_by_name(settings) if run is None else run
 
 
-def run_by_name(given: Mapping[str, Any]) -> Run:
+def run_by_name(given: Mapping[str, Any]) -> RunSettings:
     """Return the run of settings given as arguments, named like the flags of the command."""
     for name in given:
         if name in ("recipe", "nanotron_config", "llm_foundry_config"):
@@ -270,7 +272,7 @@ def _argument(flag: re.Match[str]) -> str:
     return name if name in ARGUMENTS else flag[0]
 
 
-def resolve(settings: Settings) -> Run:
+def resolve(settings: Settings) -> RunSettings:
     """Return the run that settings describe, with sizes and defaults of its framework filled in.
 
     Args:
@@ -295,7 +297,7 @@ def resolve(settings: Settings) -> Run:
     notes, ignored = _ramp_notes(settings, version)
     schedule = batch_schedule(settings, sizes.global_batch, version)
     consumed = parse_count(settings.consumed_samples or "0", "--consumed-samples")
-    return Run(
+    return RunSettings(
         order=order,
         sequence_length=settings.seq_length,
         data=_data(settings),

@@ -22,7 +22,7 @@ from megaindex.audit.streams import (
 )
 from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import OpenRecipe, ValidationCache, open_recipe
-from megaindex.configs.run import Run
+from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.index.description import describe_index
@@ -59,7 +59,7 @@ _MOST_CHUNKS = 1024
 
 
 def make_lock(
-    run: Recipe | Run | None = None,
+    run: Recipe | RunSettings | None = None,
     *,
     tokens: bool = False,
     cache_dir: Folder | None = None,
@@ -103,7 +103,7 @@ def make_lock(
 
 
 def _lock_of(
-    run: Recipe | Run,
+    run: Recipe | RunSettings,
     tokens: bool,
     cache_dir: Folder | None,
     progress: Progress | None,
@@ -156,7 +156,7 @@ def _lock_of(
     return Lock(path="", content=content)
 
 
-def _with_absolute_paths(run: Recipe | Run) -> Recipe | Run:
+def _with_absolute_paths(run: Recipe | RunSettings) -> Recipe | RunSettings:
     """Return the run with the absolute paths of its pairs and files; URLs stay."""
     if isinstance(run, Recipe):
         evaluation, past = run.evaluation, run.past
@@ -212,7 +212,7 @@ def _relative(path: str, root: str) -> str:
 
 
 def streams_of(
-    run: Recipe | Run,
+    run: Recipe | RunSettings,
     opened: OpenRecipe | None,
     cache_dir: Folder | None,
     wanted: Sequence[Split] = SPLITS,
@@ -236,7 +236,7 @@ def streams_of(
         train = stream_of_opened(opened)
         evaluated = {} if wanted == ("train",) else _evaluation_stream(opened, train)
         return {"train": train, **evaluated}
-    assert isinstance(run, Run), "only recipes are opened"
+    assert isinstance(run, RunSettings), "only recipes are opened"
 
     def stream(name: Split) -> AuditStream:
         most_samples = None if sizes is None else sizes[name]
@@ -257,7 +257,7 @@ def streams_of(
     return streams
 
 
-def _has_samples(run: Run, parts: Sequence[SplitPart]) -> bool:
+def _has_samples(run: RunSettings, parts: Sequence[SplitPart]) -> bool:
     """Return True if each source has a sample; a framework fails at one that has none."""
     short = run.row.is_framework or run.row.order == "packed"  # which has shorter samples
     least = 1 if short else run.sequence_length + 1
@@ -296,7 +296,7 @@ def most_samples(lock: Lock) -> dict[str, int]:
 
 
 def resolved_subsets(
-    run: Recipe | Run,
+    run: Recipe | RunSettings,
     paths: Sequence[str],
     cache_dir: Folder | None,
     files: Sequence[str],

@@ -12,7 +12,7 @@ from megaindex.audit.diff_inputs import Side
 from megaindex.audit.streams import AuditStream
 from megaindex.builders.described import build_described
 from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.run import Run
+from megaindex.configs.run import RunSettings
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
 from megaindex.index.balance import CostModel
@@ -143,13 +143,13 @@ def open_stream(
     return _open(lock, search, cache_dir, subset, wanted).stream
 
 
-def locked_run(lock: Folder | Lock) -> Recipe | Run:
+def locked_run(lock: Folder | Lock) -> Recipe | RunSettings:
     """Return the settings of a locked run, after checking its sources and all its subsets.
 
     Raises:
         MissingFile, StorageError, FormatError: as `open_run`.
     """
-    run: Recipe | Run = _open(read_lock(lock), None, None, wanted=SPLITS).run
+    run: Recipe | RunSettings = _open(read_lock(lock), None, None, wanted=SPLITS).run
     return run
 
 
@@ -157,7 +157,7 @@ class _OpenRun(NamedTuple):
     """A locked run whose sources and samples are those of the lock."""
 
     run: Any
-    """A `Recipe` or a `Run`."""
+    """A `Recipe` or `RunSettings`."""
     recipe: OpenRecipe | None
     stream: AuditStream
 

@@ -1,8 +1,8 @@
 """The settings of a run in a lock, from which it is opened again.
 
-Fields: ``kind``, "recipe" or "run"; ``recipe``, the recipe file's mapping; ``run``, fields of a
-`Run`. Paths of pairs are replaced by their rows in the lock's ``sources``, those of other files by
-their rows in ``files``. Floats and fractions are text: "0.3" and "1/3".
+Fields: ``kind``, "recipe" or "run"; ``recipe``, the recipe file's mapping; ``run``, fields of
+`RunSettings`. Paths of pairs are replaced by their rows in the lock's ``sources``, those of other
+files by their rows in ``files``. Floats and fractions are text: "0.3" and "1/3".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megaindex._types import I64
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.configs.megatron_versions import find_version
-from megaindex.configs.run import Data, Evaluation, Run, Source, Target
+from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
 from megaindex.errors import FormatError
 from megaindex.index.description import describe_stage, described_stages
 from megaindex.index.frameworks import SPLITS
@@ -36,7 +36,7 @@ _WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "notes"
             "coverage", "blend_counts", "skip")  # fmt: skip
 
 
-def paths_of(run: Recipe | Run) -> list[str]:
+def paths_of(run: Recipe | RunSettings) -> list[str]:
     """Return the prefixes of the pairs that a run names, each once."""
     sources: list[Any]
     if isinstance(run, Recipe):
@@ -47,7 +47,7 @@ def paths_of(run: Recipe | Run) -> list[str]:
     return list(dict.fromkeys(path for path in named if path))
 
 
-def files_of(run: Recipe | Run) -> list[str]:
+def files_of(run: Recipe | RunSettings) -> list[str]:
     """Return the paths of the files of documents and of mix changes, each once."""
     named = [skip.documents for skip in run.skip if isinstance(skip.documents, str)]
     if isinstance(run, Recipe) and run.mix_changes is not None and run.mix_changes.path:
@@ -80,7 +80,7 @@ def with_files(entries: Sequence[Mapping[str, Any]], files: Any) -> list[dict[st
 
 
 def settings_of(
-    run: Recipe | Run,
+    run: Recipe | RunSettings,
     rows: Mapping[str, int],
     opened: OpenRecipe | None,
     files: Mapping[str, int] | None = None,
@@ -107,7 +107,7 @@ def read_run(
     where: str,
     files: Sequence[str] = (),
 ) -> Any:
-    """Return the `Recipe` or `Run` of `settings_of`, or raise FormatError that names ``where``.
+    """Return what `settings_of` was given, or raise FormatError that names ``where``.
 
     ``index`` is the description of the train subset's index, whose shares the settings may refer
     to; ``paths`` and ``files`` are those of the lock's rows.
@@ -136,7 +136,7 @@ def read_run(
 
 
 def step_bounds_by_settings(
-    run: Recipe | Run, subset: Mapping[str, Any], name: str, cache_dir: Any = None
+    run: Recipe | RunSettings, subset: Mapping[str, Any], name: str, cache_dir: Any = None
 ) -> I64:
     """Return int64[steps + 1], the bounds of the steps that the batches of a run's settings make of
     the positions of a subset of its lock; no index is built."""
@@ -268,7 +268,7 @@ def _is_columns(mix: Mapping[str, Any]) -> bool:
     return "sources" in mix and (mix["sources"] is None or isinstance(mix["sources"], list))
 
 
-def _run_settings(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
+def _run_settings(run: RunSettings, rows: Mapping[str, int]) -> dict[str, Any]:
     order = order_of(run.order)
     changed = order.changed_settings
     if not run.depends_on_python:
@@ -302,7 +302,7 @@ def _changed(value: Any) -> dict[str, Any]:
     return {name: each for name, each in _all(value).items() if each != defaults[name]}
 
 
-def _run_of(given: Mapping[str, Any], files: Sequence[str]) -> Run:
+def _run_of(given: Mapping[str, Any], files: Sequence[str]) -> RunSettings:
     values = dict(given)
     skip = with_files(values.pop("skip", ()), files)
     order = {key: _number(each) for key, each in values.pop("order").items()}
@@ -313,7 +313,7 @@ def _run_of(given: Mapping[str, Any], files: Sequence[str]) -> Run:
         for split in SPLITS
     }
     target = values.pop("target")
-    return Run(
+    return RunSettings(
         order=make_order(name, order),
         data=Data(**sources, **_numbers(data, "documents_alpha")),
         batch=BatchSchedule(**_tuples(values.pop("batch"))),

@@ -3,7 +3,7 @@ from megaindex.configs.megatron_args import read_megatron as read_megatron
 from megaindex.configs.neox_yaml import read_neox as read_neox
 from megaindex.configs.run import Data as Data
 from megaindex.configs.run import Evaluation as Evaluation
-from megaindex.configs.run import Run as Run
+from megaindex.configs.run import RunSettings as RunSettings
 from megaindex.configs.run import Source as Source
 from megaindex.configs.run import Target as Target
 from megaindex.configs.run_builder import resolve as resolve

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from megaindex.arithmetic import FinalEpoch, final_epoch
-from megaindex.configs.run import Run
+from megaindex.configs.run import RunSettings
 from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
 from megaindex.plan.export import adapter_settings, lacks_validation
@@ -20,7 +20,7 @@ from megaindex.plan.target import ResolvedTarget
 _COMMON_BUFFER = 1.005
 
 
-def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
+def check_failures(run: RunSettings, plan: Plan) -> tuple[str, ...]:
     """Return the reasons for which ``--check`` fails."""
     reasons = [*_errors(run, plan)]
     epochs = plan.num_epochs_built
@@ -56,7 +56,7 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def buffer_effect(run: Run, sizing: Sizing, target: ResolvedTarget) -> BufferEffect | None:
+def buffer_effect(run: RunSettings, sizing: Sizing, target: ResolvedTarget) -> BufferEffect | None:
     """Return the effect of a buffer of 1.005, or None where the plan has it or no buffer has one.
 
     For megaindex's own orders the effect is computed by Megatron's rules.
@@ -95,7 +95,7 @@ _NOTICEABLE = 0.01
 _LEAST_SHOWN = 0.0005  # share that is printed as 0.1 %
 
 
-def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
+def warnings(run: RunSettings, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
     """Return the warnings of a plan, most harmful first."""
     texts = (
         *_errors(run, plan),
@@ -114,7 +114,7 @@ def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
+def caution(run: RunSettings, sizing: Sizing, plan: Plan) -> str:
     """Return the warning that opens the printed plan, or an empty string.
 
     It is set where the run ends with an error, and where the buffer builds more epochs than the
@@ -141,11 +141,11 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     )
 
 
-def _install(run: Run, **settings: Any) -> str:
+def _install(run: RunSettings, **settings: Any) -> str:
     return adapter_call(run.row.order, settings) if run.row.order in ADAPTERS else ""
 
 
-def _adapter_needed(run: Run) -> Iterator[str]:
+def _adapter_needed(run: RunSettings) -> Iterator[str]:
     if wanted := adapter_settings(run):
         named = " and ".join(f"{name} {value}" for name, value in wanted.items())
         yield (
@@ -154,7 +154,7 @@ def _adapter_needed(run: Run) -> Iterator[str]:
         )
 
 
-def _python_sum(run: Run) -> Iterator[str]:
+def _python_sum(run: RunSettings) -> Iterator[str]:
     """Yield the version of Python that decides the weights of a blend or the bounds of a split."""
     if run.depends_on_python:
         versions = {"plain": "3.11 or earlier", "compensated": "3.12 or later"}
@@ -167,14 +167,14 @@ def _python_sum(run: Run) -> Iterator[str]:
         )
 
 
-def _errors(run: Run, plan: Plan) -> Iterator[str]:
+def _errors(run: RunSettings, plan: Plan) -> Iterator[str]:
     """Yield the errors with which the run ends."""
     yield from _loader_errors(run, plan)
     yield from _blend_errors(run, plan)
     yield from _batch_errors(run, plan)
 
 
-def _loader_errors(run: Run, plan: Plan) -> Iterator[str]:
+def _loader_errors(run: RunSettings, plan: Plan) -> Iterator[str]:
     """Yield the errors with which GPT-NeoX ends: no iteration, no batch, an empty source."""
     nothing = run.target.kind == "iterations" and not run.target.value and not run.consumed_samples
     if nothing and run.row.order == "neox":
@@ -192,7 +192,7 @@ def _row_error(row: Row) -> str:
     return f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; {remedy}"
 
 
-def _empty_blends(run: Run, plan: Plan) -> Iterator[str]:
+def _empty_blends(run: RunSettings, plan: Plan) -> Iterator[str]:
     for loader in plan.loaders:
         empty = _without_samples(plan, loader.split)
         if empty and run.data.split is None:
@@ -206,7 +206,7 @@ def _without_samples(plan: Plan, split: str) -> list[Row]:
     return [row for row in plan.rows(split) if row.built == 0 and row.tokens_per_epoch]
 
 
-def _short_loaders(run: Run, plan: Plan, splits: Sequence[str]) -> Iterator[str]:
+def _short_loaders(run: RunSettings, plan: Plan, splits: Sequence[str]) -> Iterator[str]:
     for loader in plan.loaders:
         empty = _without_samples(plan, loader.split)
         if loader.split not in splits or (empty and run.data.split is None):
@@ -225,7 +225,7 @@ def _short_loaders(run: Run, plan: Plan, splits: Sequence[str]) -> Iterator[str]
             )
 
 
-def _blend_errors(run: Run, plan: Plan) -> Iterator[str]:
+def _blend_errors(run: RunSettings, plan: Plan) -> Iterator[str]:
     for empty in _stopping_blends(run, plan):
         yield (
             f"{empty[0].split}: no sample in {_names(empty)}, at which Megatron's blend stops with "
@@ -233,7 +233,7 @@ def _blend_errors(run: Run, plan: Plan) -> Iterator[str]:
         )
 
 
-def _batch_errors(run: Run, plan: Plan) -> Iterator[str]:
+def _batch_errors(run: RunSettings, plan: Plan) -> Iterator[str]:
     """Yield the first step at which a schedule of Megatron-LM has a smaller batch than before."""
     if run.row.order != "megatron" or not run.batch.stepped or run.evaluation.alone:
         return
@@ -250,7 +250,7 @@ def _batch_errors(run: Run, plan: Plan) -> Iterator[str]:
             return
 
 
-def _stopping_blends(run: Run, plan: Plan) -> Iterator[list[Row]]:
+def _stopping_blends(run: RunSettings, plan: Plan) -> Iterator[list[Row]]:
     """Yield the sources without a sample of Megatron's blends by size: their weight would be 0."""
     if run.row.order != "megatron":
         return
@@ -262,18 +262,18 @@ def _stopping_blends(run: Run, plan: Plan) -> Iterator[list[Row]]:
             yield empty
 
 
-def _widen(run: Run) -> str:
+def _widen(run: RunSettings) -> str:
     return "widen --split" if run.data.split else "remove the source, or give it more documents"
 
 
-def _more_data(run: Run, split: str) -> str:
+def _more_data(run: RunSettings, split: str) -> str:
     if split == "train":
         return "train longer, or lower the batch size"
     widen = "widen --split" if run.data.split else f"give more {split} data"
     return f"{widen}, or raise --eval-iters"
 
 
-def _blend(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _blend(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Yield the blends that draw more samples of a source than are built."""
     if not sizing.row.is_framework:
         return
@@ -314,7 +314,7 @@ def _unweighted_blend(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _uneven_epochs(run: Run, rows: Sequence[Row]) -> Iterator[str]:
+def _uneven_epochs(run: RunSettings, rows: Sequence[Row]) -> Iterator[str]:
     short = [row for row in rows if (row.drawn or 0) > (row.distinct or 0)]
     if not short or (rows[0].split == "train" and int(run.target.value) > 1):
         return
@@ -348,7 +348,7 @@ def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _repeats(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Yield epochs that the draws do not need, or that are shuffled so that tokens stay unseen."""
     rows = [row for row in plan.rows("train") if (row.epochs or 0) > 1 and row.drawn is not None]
     if not sizing.row.is_framework or not rows or run.evaluation.alone:
@@ -371,7 +371,7 @@ def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     )
 
 
-def _remedy(run: Run, sizing: Sizing, plan: Plan, needed: int, surplus: int) -> str:
+def _remedy(run: RunSettings, sizing: Sizing, plan: Plan, needed: int, surplus: int) -> str:
     last = plan.max_train_iters_without_repeat
     if surplus and not sizing.exact and (line := _install(run, variance_buffer="exact")):
         few = f"train at most {last} iterations, which repeat no sample, or " * (last > 0)
@@ -428,7 +428,7 @@ def _unseen(row: Row) -> float:
     return row.coverage.tokens[0] if row.coverage.tokens else 0.0
 
 
-def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
+def _loaders_start_over(run: RunSettings, plan: Plan) -> Iterator[str]:
     """Yield NeoX's loaders that start over: its datasets report one sample less than they hold."""
     if run.target.kind == "loader_epochs" and run.target.value > 1:
         yield (
@@ -458,7 +458,7 @@ def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
             )
 
 
-def _dry_loaders(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _dry_loaders(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Yield Megatron-LM's loaders that run out of samples, except those of `_unweighted_blend`."""
     for dry in plan.dry_loaders:
         rows = plan.rows(dry.split)
@@ -494,7 +494,7 @@ _REMEDY = {
 }
 
 
-def _evaluations(run: Run, plan: Plan) -> Iterator[str]:
+def _evaluations(run: RunSettings, plan: Plan) -> Iterator[str]:
     """Yield the evaluation flags of Megatron-LM with unexpected effects."""
     evaluation = plan.evaluation
     if run.evaluation.alone:
@@ -530,7 +530,7 @@ def _evaluations(run: Run, plan: Plan) -> Iterator[str]:
         )
 
 
-def _splits(run: Run, plan: Plan) -> Iterator[str]:
+def _splits(run: RunSettings, plan: Plan) -> Iterator[str]:
     data = run.data
     has_default = run.row.is_framework and data.train[0].path
     if has_default and data.split is None and not data.apart:
@@ -564,7 +564,7 @@ def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _empty_sources(run: Run, rows: Sequence[Row]) -> Iterator[str]:
+def _empty_sources(run: RunSettings, rows: Sequence[Row]) -> Iterator[str]:
     """Yield the sources of validation and test with less than one sample."""
     none = [row for row in rows if row.tokens_per_epoch == 0]
     few = [row for row in rows if row.tokens_per_epoch > 0]
@@ -585,7 +585,7 @@ def _names(rows: Sequence[Row]) -> str:
     return names if len(rows) <= 3 else f"{names} and {len(rows) - 3} more"
 
 
-def _no_iteration(run: Run, plan: Plan) -> str:
+def _no_iteration(run: RunSettings, plan: Plan) -> str:
     if run.target.kind == "iterations":
         before = f" after the {run.consumed_samples} samples before" if run.consumed_samples else ""
         return f"no iteration: the target is {plan.target}{before}; raise it"
@@ -596,7 +596,7 @@ def _no_iteration(run: Run, plan: Plan) -> str:
     )
 
 
-def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _setup(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
     if plan.train_iters == 0:
         yield _no_iteration(run, plan)
     if not sizing.row.is_framework and run.variance_buffer not in (None, "exact"):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megaindex.configs.run import Run
+from megaindex.configs.run import RunSettings
 from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split, parse_split
@@ -27,7 +27,7 @@ _NAMES = {"neox": "GPT-NeoX", "megatron": "Megatron"}
 _ALL_TRAIN = "100,0,0"
 
 
-def export_settings(plan: Plan, run: Run, framework: str) -> str:
+def export_settings(plan: Plan, run: RunSettings, framework: str) -> str:
     """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe."""
     check_choice("--print-config", framework, (*_ORDERS, "recipe"))
     if framework == "recipe":
@@ -41,7 +41,7 @@ def export_settings(plan: Plan, run: Run, framework: str) -> str:
     return "\n".join([*(f"# {line}" for line in comments), text])
 
 
-def adapter_settings(run: Run) -> dict[str, Any]:
+def adapter_settings(run: RunSettings) -> dict[str, Any]:
     """Return the arguments of the adapter's ``install`` without which the run differs."""
     if run.row.order not in ADAPTERS:
         return {}
@@ -60,7 +60,7 @@ def adapter_settings(run: Run) -> dict[str, Any]:
     return needed | _final_epoch(run)
 
 
-def _final_epoch(run: Run) -> dict[str, Any]:
+def _final_epoch(run: RunSettings) -> dict[str, Any]:
     """Return the settings of the final epoch that differ from the framework's own."""
     changed = order_of(run.order).changed_settings
     names = ["separate_final_epoch", "final_epoch_threshold"]
@@ -69,14 +69,14 @@ def _final_epoch(run: Run) -> dict[str, Any]:
     return {name: changed[name] for name in names if name in changed}
 
 
-def _fits(run: Run) -> bool:
+def _fits(run: RunSettings) -> bool:
     """Return True if the framework applies the buffer by itself."""
     return run.variance_buffer is None or all(
         value == run.variance_buffer for _, value in own_buffers(run)
     )
 
 
-def _refusals(plan: Plan, run: Run, framework: str) -> Iterator[str]:
+def _refusals(plan: Plan, run: RunSettings, framework: str) -> Iterator[str]:
     """Yield each part of the plan that the framework has no setting for, and the remedy."""
     name = _NAMES[framework]
     if run.row.order not in _ORDERS[framework]:
@@ -104,7 +104,7 @@ def _refusals(plan: Plan, run: Run, framework: str) -> Iterator[str]:
         yield from _refused_by_megatron(plan, run)
 
 
-def _refused_by_neox(run: Run) -> Iterator[str]:
+def _refused_by_neox(run: RunSettings) -> Iterator[str]:
     data = run.data
     if not run.batch.is_constant:
         yield "GPT-NeoX has one batch size; remove --batch-schedule or --rampup-batch-size"
@@ -134,7 +134,7 @@ def _refused_by_neox(run: Run) -> Iterator[str]:
         yield "GPT-NeoX applies no buffer to data_path; remove --variance-buffer"
 
 
-def _refused_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
+def _refused_by_megatron(plan: Plan, run: RunSettings) -> Iterator[str]:
     buffer, own = run.variance_buffer, own_buffers(run)
     wanted = run.target.value if run.target.kind == "samples" else plan.samples_consumed
     rounded = run.row.order == "megatron-legacy" or run.tail != "drop"
@@ -173,13 +173,13 @@ def _refused_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
         )
 
 
-def lacks_validation(run: Run, plan: Plan) -> bool:
+def lacks_validation(run: RunSettings, plan: Plan) -> bool:
     """Return True if Megatron-LM evaluates, and stops since it has no validation data."""
     needed = run.version is not None and run.version.needs_validation
     return needed and run.evaluation.iterations > 0 and not plan.rows("valid")
 
 
-def neox_yaml(plan: Plan, run: Run) -> str:
+def neox_yaml(plan: Plan, run: RunSettings) -> str:
     """Return the settings as one NeoX file, in the flow style of NeoX's own files."""
     length = {"train_iters": plan.train_iters}
     if run.target.kind == "loader_epochs":
@@ -201,7 +201,7 @@ def neox_yaml(plan: Plan, run: Run) -> str:
     return "\n".join(["{", *lines, "}"])
 
 
-def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
+def _neox_data(plan: Plan, run: RunSettings) -> dict[str, object]:
     settings: dict[str, object] = {}
     if run.packing is not None:
         settings["pack_impl"] = run.packing.pack_impl
@@ -223,7 +223,7 @@ def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
     return settings
 
 
-def megatron_flags(plan: Plan, run: Run) -> str:
+def megatron_flags(plan: Plan, run: RunSettings) -> str:
     """Return the arguments, one a line, each line but the last with a trailing backslash."""
     flags = [_megatron_length(plan, run), f"--seq-length {plan.sequence_length}"]
     if run.micro_batch_size is not None:
@@ -255,12 +255,12 @@ def megatron_flags(plan: Plan, run: Run) -> str:
     return " \\\n".join(flags)
 
 
-def _has_schedule(run: Run) -> bool:
+def _has_schedule(run: RunSettings) -> bool:
     """Return True for a schedule, also of one size: Megatron-LM then requests other samples."""
     return not run.batch.is_constant or (run.batch.stepped and run.row.order == "megatron")
 
 
-def _megatron_length(plan: Plan, run: Run) -> str:
+def _megatron_length(plan: Plan, run: RunSettings) -> str:
     """Return --train-samples for a target of samples, schedules and phases, else --train-iters."""
     target = run.target
     if target.kind == "samples" and (run.tail == "drop" or target.value >= plan.samples_consumed):
@@ -277,7 +277,7 @@ def _surplus(buffer: float) -> str:
     return next((text for text in digits if 1 + float(text) == buffer), repr(buffer - 1))
 
 
-def _evaluation(run: Run) -> list[str]:
+def _evaluation(run: RunSettings) -> list[str]:
     """Return the flags of evaluation that differ from Megatron's defaults."""
     evaluation = run.evaluation
     size = evaluation.batch_size
@@ -297,7 +297,7 @@ def _evaluation(run: Run) -> list[str]:
     return flags + (["--dataloader-type cyclic"] if run.dataloader == "cyclic" else [])
 
 
-def _megatron_data(plan: Plan, run: Run) -> list[str]:
+def _megatron_data(plan: Plan, run: RunSettings) -> list[str]:
     flags = []
     for split in SPLITS if own_sources(run) else SPLITS[:1]:
         if weighted := _weighted(plan, run, split):
@@ -310,7 +310,7 @@ def _megatron_data(plan: Plan, run: Run) -> list[str]:
     return flags
 
 
-def _weighted(plan: Plan, run: Run, split: Split) -> list[tuple[float | None, str]]:
+def _weighted(plan: Plan, run: RunSettings, split: Split) -> list[tuple[float | None, str]]:
     """Return weight and path of every source; epochs for each source set the weights."""
     sources = getattr(run.data, split)
     weights = [None if source.weight is None else float(source.weight) for source in sources]
@@ -320,7 +320,7 @@ def _weighted(plan: Plan, run: Run, split: Split) -> list[tuple[float | None, st
     return [(weight, source.path) for weight, source in zip(weights, sources, strict=True)]
 
 
-def recipe_yaml(plan: Plan, run: Run) -> str:
+def recipe_yaml(plan: Plan, run: RunSettings) -> str:
     """Return a recipe of the sources, weights and steps of a run, with a stage for each phase.
 
     Its order is megaindex's own, so that no stage repeats the samples of an earlier one.
@@ -366,7 +366,7 @@ def _flow(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _refused_by_recipe(plan: Plan, run: Run) -> Iterator[str]:
+def _refused_by_recipe(plan: Plan, run: RunSettings) -> Iterator[str]:
     """Yield each part of the plan that a recipe has no setting for, and the remedy."""
     data = run.data
     if not run.row.is_framework:

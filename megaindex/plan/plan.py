@@ -1,4 +1,4 @@
-"""Computation of a `Plan` from a `Run`: a row for every source of every split, and their sums."""
+"""Computation of a `Plan` from `RunSettings`: a row for every source of every split, and sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
-from megaindex.configs.run import Run, Target
+from megaindex.configs.run import RunSettings, Target
 from megaindex.configs.run_builder import ARGUMENTS, given_run, in_keys_of_files
 from megaindex.configs.settings import ADAPTERS
 from megaindex.errors import InvalidArgument
@@ -66,7 +66,7 @@ from megaindex.plan.target import (
 )
 
 
-def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | None:
+def evaluation_of(run: RunSettings, train_iters: int, parts: Parts) -> Evaluations | None:
     """Return the evaluations of a run, None without data for them.
 
     Megatron and NeoX: (I // interval + 1) evaluations of eval_iters batches, then one test.
@@ -102,12 +102,12 @@ def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | Non
     )
 
 
-def _asked(run: Run, parts: Sequence[SplitPart], size: int) -> int:
+def _asked(run: RunSettings, parts: Sequence[SplitPart], size: int) -> int:
     """Return the samples of one evaluation of a split; 0 where it has no data."""
     return run.evaluation.iterations * size if any(part.tokens for part in parts) else 0
 
 
-def _check_full_validation(run: Run, parts: Parts) -> None:
+def _check_full_validation(run: RunSettings, parts: Parts) -> None:
     """Check the rules of Megatron-LM for --full-validation and --multiple-validation-sets."""
     evaluation = run.evaluation
     if run.row.order != "megatron":
@@ -137,7 +137,7 @@ def _check_full_validation(run: Run, parts: Parts) -> None:
         )
 
 
-def _full_validation(run: Run, parts: Parts, rounds: int, size: int) -> Evaluations:
+def _full_validation(run: RunSettings, parts: Parts, rounds: int, size: int) -> Evaluations:
     """Return the evaluations of --full-validation, each of which reads all validation datasets."""
     evaluation, version = run.evaluation, run.version
     ranks = run.data_parallel_size
@@ -168,7 +168,7 @@ def _full_validation(run: Run, parts: Parts, rounds: int, size: int) -> Evaluati
 
 
 def evaluation_rows(
-    run: Run,
+    run: RunSettings,
     row: FrameworkRules,
     parts: Parts,
     evaluation: Evaluations | None,
@@ -206,7 +206,7 @@ def evaluation_rows(
 
 
 def _one_pass(
-    run: Run,
+    run: RunSettings,
     row: FrameworkRules,
     parts: Parts,
     filled: Sequence[SplitPart],
@@ -223,7 +223,7 @@ def _one_pass(
 
 
 def rows_of(
-    run: Run,
+    run: RunSettings,
     sizing: Sizing,
     parts: Sequence[SplitPart],
     split: str,
@@ -286,7 +286,7 @@ def rows_of(
     return tuple(rows)
 
 
-def _abort(run: Run, part: SplitPart) -> str:
+def _abort(run: RunSettings, part: SplitPart) -> str:
     """Return the failed assertion of GPT-NeoX's compiled helpers, or an empty string."""
     if (
         run.row.order != "neox"
@@ -304,7 +304,9 @@ def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | 
     return max(0, drawn - min(per_epoch, drawn if distinct is None else distinct))
 
 
-def _packed(run: Run, part: SplitPart, row: Row, served: Sequence[ServedRange] | None) -> Row:
+def _packed(
+    run: RunSettings, part: SplitPart, row: Row, served: Sequence[ServedRange] | None
+) -> Row:
     """Return the row of a source with samples of whole documents, counted where that is cheap."""
     assert run.packing is not None
     varies = run.packing.pack_impl != "unpacked"
@@ -328,7 +330,11 @@ def _packed(run: Run, part: SplitPart, row: Row, served: Sequence[ServedRange] |
 
 
 def _covered(
-    run: Run, sizing: Sizing, part: SplitPart, row: Row, served: Sequence[ServedRange] | None
+    run: RunSettings,
+    sizing: Sizing,
+    part: SplitPart,
+    row: Row,
+    served: Sequence[ServedRange] | None,
 ) -> Row:
     """Return the row with its coverage, for uncounted draws that of the middle of their bounds."""
     if row.requested is None or row.epochs is None or row.built is None:
@@ -349,7 +355,9 @@ def _covered(
     return replace(row, coverage=coverage_of(draw, served, run.coverage, sizing.progress))
 
 
-def make_plan(run: Run | None = None, *, progress: Progress | None = None, **settings: Any) -> Plan:
+def make_plan(
+    run: RunSettings | None = None, *, progress: Progress | None = None, **settings: Any
+) -> Plan:
     """Return the exact plan of a run, by the rules of its framework and version.
 
     >>> make_plan(data_path="web", sequence_length=2048, global_batch_size=128, epochs=1)
@@ -361,7 +369,7 @@ def make_plan(run: Run | None = None, *, progress: Progress | None = None, **set
     order object, see `megaindex.build_index`.
 
     Only the lengths in the ``.idx`` files are read. Where coverage has no closed form, the index of
-    a source is built in memory and counted, as far as `Run.coverage` allows.
+    a source is built in memory and counted, as far as `RunSettings.coverage` allows.
 
     Args:
         run: data, batch sizes, target and framework, such as `resolve` returns, in place of
@@ -388,7 +396,7 @@ def warn_in_keys_of_files(plan: Plan, given: Mapping[str, Any]) -> Plan:
     return replace(plan, caution=caution, warnings=tuple(warnings))
 
 
-def _fails_at(run: Run, last: int) -> bool:
+def _fails_at(run: RunSettings, last: int) -> bool:
     """Return True if GPT-NeoX ends with an error at these iterations without a repeat.
 
     Fewer iterations have fewer evaluations, and validation data may then be too short. A packing
@@ -415,7 +423,7 @@ def _signature() -> inspect.Signature:
 make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _with_exact_buffer(run: Run, sizing: Sizing, plan: Plan) -> int | None:
+def _with_exact_buffer(run: RunSettings, sizing: Sizing, plan: Plan) -> int | None:
     """Return the plan's most iterations without a repeat if no buffer were requested."""
     unsized = sizing.exact or sizing.asks_one_epoch or sizing.pass_samples is not None
     if unsized or plan.phases or run.row.order not in ADAPTERS or sizing.one_epoch_only:
@@ -429,7 +437,7 @@ def _with_exact_buffer(run: Run, sizing: Sizing, plan: Plan) -> int | None:
     return None if _fails_at(replace(run, variance_buffer="exact", surplus=None), last) else last
 
 
-def _plan_of(run: Run, progress: Progress | None, *, at_limit: bool = False) -> Plan:
+def _plan_of(run: RunSettings, progress: Progress | None, *, at_limit: bool = False) -> Plan:
     row = run.row
     parts = parts_of(run.data, row, run.packing, sequence_length=run.sequence_length)
     sizing = sizing_of(run, row, parts["train"], "train", progress)
@@ -503,7 +511,7 @@ def _plan_of(run: Run, progress: Progress | None, *, at_limit: bool = False) -> 
 
 
 def _train_rows(
-    run: Run,
+    run: RunSettings,
     sizing: Sizing,
     parts: Sequence[SplitPart],
     target: ResolvedTarget,
@@ -522,7 +530,7 @@ def _train_rows(
     )
 
 
-def _skipped_steps(run: Run, target: ResolvedTarget) -> SkippedSteps | None:
+def _skipped_steps(run: RunSettings, target: ResolvedTarget) -> SkippedSteps | None:
     """Return the steps of a run with skips; None without any."""
     if not run.skip and not run.iterations_to_skip:
         return None
@@ -536,13 +544,13 @@ def _skipped_steps(run: Run, target: ResolvedTarget) -> SkippedSteps | None:
     )
 
 
-def _starts_over(run: Run, train: Sequence[Row], target: ResolvedTarget) -> bool:
+def _starts_over(run: RunSettings, train: Sequence[Row], target: ResolvedTarget) -> bool:
     """Return True if samples of the training data are served more than once by its loader."""
     passes = loader_passes(run, [row.built or 0 for row in train], "train", target.samples_consumed)
     return passes.positions() != (ServedRange(0, target.samples_consumed, 1),)
 
 
-def _late_skips(run: Run, target: ResolvedTarget) -> tuple[str, ...]:
+def _late_skips(run: RunSettings, target: ResolvedTarget) -> tuple[str, ...]:
     """Return a warning of iterations to skip that the run does not reach."""
     if not run.iterations_to_skip:
         return ()
@@ -553,7 +561,7 @@ def _late_skips(run: Run, target: ResolvedTarget) -> tuple[str, ...]:
 
 
 def _totals(
-    run: Run,
+    run: RunSettings,
     sizing: Sizing,
     target: ResolvedTarget,
     train: Sequence[Row],
@@ -585,7 +593,7 @@ def _totals(
 
 
 def _loaders(
-    run: Run, rows: Sequence[Row], target: ResolvedTarget, evaluation: Evaluations | None
+    run: RunSettings, rows: Sequence[Row], target: ResolvedTarget, evaluation: Evaluations | None
 ) -> tuple[LoaderRestart, ...]:
     """Return the loaders that start over; a split without data has none."""
     read = {"train": target.samples_consumed}
@@ -601,7 +609,7 @@ def _loaders(
     return tuple(loaders)
 
 
-def _ranks(run: Run, target: ResolvedTarget, skip: SkipEffect | None) -> RankShare | None:
+def _ranks(run: RunSettings, target: ResolvedTarget, skip: SkipEffect | None) -> RankShare | None:
     parallel = run.data_parallel_size
     if parallel is None or run.batch.final % parallel:
         return None
@@ -617,7 +625,7 @@ def _ranks(run: Run, target: ResolvedTarget, skip: SkipEffect | None) -> RankSha
     )
 
 
-def target_text(run: Run) -> str:
+def target_text(run: RunSettings) -> str:
     """Return the target of a run, such as ``1.5 epochs``."""
     target = run.target
     if target.per_source:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.run import Buffer, Run, Source
+from megaindex.configs.run import Buffer, RunSettings, Source
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blending import (
@@ -155,7 +155,7 @@ class Sizing:
     pass_samples_vary: bool
     """True if `pass_samples` are lower bounds over the orders of the documents."""
     walk: str = "auto"
-    """`Run.blend_counts`."""
+    """`RunSettings.blend_counts`."""
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -359,7 +359,7 @@ def _cycled(start: int, end: int, count: int) -> Iterator[ServedRange]:
         yield ServedRange(start, start + rest, 1)
 
 
-def loader_limit(run: Run, built: Sequence[int]) -> int | None:
+def loader_limit(run: RunSettings, built: Sequence[int]) -> int | None:
     """Return the positions of a blend before its loader starts over; None if it does not."""
     short = run.row.uncounted_samples
     if not short:
@@ -368,7 +368,7 @@ def loader_limit(run: Run, built: Sequence[int]) -> int | None:
     return max(0, sum(built) - short * len(built)) // unit * unit
 
 
-def loader_passes(run: Run, built: Sequence[int], split: str, samples: int) -> LoaderPasses:
+def loader_passes(run: RunSettings, built: Sequence[int], split: str, samples: int) -> LoaderPasses:
     """Return the passes of the loader of a split over its blend."""
     limit = loader_limit(run, built)
     if split != "train":
@@ -378,7 +378,7 @@ def loader_passes(run: Run, built: Sequence[int], split: str, samples: int) -> L
     return LoaderPasses(samples=samples, limit=limit, before=before, resumed_at=at)
 
 
-def _evaluation(run: Run, limit: int | None, split: str, samples: int) -> LoaderPasses:
+def _evaluation(run: RunSettings, limit: int | None, split: str, samples: int) -> LoaderPasses:
     """Return the passes of validation or test.
 
     A resumed run of GPT-NeoX goes on with validation batch

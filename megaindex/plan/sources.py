@@ -15,7 +15,7 @@ from megaindex.builders.single import (
     build_packing,
     packing_order,
 )
-from megaindex.configs.run import Buffer, Data, Run, Source
+from megaindex.configs.run import Buffer, Data, RunSettings, Source
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.format.dataset import read_length_histogram
@@ -108,7 +108,7 @@ def _packed_part(part: SplitPart, counts: I64, row: FrameworkRules, name: str) -
     return replace(part, packing=packing, pass_samples=packing.num_samples)
 
 
-def packed_inputs(run: Run, part: SplitPart, row: Row) -> InputTokens:
+def packed_inputs(run: RunSettings, part: SplitPart, row: Row) -> InputTokens:
     """Return the input tokens of the samples drawn of a source in order packed.
 
     Of a part of an epoch they are those of the counted coverage, or counted in the index where that
@@ -136,7 +136,7 @@ def packed_inputs(run: Run, part: SplitPart, row: Row) -> InputTokens:
     return InputTokens(index.count_inputs(0, row.drawn), True)
 
 
-def index_of_part(run: Run, part: SplitPart, requested: int) -> PackingIndex:
+def index_of_part(run: RunSettings, part: SplitPart, requested: int) -> PackingIndex:
     """Return the index that GPT-NeoX builds for ``requested`` samples."""
     assert run.packing is not None
     source, packing = part.source, run.packing
@@ -157,7 +157,7 @@ def samples_of_first_pass(index: PackingIndex, part: SplitPart) -> int:
 
 
 def packing_error(
-    run: Run, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
+    run: RunSettings, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
 ) -> str:
     """Return the error with which GPT-NeoX ends on pack_until_overflow, or an empty string.
 
@@ -174,7 +174,7 @@ def packing_error(
     return ""
 
 
-def _reads_beyond_a_pass(run: Run, part: SplitPart, index: PackingIndex) -> bool:
+def _reads_beyond_a_pass(run: RunSettings, part: SplitPart, index: PackingIndex) -> bool:
     assert run.packing is not None
     order = _order(part.source, run.row, part.sequences, run.packing, run.sequence_length)
     state = active().seed_state(run.seed)
@@ -199,7 +199,7 @@ def serves_first_again(index: PackingIndex, served: Sequence[ServedRange]) -> bo
 
 
 def packing_coverage(
-    run: Run, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
+    run: RunSettings, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
 ) -> Coverage:
     """Return the counted coverage of a part."""
     lengths = _open(part.source.path, run.row).sequence_lengths[part.begin : part.end]
@@ -208,7 +208,7 @@ def packing_coverage(
 
 
 def _with_last_replaced(
-    run: Run, index: PackingIndex, served: Sequence[ServedRange]
+    run: RunSettings, index: PackingIndex, served: Sequence[ServedRange]
 ) -> list[ServedRange]:
     """Return the samples that GPT-NeoX reads: for the one filled last, it reads the first."""
     assert run.packing is not None
@@ -282,7 +282,7 @@ def parts_of(
 
 
 def sizing_of(
-    run: Run,
+    run: RunSettings,
     row: FrameworkRules,
     parts: Sequence[SplitPart],
     split: Split,
@@ -333,7 +333,7 @@ def sizing_of(
 
 
 def _per_source_samples(
-    run: Run, row: FrameworkRules, parts: Sequence[SplitPart]
+    run: RunSettings, row: FrameworkRules, parts: Sequence[SplitPart]
 ) -> tuple[int, ...]:
     """Return the samples of each source's epochs, which are its weights."""
     samples = tuple(
@@ -380,7 +380,7 @@ def _weights(sources: Sequence[Source]) -> tuple[float, ...] | None:
 
 
 def _buffer(
-    run: Run, row: FrameworkRules, weights: Sequence[float | int] | None, num_sources: int
+    run: RunSettings, row: FrameworkRules, weights: Sequence[float | int] | None, num_sources: int
 ) -> Buffer:
     """Return the run's buffer, else the framework's own."""
     if run.target.kind == "loader_epochs":
@@ -391,7 +391,7 @@ def _buffer(
     return run.variance_buffer or own
 
 
-def own_buffers(run: Run) -> list[tuple[int, float]]:
+def own_buffers(run: RunSettings) -> list[tuple[int, float]]:
     """Return the number of sources, and the framework's own buffer, of each split with sources."""
     found = []
     for sources in filter(None, (getattr(run.data, split) for split in SPLITS)):
@@ -400,7 +400,7 @@ def own_buffers(run: Run) -> list[tuple[int, float]]:
     return found
 
 
-def own_sources(run: Run) -> bool:
+def own_sources(run: RunSettings) -> bool:
     """Return True if each split has its own sources; for Megatron, train alone suffices."""
     if run.row.order == "megatron":
         return run.data.apart
@@ -408,7 +408,7 @@ def own_sources(run: Run) -> bool:
 
 
 def _own_buffer(
-    run: Run, row: FrameworkRules, weights: Sequence[float | int] | None, num_sources: int
+    run: RunSettings, row: FrameworkRules, weights: Sequence[float | int] | None, num_sources: int
 ) -> float:
     """Return the buffer that the framework applies.
 

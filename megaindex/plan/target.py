@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.run import Run
+from megaindex.configs.run import RunSettings
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import request_weights
 from megaindex.plan.model import Coverage, DryLoader, Evaluations, Neighbour, Phase, Row, Tail
@@ -36,7 +36,7 @@ class ResolvedTarget:
     """Tokens of those epochs."""
 
 
-def resolve_target(run: Run, sizing: Sizing) -> ResolvedTarget:
+def resolve_target(run: RunSettings, sizing: Sizing) -> ResolvedTarget:
     """Return the target of a run in iterations, samples and tokens."""
     wanted = _wanted(run, sizing)
     iterations = _iterations(run, wanted, run.tail)
@@ -66,13 +66,13 @@ def resolve_target(run: Run, sizing: Sizing) -> ResolvedTarget:
     )
 
 
-def masked_rows(run: Run, target: ResolvedTarget) -> int:
+def masked_rows(run: RunSettings, target: ResolvedTarget) -> int:
     """Return the rows of the last batch that are padding, under tail pad."""
     rows = run.batch.samples_after(target.train_iters, run.consumed_samples)
     return max(0, rows - target.samples_consumed)
 
 
-def tails_of(run: Run, sizing: Sizing) -> tuple[Tail, ...]:
+def tails_of(run: RunSettings, sizing: Sizing) -> tuple[Tail, ...]:
     """Return the cost of each tail policy; empty for a target of iterations, which has no tail."""
     if run.target.kind in ("iterations", "loader_epochs"):
         return ()
@@ -96,7 +96,7 @@ def tails_of(run: Run, sizing: Sizing) -> tuple[Tail, ...]:
     return tuple(tails)
 
 
-def _ranks_masked(run: Run, iterations: int, masked: int) -> int:
+def _ranks_masked(run: RunSettings, iterations: int, masked: int) -> int:
     """Return the ranks without a sample in the last batch, whose samples are spread evenly."""
     if not masked or run.data_parallel_size is None:
         return 0
@@ -117,11 +117,11 @@ def whole_epochs(sizing: Sizing, samples: int) -> int:
     return epochs
 
 
-def _epochs(run: Run) -> tuple[Fraction, ...]:
+def _epochs(run: RunSettings) -> tuple[Fraction, ...]:
     return run.target.per_source or (run.target.value,) * len(run.data.train)
 
 
-def _wanted(run: Run, sizing: Sizing) -> int:
+def _wanted(run: RunSettings, sizing: Sizing) -> int:
     """Return the samples of the target, counted from the first of the run."""
     target = run.target
     if target.kind in _WHOLE_EPOCHS:
@@ -132,13 +132,13 @@ def _wanted(run: Run, sizing: Sizing) -> int:
     return value if target.kind == "samples" else value // run.sequence_length
 
 
-def _loader_iterations(run: Run, sizing: Sizing) -> int:
+def _loader_iterations(run: RunSettings, sizing: Sizing) -> int:
     """Return the iterations of GPT-NeoX's train_epochs, without those before a resume.
 
     As update_iterations: micro batches · train_epochs // accumulation.
     """
     limit, batch = loader_limit(run, sizing.per_epoch()), run.batch.final
-    assert limit is not None, "checked by Run"
+    assert limit is not None, "checked by RunSettings"
     batches, accumulation = limit // run.loader_batch, batch // run.loader_batch
     if batches == 0:
         raise InvalidArgument(
@@ -150,7 +150,7 @@ def _loader_iterations(run: Run, sizing: Sizing) -> int:
     return max(0, whole - run.consumed_samples // batch)
 
 
-def _check_ramp(run: Run, consumed: int) -> None:
+def _check_ramp(run: RunSettings, consumed: int) -> None:
     """Refuse a target within a ramp: Megatron-LM rounds up there, so no setting is exact."""
     ramp = run.batch.ramp
     is_megatron = run.row.order == "megatron"
@@ -161,7 +161,7 @@ def _check_ramp(run: Run, consumed: int) -> None:
         )
 
 
-def _requested(run: Run, wanted: int, iterations: int, consumed: int) -> int:
+def _requested(run: RunSettings, wanted: int, iterations: int, consumed: int) -> int:
     """Return the samples requested of the blend.
 
     They are Megatron's train_samples, as which epochs and tokens are printed, or train_iters
@@ -176,7 +176,7 @@ def _requested(run: Run, wanted: int, iterations: int, consumed: int) -> int:
     return (before + iterations) * run.nominal_batch
 
 
-def _iterations(run: Run, wanted: int, tail: str) -> int:
+def _iterations(run: RunSettings, wanted: int, tail: str) -> int:
     start = run.consumed_samples
     varies = run.row.order == "megatron" and (run.batch.stepped or run.batch.ramp is not None)
     if run.target.kind == "samples" and varies and tail == "drop":
@@ -187,12 +187,12 @@ def _iterations(run: Run, wanted: int, tail: str) -> int:
     return iterations + (short and tail != "drop")
 
 
-def _consumed(run: Run, wanted: int, iterations: int, tail: str) -> int:
+def _consumed(run: RunSettings, wanted: int, iterations: int, tail: str) -> int:
     served = run.batch.samples_after(iterations, run.consumed_samples)
     return min(served, max(wanted, run.consumed_samples)) if tail == "pad" else served
 
 
-def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> dict[str, Any]:
+def iteration_limits(run: RunSettings, sizing: Sizing, train: Sequence[Row]) -> dict[str, Any]:
     """Return the limits set by the epochs of the rows, by the names of the fields of `Plan`."""
     once, exact = (0, True)
     if sizing.row.fewest_epochs == 1:
@@ -216,7 +216,7 @@ def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> dict[str
     }
 
 
-def _held_by_loader(run: Run, sizing: Sizing, samples: int) -> int:
+def _held_by_loader(run: RunSettings, sizing: Sizing, samples: int) -> int:
     """Return the most samples that a loader serves once, if no more is built than is requested.
 
     It omits a sample of each source, and a buffer makes up for them in long runs.
@@ -239,7 +239,7 @@ def _epochs_now(train: Sequence[Row], num_sources: int) -> list[int] | None:
     return [max(epochs[i::num_sources]) for i in range(num_sources)]
 
 
-def _furthest(run: Run, samples: int) -> int:
+def _furthest(run: RunSettings, samples: int) -> int:
     """Return the most iterations in which no phase takes more than ``samples`` samples."""
     if not run.phases:
         return run.batch.iterations_within(samples, run.consumed_samples)
@@ -251,7 +251,9 @@ def _furthest(run: Run, samples: int) -> int:
     return max(0, last - run.batch.iterations_within(run.consumed_samples))
 
 
-def _neighbours(run: Run, sizing: Sizing, last: int, now: Sequence[int]) -> tuple[Neighbour, ...]:
+def _neighbours(
+    run: RunSettings, sizing: Sizing, last: int, now: Sequence[int]
+) -> tuple[Neighbour, ...]:
     """Return the effect of the last number of iterations within these epochs, and of the next."""
     if sizing.asks_one_epoch:
         return ()
@@ -280,7 +282,7 @@ def _neighbours(run: Run, sizing: Sizing, last: int, now: Sequence[int]) -> tupl
     return tuple(neighbours)
 
 
-def phases_of(run: Run, target: ResolvedTarget) -> tuple[Phase, ...]:
+def phases_of(run: RunSettings, target: ResolvedTarget) -> tuple[Phase, ...]:
     """Return Megatron's phases since the start of the run, each with datasets of its own."""
     if not run.phases:
         return ()
@@ -293,7 +295,7 @@ def phases_of(run: Run, target: ResolvedTarget) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def phase_request(run: Run, target: ResolvedTarget, phase: Phase) -> int:
+def phase_request(run: RunSettings, target: ResolvedTarget, phase: Phase) -> int:
     """Return the samples that the datasets of a phase are built for, which decides their order.
 
     They reach to the next transition or to train_samples, as in Megatron-LM's
@@ -305,7 +307,7 @@ def phase_request(run: Run, target: ResolvedTarget, phase: Phase) -> int:
 
 
 def dry_loaders(
-    run: Run, target: ResolvedTarget, rows: Sequence[Row], evaluation: Evaluations | None
+    run: RunSettings, target: ResolvedTarget, rows: Sequence[Row], evaluation: Evaluations | None
 ) -> tuple[DryLoader, ...]:
     """Return the splits of which the run reads more than Megatron's loader holds: the single-pass
     one its samples, the cyclic one no end of them, but from one micro batch of all ranks on."""
@@ -342,13 +344,13 @@ def dry_loaders(
     return tuple(dry)
 
 
-def _reads_once(run: Run) -> bool:
+def _reads_once(run: RunSettings) -> bool:
     """Return True if full validation has a single-pass loader: one set, before 0.18."""
     assert run.version is not None, "order megatron has one"
     return run.version.full_validation == "samples" and not run.evaluation.multiple
 
 
-def _loader_length(run: Run, rows: Sequence[Row], requested: int) -> int | None:
+def _loader_length(run: RunSettings, rows: Sequence[Row], requested: int) -> int | None:
     """Return the samples of Megatron's top-level dataset; None where they were not counted."""
     rows = [row for row in rows if row.tokens_per_epoch]
     built = [row.built for row in rows if row.built is not None]

@@ -139,7 +139,9 @@ def test_a_run_by_name_is_the_run(root: Path) -> None:
         megaindex.InvalidArgument, match=r"^tokens_per_epoch and length_histogram have no documents"
     ):
         stream_of_run(tokens_per_epoch=900, sequence_length=8, global_batch_size=5, epochs=2)
-    with pytest.raises(megaindex.InvalidArgument, match="a Run has all settings, also epochs"):
+    with pytest.raises(
+        megaindex.InvalidArgument, match="RunSettings hold all settings, also epochs"
+    ):
         stream_of_run(run, epochs=2)
 
 

@@ -16,7 +16,7 @@ from support.megatron_dataset import EOD, Tokenizer
 
 import megaindex
 from megaindex.builders.described import fill_uncounted
-from megaindex.configs.run import BatchSchedule, Data, Run, Source, Target
+from megaindex.configs.run import BatchSchedule, Data, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.description import describe_index
@@ -201,7 +201,7 @@ def test_the_planner_and_python_take_the_same_buffers(
     data = Data(train=tuple(Source(path=c.path_prefix, weight=1) for c in corpora))
     for use in (
         lambda: megaindex.build_blend(corpora, variance_buffer=buffer, **call),
-        lambda: Run(
+        lambda: RunSettings(
             order="megatron", sequence_length=S, data=data, batch=BatchSchedule.constant(1),
             target=Target(kind="iterations", value=20), variance_buffer=buffer,
         ),

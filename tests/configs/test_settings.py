@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megaindex.configs.run import Run
+from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings, merged
 from megaindex.errors import InvalidArgument
@@ -20,7 +20,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def run_of(**changes: Any) -> Run:
+def run_of(**changes: Any) -> RunSettings:
     return resolve(Settings(**{**GOOD, **changes}))
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaindex.configs.batch_schedule import ramp_up
-from megaindex.configs.run import BatchSchedule, Data, Run, Source, Target
+from megaindex.configs.run import BatchSchedule, Data, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument
 from megaindex.loader import CyclicSampler, MicroBatchSampler
 from megaindex.loader.sampler_state import RankLayout
@@ -156,7 +156,7 @@ def test_samplers_serve_what_was_planned(
     batch = data.draw(schedules(unit=micro * size))
     value = data.draw(st.integers(1, 150 if kind == "samples" else 2))
     plan = make_plan(
-        Run(
+        RunSettings(
             order="epoch", sequence_length=8, data=Data(train=(Source(tokens=tokens),)),
             batch=batch, target=Target(kind=kind, value=Fraction(value)), coverage="none",
             data_parallel_size=size, micro_batch_size=micro,

@@ -14,7 +14,7 @@ from support.corpora import write_corpus
 from megaindex.audit.streams import stream_of_recipe
 from megaindex.cli import main
 from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Data, Run, Source, Target
+from megaindex.configs.run import Data, RunSettings, Source, Target
 from megaindex.errors import MegaIndexError
 from megaindex.index.balance import CostModel
 from megaindex.lock import make_lock, open_run, open_stream, read_lock, report_run
@@ -184,8 +184,8 @@ def test_damaged_arrays_of_a_cache_are_not_served(
     capsys.readouterr()
 
 
-def make_plan_run() -> Run:
-    return Run(
+def make_plan_run() -> RunSettings:
+    return RunSettings(
         order="megatron",
         sequence_length=16,
         data=Data(train=(Source(path="web"),)),

@@ -266,14 +266,16 @@ def test_a_run_takes_no_settings_besides() -> None:
     run = resolve(Settings(tokens_per_epoch=("100000",), seq_length=64, global_batch_size=8,
                            epochs="1"))  # fmt: skip
     assert make_plan(run).to_json() == make_plan(**SIZED, epochs=1).to_json()
-    with pytest.raises(megaindex.InvalidArgument, match="a Run has all settings, also epochs"):
+    with pytest.raises(
+        megaindex.InvalidArgument, match="RunSettings hold all settings, also epochs"
+    ):
         make_plan(run, epochs=1)
 
 
 @pytest.mark.parametrize("wrong", ["web", {"epochs": 1}, 3])
 def test_a_path_in_place_of_a_run_is_refused(wrong: Any) -> None:
     for settings in ({}, {"sequence_length": 64}):
-        with pytest.raises(megaindex.InvalidArgument, match="^run must be a Run, got"):
+        with pytest.raises(megaindex.InvalidArgument, match="^run must be RunSettings, got"):
             make_plan(wrong, **settings)
 
 

@@ -13,7 +13,7 @@ from support.corpora import write_corpus
 
 from megaindex.audit.streams import stream_of_run
 from megaindex.configs.neox_yaml import read_neox
-from megaindex.configs.run import Run
+from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import resolve
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
@@ -32,7 +32,7 @@ AUDITED = [
 SPLITS = ("train", "valid", "test")
 
 
-def run_of(case: dict[str, Any], folder: Path) -> Run:
+def run_of(case: dict[str, Any], folder: Path) -> RunSettings:
     """The run of a case, its corpora written and its configuration read from a file."""
     for name, sizes in case["corpora"].items():
         write_corpus(folder / name, sizes)
@@ -59,7 +59,7 @@ def test_the_plan_is_the_run(case: dict[str, Any], tmp_path: Path) -> None:
         assert_split(plan, split, case["splits"][split])
 
 
-def assert_dead(error: str, run: Run) -> None:
+def assert_dead(error: str, run: RunSettings) -> None:
     """What ends in an error is refused, or named in the plan's first line."""
     plan = plan_or_refusal(run)
     if isinstance(plan, str):
@@ -70,7 +70,7 @@ def assert_dead(error: str, run: Run) -> None:
     assert any("GPT-NeoX ends with" in reason for reason in plan.check_failures)
 
 
-def plan_or_refusal(run: Run) -> Plan | str:
+def plan_or_refusal(run: RunSettings) -> Plan | str:
     try:
         return make_plan(run)
     except InvalidArgument as refusal:

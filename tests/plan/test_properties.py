@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from megaindex.configs.run import BatchSchedule, Data, Evaluation, Run, Source, Target
+from megaindex.configs.run import BatchSchedule, Data, Evaluation, RunSettings, Source, Target
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.sizing import ServedRange, loader_passes
@@ -37,7 +37,7 @@ def plan_of(
         "target": Target(kind=kind, value=Fraction(value)),
         "coverage": "none",
     }
-    return make_plan(Run(**{**settings, **changes}))
+    return make_plan(RunSettings(**{**settings, **changes}))
 
 
 @st.composite
@@ -209,7 +209,7 @@ def test_a_source_that_is_not_drawn_is_built_for_a_sample() -> None:
 
 def test_validation_of_a_resumed_neox_run_goes_on_by_micro_batches() -> None:
     """Its first batch is counted in micro batches of training, several for an iteration."""
-    run = Run(
+    run = RunSettings(
         order="neox",
         sequence_length=8,
         data=Data(**{split: sources([900], None) for split in ("train", "valid", "test")}),
