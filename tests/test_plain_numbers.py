@@ -23,7 +23,7 @@ from megaindex.configs.settings import Settings
 from megaindex.engine import open_engine
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.extended_index import extend_index, times_served
+from megaindex.index.extension import extend_index, times_served
 from megaindex.index.receipts import explain, fingerprint_keys, planned_block_receipts
 from megaindex.plan import make_plan
 from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream

@@ -25,11 +25,11 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.extended_index import ExtendedIndex
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.orders.framework import Sink
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage
+from megaindex.index.stretches import StretchedIndex
 from megaindex.io.paths import absolute
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
@@ -192,7 +192,7 @@ def _longer(
 
     def build(sink: Sink) -> None:
         index = read_on(source.path, old, begin, count, seed, further)
-        assert isinstance(index, ExtendedIndex), "one epoch does not suffice"
+        assert isinstance(index, StretchedIndex), "one epoch does not suffice"
         _join(index, shapes, sink)
 
     arrays: Any = fetch(folder, lambda: parameters, build, shapes)[0]
@@ -213,13 +213,13 @@ def _shapes(old: ArrayIndex, documents: int, begin: int, count: int) -> Shapes:
     }
 
 
-def _join(index: ExtendedIndex, shapes: Shapes, sink: Sink) -> None:
-    """Write the arrays of all stages one after the other; none reads across their seams."""
+def _join(index: StretchedIndex, shapes: Shapes, sink: Sink) -> None:
+    """Write the arrays of all stretches one after the other; none reads across their seams."""
     documents, rows, shuffle = (sink.allocate(name, *shapes[name]) for name in shapes)
     begins: dict[int, int] = {}  # first row of each part
     entry = row = at = 0
-    for stage in index.stages:
-        part: Any = stage.index
+    for stretch in index.stretches:
+        part: Any = stretch.index
         if id(part) not in begins:
             begins[id(part)] = row
             size, length = part.document_index.size, len(part.sample_index)
@@ -227,7 +227,7 @@ def _join(index: ExtendedIndex, shapes: Shapes, sink: Sink) -> None:
             rows[row : row + length] = part.sample_index
             rows[row : row + length, 0] += entry
             entry, row = entry + size, row + length
-        ids = stage.samples
+        ids = stretch.samples
         chosen = part.shuffle_index[slice(ids.start, ids.stop) if isinstance(ids, range) else ids]
         shuffle[at : at + chosen.size] = chosen
         shuffle[at : at + chosen.size] += begins[id(part)]

@@ -14,10 +14,10 @@ from typing import Any
 from megaindex.adapters.reports import Reports, on_rank_0
 from megaindex.builders.described import fill_uncounted, skipped_index
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import Skips, read_skips
 from megaindex.index.spans import Index
+from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.lock.check import refuse, sound_files, source_fault
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import block_bounds, step_bounds_of
@@ -109,8 +109,8 @@ class LockedRun:
             documents = [self._lock.sources[row].sequences for row in locked["sources"]]
             ours = skipped_index(skipped, ours, documents, self._files)
         elif len(passes) > 1:
-            ours = ExtendedIndex(
-                stages=tuple(Stage(index=ours, samples=range(*each)) for each in passes)
+            ours = StretchedIndex(
+                stretches=tuple(Stretch(index=ours, samples=range(*each)) for each in passes)
             )
         keys = fingerprint_keys(self._lock.fingerprints(subset))
         size, blocks = locked["receipts"]["block_steps"], locked["receipts"]["blocks"]

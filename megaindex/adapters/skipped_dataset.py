@@ -17,15 +17,15 @@ from megaindex.adapters.reports import on_rank_0
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import (
-    ServedIndex,
     Skip,
-    SkippedIndex,
     Skips,
     StoredSkips,
     masked_labels,
     resolve_skips,
     skip_difference,
     source_number,
+    with_skips,
+    without_holes,
 )
 from megaindex.index.spans import Index
 
@@ -139,7 +139,7 @@ class SkippedDataset:
         """Index of the dataset by positions, with the skips."""
         if self._index is None:
             index = self._make_index(self._dataset)
-            self._index = SkippedIndex.of(index, self._skips, self._names, self._documents)
+            self._index = with_skips(index, self._skips, self._names, self._documents)
         return self._index
 
     def log(self) -> SkippedDataset:
@@ -154,7 +154,7 @@ class SkippedDataset:
 
     def served_index(self) -> Index:
         """Return the index of the samples served, by their numbers."""
-        return ServedIndex(self.index, self._skips, self._length)
+        return without_holes(self.index, 0, self._skips.run_end)
 
     def __len__(self) -> int:
         return self._length

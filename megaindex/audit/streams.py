@@ -22,11 +22,11 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress
-from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
-from megaindex.index.skips import Skip, SkippedIndex, Skips, skips_of
+from megaindex.index.skips import Skip, Skips, skips_of, with_skips
 from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at
+from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.plan.plan import evaluation_of, target_text
 from megaindex.plan.sizing import ServedRange, Sizing, SplitPart, loader_passes
 from megaindex.plan.sources import Parts, parts_of, sizing_of
@@ -400,7 +400,7 @@ def skipped_stream(
     )
     if steps is None:
         return stream
-    index = SkippedIndex.of(
+    index = with_skips(
         stream.index,
         steps.skips,
         names=[source.name for source in stream.sources],
@@ -555,8 +555,8 @@ def _train_index(
     if not phases:
         asked, consumed = target.samples_requested, target.samples_consumed
         return _index(run, sizing, parts, asked, consumed, cache_dir, most)
-    stages = [
-        Stage(
+    stretches = [
+        Stretch(
             index=_index(
                 run,
                 sizing,
@@ -570,7 +570,7 @@ def _train_index(
         )
         for phase in phases
     ]
-    return ExtendedIndex(stages=tuple(stages))
+    return StretchedIndex(stretches=tuple(stretches))
 
 
 def _index(
@@ -612,8 +612,12 @@ def _index(
     index = blend_index(indices, sizing, max(part.end for part in positions) if positions else 0)
     if positions in ((), (ServedRange(0, consumed, 1),)):
         return index
-    again = [np.tile(np.arange(part.begin, part.end), part.times) for part in positions]
-    return ExtendedIndex(stages=(Stage(index=index, samples=np.concatenate(again)),))
+    return StretchedIndex(
+        stretches=tuple(
+            Stretch(index=index, samples=range(part.begin, part.end), times=part.times)
+            for part in positions
+        )
+    )
 
 
 def _check_size(subset: Split, samples: int, most: int | None) -> None:

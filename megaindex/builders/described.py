@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,14 +18,14 @@ from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, make_bins
 from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
 from megaindex.index.blending import Rule, fill_blend
-from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import FixedMixing, Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
-from megaindex.index.skips import LossMask, SkippedIndex, Skips, read_ids
+from megaindex.index.skips import Skips, read_ids, with_skips
 from megaindex.index.spans import Index, datasets_of
-from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
+from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.index.stretches import LossMask, Stretch, StretchedIndex, sequence
 from megaindex.recipe.mix_changes import MixChanges
 
 Folder = str | os.PathLike[str]
@@ -57,17 +57,7 @@ def build_described(
     build = partial(build_described, cache_dir=cache_dir, files=files)
     if node["order"] == "sequence":
         parts = [(build(part["index"], datasets), part["ranges"]) for part in node["parts"]]
-        staged = tuple(index for index, _ in parts if isinstance(index, StagedIndex))
-        if len(staged) == len(parts):
-            whole = [[[0, index.num_samples, 1]] for index in staged]
-            if [ranges for _, ranges in parts] != whole:
-                raise InvalidArgument(
-                    f"ranges of parts with stages must be {whole}; restore the lock"
-                )
-            return StageSequence(parts=staged)
-        return ExtendedIndex(
-            stages=tuple(Stage(index=index, samples=_samples(ranges)) for index, ranges in parts)
-        )
+        return StretchedIndex(stretches=tuple(_stretches(parts)))
     if node["order"] not in ("blend", "stages"):
         return _leaf(node, datasets[0], cache_dir, files)
     leaves = [{**node["common"], **own} for own in node["sources"]]
@@ -75,8 +65,8 @@ def build_described(
     if node["order"] == "blend":
         return _blend(node, indices)
     stages = _stages(node["stages"], len(indices), files)
-    first = node.get("first_position", 0)
-    return StagedIndex(sources=indices, stages=tuple(stages), first_position=first)
+    staged = StagedIndex(sources=indices, stages=tuple(stages))
+    return sequence([staged], first=node.get("first_position", 0))
 
 
 def skipped_index(
@@ -112,7 +102,7 @@ def skipped_index(
         masks=masks,
         num_steps=0,
     )
-    return SkippedIndex.of(index, skips, list(map(str, range(len(documents)))), documents)
+    return with_skips(index, skips, list(map(str, range(len(documents)))), documents)
 
 
 def _leaf(
@@ -374,9 +364,18 @@ def _mixing(node: Node) -> FixedMixing:
     return Stratified(shares=shares)
 
 
-def _samples(ranges: Sequence[Sequence[int]]) -> Any:
-    """Return sample ids from (begin, end, times); a range where they are consecutive."""
-    if len(ranges) == 1 and ranges[0][2] == 1:
-        return range(ranges[0][0], ranges[0][1])
-    pieces = [np.tile(np.arange(a, b), times) for a, b, times in ranges]
-    return np.concatenate([np.empty(0, np.int64), *pieces])
+def _stretches(parts: Iterable[tuple[Index, Sequence[Sequence[int]]]]) -> Iterator[Stretch]:
+    """Yield the stretches (begin, end, times) of parts; of one in stages, those of all of it."""
+    for index, ranges in parts:
+        joined = isinstance(index, StretchedIndex) and index.first_position
+        if joined or isinstance(index, StagedIndex):
+            whole = [[0, index.num_samples, 1]]
+            if ranges != whole:
+                raise InvalidArgument(
+                    f"ranges of parts with stages must be {whole}; restore the lock"
+                )
+        if isinstance(index, StretchedIndex) and joined:
+            yield from index.stretches
+            continue
+        for begin, end, times in ranges:
+            yield Stretch(index=index, samples=range(begin, end), times=times)

@@ -29,12 +29,13 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import divisor_weights
-from megaindex.index.extended_index import ExtendedIndex, Stage, check_extension, extend_index
+from megaindex.index.extension import check_extension, extend_index
 from megaindex.index.mixing import Stratified
 from megaindex.index.order_settings import Order, order_of
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.io.paths import absolute
 from megaindex.validation import (
     DEFAULT_SEED,
@@ -54,13 +55,13 @@ class ExtendedRun:
 
     old: Index
     """Index of the run as it was planned."""
-    index: ExtendedIndex | BlendedIndex
+    index: StretchedIndex | BlendedIndex
     """Index of the extended run; its first ``consumed_samples`` samples are those of ``old``."""
     consumed_samples: int
     served: tuple[int, ...]
     """Consumed samples of each source."""
     sources: tuple[Index, ...]
-    """Index of each source, an `ExtendedIndex` if further samples of it are drawn."""
+    """Index of each source, a `StretchedIndex` if further samples of it are drawn."""
     datasets: tuple[IndexedDataset, ...]
     """Dataset of each source."""
     stages: tuple[MixedStage, ...] = ()
@@ -458,10 +459,10 @@ def amend_run(
         if stop > begin:
             source = read_on(names[number], source, begin, stop - begin, seed, further)
         sources.append(source)
-    index = ExtendedIndex(
-        stages=(
-            Stage(index=old, samples=range(first)),
-            Stage(
+    index = StretchedIndex(
+        stretches=(
+            Stretch(index=old, samples=range(first)),
+            Stretch(
                 index=StagedIndex(sources=tuple(sources), stages=stages),
                 samples=range(end - first),
             ),

@@ -31,14 +31,14 @@ from megaindex.cache.fingerprint import (
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, Bins, make_bins
-from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.order_settings import PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
 from megaindex.index.orders.packed import PackedIndex
-from megaindex.index.skips import SkippedIndex, read_ids
+from megaindex.index.skips import read_ids, with_skips
 from megaindex.index.spans import Index, check_same_lengths
-from megaindex.index.staged_index import StagedIndex, StageSequence
+from megaindex.index.staged_index import StagedIndex
+from megaindex.index.stretches import Stretch, StretchedIndex, sequence
 from megaindex.io.atomic import is_size
 from megaindex.io.paths import absolute, check_local
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
@@ -204,8 +204,8 @@ class OpenSource:
         parts = [(whole, 0, end - self._num_unread), (self.unread, 0, self._num_unread)]
         if whole.num_samples > end:
             parts.append((whole, end, whole.num_samples))
-        return ExtendedIndex(
-            stages=tuple(Stage(index=index, samples=range(a, b)) for index, a, b in parts)
+        return StretchedIndex(
+            stretches=tuple(Stretch(index=index, samples=range(a, b)) for index, a, b in parts)
         )
 
     def as_in(self, recipe: Recipe) -> OpenSource:
@@ -276,23 +276,22 @@ class OpenRecipe:
         return replace(self, layout=layout)
 
     @cached_property
-    def unskipped(self) -> StagedIndex | StageSequence:
+    def unskipped(self) -> Index:
         """Index of all samples of the run, without skips."""
-        first, reads = self.layout.recipe.first_sample, self.layout.reads
+        reads = self.layout.reads
         each = {(i, s): self.sources[i].index(end, s) for (i, s), end in reads.items()}
         unread = {source: source.index(0) for source in self.sources}
         parts = []
         for length, stages in groupby(self.layout.stages, lambda stage: stage.sequence_length):
             indices = (each.get((i, length), unread[s]) for i, s in enumerate(self.sources))
             mixed = tuple(stage.mixed for stage in stages)
-            parts.append(StagedIndex(sources=tuple(indices), stages=mixed, first_position=first))
-            first = 0  # later parts count from their own beginning
-        return parts[0] if len(parts) == 1 else StageSequence(parts=tuple(parts))
+            parts.append(StagedIndex(sources=tuple(indices), stages=mixed))
+        return sequence(parts, first=self.layout.recipe.first_sample)
 
     @cached_property
     def index(self) -> Index:
         """Index of all samples of the run; with skips, of its positions."""
-        return SkippedIndex.of(
+        return with_skips(
             self.unskipped,
             self.layout.skips,
             names=[source.corpus.name for source in self.sources],

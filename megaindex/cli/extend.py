@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any]:
     from megaindex.cache.fingerprint import corpus_fingerprint
-    from megaindex.index.extended_index import times_served
+    from megaindex.index.extension import times_served
     from megaindex.index.receipts import fingerprint_keys, planned_receipt
 
     old, extended, consumed = run.old, run.index, run.consumed_samples
@@ -174,14 +174,14 @@ def _stages(run: ExtendedRun, paths: Sequence[str]) -> list[dict[str, Any]]:
 
 def _source(path: str, served: int, index: Any) -> dict[str, Any]:
     """Return a source's samples before and after the extension; 0 if its index is unchanged."""
-    _, rest, *epochs = getattr(index, "stages", (None, None))
+    _, rest, *epochs = getattr(index, "stretches", (None, None))
     return {
         "data_path": path,
         "consumed_samples": served,
         "from_the_old_index": 0 if rest is None else len(rest.samples),
         "further_epochs": [
-            {"seed": seed, "samples": len(stage.samples)}
-            for seed, stage in zip(getattr(index, "further_seeds", ()), epochs, strict=True)
+            {"seed": seed, "samples": stretch.num_samples}
+            for seed, stretch in zip(getattr(index, "further_seeds", ()), epochs, strict=True)
         ],
     }
 

@@ -380,7 +380,7 @@ class ServedTokens(NamedTuple):
     offset: I64
     length: I64
 
-    def select(self, which: IntArray | npt.NDArray[np.bool_]) -> ServedTokens:
+    def select(self, which: IntArray | npt.NDArray[np.bool_] | slice) -> ServedTokens:
         """Return some of them."""
         return ServedTokens(*(column[which] for column in self))
 

@@ -7,24 +7,25 @@ changes and of documents left out by their path.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from megaindex._types import I32, I64
+from megaindex._types import I32
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.bins import BinIndex
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
 from megaindex.index.blending import exact_values
-from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream, Random
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
 from megaindex.index.orders.keyed import SeededOrder
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import Index
-from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
+from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.validation import shown
 
 Node = dict[str, Any]
@@ -136,16 +137,8 @@ def _blend(index: BlendedIndex) -> Node:
 def _staged(index: StagedIndex) -> Node:
     cursors = [0] * len(index.sources)
     stages = [describe_stage(stage, cursors) for stage in index.stages]
-    node: Node = {"order": "stages", "stages": stages}
-    if index.first_position:
-        node["first_position"] = index.first_position
-    return {**node, **_with_common([describe_index(each) for each in index.sources])}
-
-
-def _lengths(index: StageSequence) -> Node:
-    """Return the parts of one sequence length each, every one in its own positions."""
-    parts = [{"ranges": [[0, part.num_samples, 1]], "index": _staged(part)} for part in index.parts]
-    return {"order": "sequence", "parts": parts}
+    common = _with_common([describe_index(each) for each in index.sources])
+    return {"order": "stages", "stages": stages, **common}
 
 
 def described_stages(node: Node) -> list[Node]:
@@ -202,18 +195,31 @@ def _with_common(nodes: Sequence[Node]) -> Node:
     return {"common": common, "sources": own}
 
 
-def _sequence(index: ExtendedIndex) -> Node:
-    return {"order": "sequence", "parts": [_part(stage) for stage in index.stages]}
+def _stretched(index: StretchedIndex) -> Node:
+    """Return the parts, each in its own positions; those before the first one belong to it."""
+    before, stretches = 0, index.stretches
+    if stretches[0].first < 0:
+        before, stretches = stretches[0].num_samples, stretches[1:]
+    parts: list[Node] = []
+    for _, group in groupby(stretches, lambda each: id(each.index)):
+        same = list(group)
+        if any(each.hole for each in same):
+            raise _unknown(index)
+        ranges = [each for stretch in same for each in _ranges(stretch)]
+        parts.append({"ranges": ranges, "index": describe_index(same[0].index)})
+    if before:
+        parts[0]["index"] = {**parts[0]["index"], "first_position": before}
+        parts[0]["ranges"][0][1] += before
+        if len(parts) == 1:
+            return dict(parts[0]["index"])
+    return {"order": "sequence", "parts": parts}
 
 
-def _part(stage: Stage) -> Node:
-    return {"ranges": _ranges(stage.samples), "index": describe_index(stage.index)}
-
-
-def _ranges(samples: range | I64) -> list[list[int]]:
+def _ranges(stretch: Stretch) -> list[list[int]]:
     """Return (begin, end, times) of consecutive samples, those that repeat at once together."""
+    samples = stretch.samples
     if isinstance(samples, range):
-        return [[samples.start, samples.stop, 1]]
+        return [[samples.start, samples.stop, stretch.times]]
     seams = np.flatnonzero(np.diff(samples) != 1) + 1
     firsts = samples[np.concatenate(([0], seams))].tolist() if samples.size else []
     lasts = samples[np.concatenate((seams - 1, [-1]))].tolist() if samples.size else []
@@ -232,10 +238,9 @@ _KINDS: dict[type, Callable[[Any], Node]] = {
     BlendedIndex: _blend,
     BlockedIndex: _blocks,
     EpochIndex: _epoch,
-    ExtendedIndex: _sequence,
     LazyIndex: lambda index: describe_index(index.index),
     PackedIndex: _packed,
     StagedIndex: _staged,
-    StageSequence: _lengths,
+    StretchedIndex: _stretched,
     WindowIndex: _window,
 }

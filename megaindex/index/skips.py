@@ -6,7 +6,7 @@ the run. A masked document keeps its place as input, and the labels that it hold
 
     skips = resolve_skips([Skip(steps="120-124"), Skip(source="code", from_step=300)], schedule,
                           num_samples=index.num_samples)
-    index = SkippedIndex.of(index, skips)          # locate, receipts and iteration with skips
+    index = with_skips(index, skips)               # locate, receipts and iteration with skips
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from megaindex._types import I64
-from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.index.array_index import ServedTokens, distinct, join_served, serve, served_tokens
-from megaindex.index.spans import (
-    Chunks,
-    CombinedIndex,
-    Index,
-    Spans,
-    check_sample_ids,
-    datasets_of,
-    iterate_in_order,
-    iterate_spans,
-    sequence_lengths_at,
+from megaindex.errors import InvalidArgument
+from megaindex.index.array_index import distinct
+from megaindex.index.spans import Index, Spans, datasets_of, iterate_spans, sequence_lengths_at
+from megaindex.index.stretches import (
+    LossMask,
+    MaskedDocuments,
+    Stretch,
+    StretchedIndex,
+    digest_of_ids,
 )
 from megaindex.io.atomic import read_named
 from megaindex.io.mapping import map_npy_file
@@ -134,7 +130,7 @@ class Skip:
     def _identity(self) -> tuple[Any, ...]:
         documents = self.documents
         if isinstance(documents, np.ndarray):
-            documents = _digest(documents)
+            documents = digest_of_ids(documents)
         return self.steps, self.move, documents, self.source, self.from_step
 
     @classmethod
@@ -290,37 +286,11 @@ def read_ids(path: str) -> I64:
     return _sorted_ids(ids, path)
 
 
-def _digest(ids: I64) -> str:
-    return xxhash.xxh3_128_hexdigest(ids.astype("<i8").tobytes())
-
-
 class StepSchedule(Protocol):
     """Batch sizes over a run, such as a `BatchSchedule`."""
 
     def samples_after(self, iterations: int, start: int = 0) -> int: ...
     def iterations_within(self, samples: int, start: int = 0) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LossMask:
-    """Documents of a source without loss from a position on."""
-
-    source: str | None
-    first: int
-    """First position with the mask."""
-    documents: I64 | None
-    """Sorted sequence ids; None: the whole source."""
-
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """The mask as JSON values, its documents as a number and a hash."""
-        ids = self.documents
-        return {
-            "source": self.source,
-            "from": self.first,
-            "documents": None if ids is None else ids.size,
-            "digest": None if ids is None else _digest(ids),
-        }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -569,186 +539,83 @@ def _masks(
         )
 
 
-class _DocumentSet:
-    """Documents of a mask, looked up for many spans at once: a bitmap, or few ids sorted."""
+def with_skips(
+    index: Index,
+    skips: Skips | None,
+    names: Sequence[str] | None = None,
+    documents: Sequence[int] | None = None,
+) -> Index:
+    """Return the index of a run with skips, by positions; without any, the index itself.
 
-    def __init__(self, mask: LossMask) -> None:
-        self.mask = mask
-        self.first = mask.first
-        self.ids = mask.documents
-        self._bits: npt.NDArray[np.uint8] | None = None
-        if self.ids is not None and self.ids[-1] <= _BITS_PER_ID * self.ids.size:
-            self._bits = np.zeros((int(self.ids[-1]) >> 3) + 1, np.uint8)
-            np.bitwise_or.at(self._bits, self.ids >> 3, _BIT[self.ids & 7])
+    Args:
+        index: the samples.
+        skips: skips of the run.
+        names: name of each source. Default: the path prefixes of its datasets.
+        documents: number of sequences of each source, to check ids. Default: those of its
+            datasets.
 
-    def marks(self, documents: I64) -> npt.NDArray[np.bool_]:
-        """Return bool[n]: True for documents of the mask."""
-        if self.ids is None:
-            return np.ones(documents.shape, bool)
-        if self._bits is None:
-            at = np.minimum(np.searchsorted(self.ids, documents), self.ids.size - 1)
-            return np.asarray(self.ids[at] == documents)
-        within = np.minimum(documents >> 3, self._bits.size - 1)
-        found = (self._bits[within] & _BIT[documents & 7]) != 0
-        return np.asarray(found & (documents <= self.ids[-1]))
-
-
-_BITS_PER_ID = 4096  # a bitmap of at most 64 times the bytes of its ids
-_BIT = np.array([1 << k for k in range(8)], np.uint8)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SkippedIndex(CombinedIndex):
-    """Index of a run with skips, by positions.
-
-    Positions below ``skips.end`` are samples of ``index``, those from there on the moved ones.
-    Spans of documents without loss are marked in ``Spans.masked``. `iterate_spans` leaves holes
-    out, and `locate` refuses them, so that a sampler without skips does not serve them.
+    Raises:
+        InvalidArgument: the source of a skip is unknown or not named, or does not have a document.
     """
-
-    index: Index
-    skips: Skips
-    masks: Mapping[int, Sequence[_DocumentSet]]
-    """By the number of the source."""
-
-    @classmethod
-    def of(
-        cls,
-        index: Index,
-        skips: Skips | None,
-        names: Sequence[str] | None = None,
-        documents: Sequence[int] | None = None,
-    ) -> Index:
-        """Return the index with skips; without any, the index itself.
-
-        Args:
-            index: the samples.
-            skips: skips of the run.
-            names: name of each source. Default: the path prefixes of its datasets.
-            documents: number of sequences of each source, to check ids. Default: those of its
-                datasets.
-
-        Raises:
-            InvalidArgument: the source of a skip is unknown or not named, or does not have a
-                document.
-        """
-        if skips is None:
-            return index
-        datasets = datasets_of(index)
-        if names is None:
-            names = [dataset.path_prefix for dataset in datasets]
-        if documents is None:
-            documents = [len(dataset) for dataset in datasets]
-        by_source: dict[int, list[_DocumentSet]] = {}
-        for mask in skips.masks:
-            number = source_number(mask.source, names)
-            _check_ids(mask, number, names, documents)
-            by_source.setdefault(number, []).append(_DocumentSet(mask))
-        return cls(index, skips, by_source)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "index" not in vars(self):
-            raise AttributeError(name)
-        return getattr(self.index, name)
-
-    @property
-    def num_samples(self) -> int:
-        return self.skips.num_positions
-
-    @property
-    def _combined(self) -> tuple[Index, ...]:
-        return (self.index,)
-
-    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        """Return the spans that samples read, see `Index.locate`.
-
-        Raises:
-            OutOfRange: an id is not a position of the run, or that of a skipped sample.
-        """
-        positions = check_sample_ids(sample_ids, self.num_samples)
-        holes = self.skips.is_hole(positions)
-        if holes.any():
-            raise OutOfRange(
-                f"sample {int(positions[holes.argmax()])} is skipped; read the samples that "
-                "MicroBatchSampler(…, index=index) yields, which leaves skipped ones out"
-            )
-        return self.marked(positions, self.locate_any(positions))
-
-    def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> int | I64:
-        """Return the number of input tokens of the samples at these positions."""
-        positions = check_sample_ids(sample_ids, self.num_samples)
-        return sequence_lengths_at(self.index, self.skips.samples_at(positions))
-
-    def locate_any(self, positions: I64) -> Spans:
-        """Return the spans at any positions, those of skipped samples too, without masks."""
-        return self.index.locate(self.skips.samples_at(positions))
-
-    def marked(self, positions: I64, spans: Spans) -> Spans:
-        """Return the spans of samples at these positions with their masks."""
-        if not self.masks:
-            return spans
-        position = np.repeat(positions, np.diff(spans.row_splits))
-        masked = np.zeros(len(spans), bool)
-        for number, sets in self.masks.items():
-            for each in sets:
-                chosen = spans.source == number
-                if each.first > 0:
-                    chosen &= position >= each.first
-                mine = np.flatnonzero(chosen)
-                masked[mine] |= each.marks(spans.document[mine])
-        return replace(spans, masked=masked)
-
-    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
-        found, skips = served_tokens(self.index, documents, source), self.skips
-        behind = np.where(found.sample < skips.end, 0, skips.num_moved)
-        in_place = found._replace(sample=found.sample + behind)
-        moved = np.arange(skips.end, skips.run_end)
-        return join_served(
-            [
-                in_place.select(~skips.is_hole(in_place.sample)),
-                serve(found, skips.samples_at(moved), moved),
-            ]
-        )
-
-    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
-        """Iterate over the positions begin ... end - 1 that are served, in any order."""
-        for first, stop in self.skips.segments(begin, end):
-            middle = min(max(first, self.skips.end), stop)
-            if first < middle:
-                for positions, spans in iterate_spans(self.index, first, middle, part, parts):
-                    yield positions, self.marked(positions, spans)
-            if middle < stop:
-                yield from iterate_in_order(self, middle, stop, part, parts)
+    if skips is None:
+        return index
+    datasets = datasets_of(index)
+    if names is None:
+        names = [dataset.path_prefix for dataset in datasets]
+    if documents is None:
+        documents = [len(dataset) for dataset in datasets]
+    by_source: dict[int, list[MaskedDocuments]] = {}
+    for mask in skips.masks:
+        number = source_number(mask.source, names)
+        _check_ids(mask, number, names, documents)
+        by_source.setdefault(number, []).append(MaskedDocuments(mask))
+    stretches = tuple(_stretches(index, skips))
+    return StretchedIndex(stretches=stretches, masks=by_source, skips=skips)
 
 
-@dataclass(frozen=True, eq=False)
-class ServedIndex:
-    """Index of the samples that a run with skips serves, by their numbers."""
+def _stretches(index: Index, skips: Skips) -> Iterator[Stretch]:
+    """Yield the positions of the run, those of moved samples, and the samples that follow."""
+    at = 0
+    for begin, stop in skips.holes.tolist():
+        if at < begin:
+            yield Stretch(index=index, samples=range(at, begin))
+        yield Stretch(index=index, samples=range(begin, stop), hole=_SKIPPED)
+        at = stop
+    if at < skips.end:
+        yield Stretch(index=index, samples=range(at, skips.end))
+    for begin, stop in skips.holes[skips.is_moved].tolist():
+        yield Stretch(index=index, samples=range(begin, stop))
+    if skips.end < skips.num_samples:
+        yield Stretch(index=index, samples=range(skips.end, skips.num_samples))
 
-    index: Index
-    skips: Skips
-    num_samples: int
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "index" not in vars(self):
-            raise AttributeError(name)
-        found = getattr(self.index, name)
-        if callable(found):  # a method of positions
-            raise AttributeError(name)
-        return found
+_SKIPPED = (
+    "is skipped; read the samples that MicroBatchSampler(…, index=index) yields, which leaves "
+    "skipped ones out"
+)
 
-    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        return self.index.locate(self.skips.positions_of(sample_ids))
 
-    def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> int | I64:
-        """Return the number of input tokens of each sample."""
-        return sequence_lengths_at(self.index, self.skips.positions_of(sample_ids))
+def without_holes(index: Index, begin: int, end: int) -> Index:
+    """Return the index of the samples that positions ``begin`` to ``end - 1`` serve, in order."""
+    skips = skips_of(index)
+    ranges = [(begin, end)] if skips is None else skips.segments(begin, end)
+    return StretchedIndex(
+        stretches=tuple(Stretch(index=index, samples=range(*each)) for each in ranges)
+    )
+
+
+def unskipped(index: Index) -> Index:
+    """Return the index of a run without its skips."""
+    if not isinstance(index, StretchedIndex) or index.skips is None:
+        return index
+    return index.stretches[0].index
 
 
 def skips_of(index: object) -> Skips | None:
     """Return the skips of an index; None without any."""
-    return index.skips if isinstance(index, SkippedIndex) else None
+    skips = index.skips if isinstance(index, StretchedIndex) else None
+    assert skips is None or isinstance(skips, Skips), "of one type"
+    return skips
 
 
 def source_number(name: str | None, names: Sequence[str]) -> int:
@@ -796,14 +663,16 @@ def masked_labels(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
     return np.asarray(np.cumsum(edges, axis=1)[:, :width] > 0)
 
 
-def masked_tokens(index: SkippedIndex, num_sources: int, end: int | None = None) -> I64:
+def masked_tokens(index: StretchedIndex, num_sources: int, end: int | None = None) -> I64:
     """Return int64[sources]: labels of the samples served that are of masked documents.
 
     Every sample from the first mask up to ``end``, or the end of the run, is located, with all
     threads.
     """
-    last = index.skips.run_end if end is None else min(end, index.skips.run_end)
-    begin = min(last, *(mask.first for mask in index.skips.masks))
+    skips = skips_of(index)
+    assert skips is not None, "its masks are those of a run"
+    last = skips.run_end if end is None else min(end, skips.run_end)
+    begin = min(last, *(mask.first for mask in skips.masks))
     threads = num_threads()
 
     def share(part: int) -> I64:

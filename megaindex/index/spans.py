@@ -224,48 +224,6 @@ class CombinedIndex(ShownIndex):
         return tuple(each for index in self._combined for each in separates_documents(index))
 
 
-class ConsecutiveIndex(CombinedIndex):
-    """Base class of the indices of consecutive parts."""
-
-    @property
-    def _parts(self) -> Sequence[Any]:
-        """The parts, which have ``num_samples``, ``locate`` and ``iterate_spans``."""
-        raise NotImplementedError
-
-    @cached_property
-    def _bounds(self) -> I64:
-        """int64[parts + 1]: first sample of each part, and the number of samples."""
-        counts = [part.num_samples for part in self._parts]
-        return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-
-    @property
-    def num_samples(self) -> int:
-        return int(self._bounds[-1])
-
-    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        ids = check_sample_ids(sample_ids, self.num_samples)
-        pieces = [(places, part.locate(local)) for places, part, local in self._divided(ids)]
-        return pieces[0][1] if len(pieces) == 1 else join_spans(pieces, ids.size)
-
-    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
-        """Iterate over the samples of each part in its fastest order."""
-        for each, first in zip(self._parts, self._bounds[:-1].tolist(), strict=True):
-            low, high = max(begin - first, 0), min(end - first, each.num_samples)
-            if low < high:
-                for positions, spans in each.iterate_spans(low, high, part, parts):
-                    yield positions + first, spans
-
-    def _part_of(self, ids: I64) -> I64:
-        return np.searchsorted(self._bounds, ids, side="right") - 1
-
-    def _divided(self, ids: I64) -> Iterator[tuple[I64, Any, I64]]:
-        """Yield places in ``ids``, their part, and the ids in that part."""
-        numbers = self._part_of(ids)
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            yield places, self._parts[number], ids[places] - self._bounds[number]
-
-
 def datasets_of(index: Any) -> tuple[IndexedDataset, ...]:
     """Return the dataset of each source of an index; empty if the index does not hold them."""
     return tuple(getattr(index, "datasets", ()))

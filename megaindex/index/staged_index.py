@@ -1,8 +1,8 @@
 """Index of consecutive stages, each a mixture of sources that continue from stage to stage.
 
 Sample i of a run is computed directly: its stage, its stream and the number of that stream's draw
-(`megaindex.index.mixing`), then the sample of the source. Stages that follow each other at one
-sequence length are a `StagedIndex`, all of them a `StageSequence`.
+(`megaindex.index.mixing`), then the sample of the source. Stages of one sequence length are a
+`StagedIndex`, those of several lengths one for each in a row (`megaindex.index.stretches`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I32, I64, IntArray
-from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ServedTokens, join_served, serve, served_tokens
 from megaindex.index.mixing import Mixing
@@ -25,7 +25,6 @@ from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
     Chunks,
     CombinedIndex,
-    ConsecutiveIndex,
     Index,
     Spans,
     check_sample_ids,
@@ -126,8 +125,6 @@ class StagedIndex(CombinedIndex):
     sources: tuple[Index, ...]
     """Those that no stage draws may have another sequence length."""
     stages: tuple[MixedStage, ...]
-    first_position: int = 0
-    """Position of the first sample; those before were served by another system."""
 
     @cached_property
     def datasets(self) -> tuple[IndexedDataset, ...]:
@@ -169,11 +166,6 @@ class StagedIndex(CombinedIndex):
     def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
         """Return the source and the sample of that source of each sample, int64[n] each."""
         ids = check_sample_ids(sample_ids, self.num_samples)
-        if self.first_position and ids.size and ids.min() < self.first_position:
-            raise OutOfRange(
-                f"sample {int(ids.min())} lies before sample {self.first_position}, at which the "
-                "run joined: another system served it"
-            )
         source, sample = np.empty_like(ids), np.empty_like(ids)
         stages = np.searchsorted(self._bounds, ids, side="right") - 1
         for number in np.unique(stages).tolist():
@@ -188,7 +180,6 @@ class StagedIndex(CombinedIndex):
 
     def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over the samples of each source in its fastest order, window by window."""
-        begin = max(begin, min(end, self.first_position))
         if end - begin < WORTH_SORTING * len(self.sources):
             yield from iterate_in_order(self, begin, end, part, parts)
             return
@@ -240,78 +231,4 @@ class StagedIndex(CombinedIndex):
     def _bounds(self) -> I64:
         """int64[stages + 1]: first sample of each stage, and the number of samples."""
         counts = [stage.num_samples for stage in self.stages]
-        return np.cumsum([self.first_position, *counts], dtype=np.int64)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StageSequence(ConsecutiveIndex):
-    """Index of consecutive stages that differ in sequence length.
-
-    ``sequence_length`` is the longest; `sequence_lengths_at` has that of each sample.
-    """
-
-    parts: tuple[StagedIndex, ...]
-    """Stages of one sequence length each, in order; all with the same sources."""
-
-    @property
-    def first_position(self) -> int:
-        """Position of the first sample; those before were served by another system."""
-        return self.parts[0].first_position
-
-    @property
-    def _combined(self) -> tuple[StagedIndex, ...]:
-        return self.parts
-
-    _parts = _combined
-
-    @property
-    def tokens_per_epoch(self) -> int:
-        return self.parts[0].tokens_per_epoch
-
-    @property
-    def sequence_length(self) -> int:
-        return max(self.part_lengths)
-
-    @property
-    def part_lengths(self) -> tuple[int, ...]:
-        """Sequence length of each part."""
-        return tuple(part.sequence_length for part in self.parts)
-
-    @property
-    def datasets(self) -> tuple[IndexedDataset, ...]:
-        """Dataset of each source; empty if a source was built from lengths alone."""
-        return self.parts[0].datasets
-
-    @property
-    def separates_documents(self) -> tuple[bool, ...]:
-        """Whether no label lies in another document, for each source."""
-        return self.parts[0].separates_documents
-
-    def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> I64:
-        """Return the number of input tokens of each sample, int64[n]."""
-        ids = check_sample_ids(sample_ids, self.num_samples)
-        return np.array(self.part_lengths)[self._part_of(ids)]
-
-    def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
-        """Return the source and the sample of that source of each sample, int64[n] each.
-
-        Samples of a source are numbered at each sequence length from its start.
-        """
-        ids = check_sample_ids(sample_ids, self.num_samples)
-        source, sample = np.empty_like(ids), np.empty_like(ids)
-        for places, part, local in self._divided(ids):
-            source[places], sample[places] = part.origin(local)
-        return source, sample
-
-    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
-        pieces = []
-        for part, first in zip(self.parts, self._bounds[:-1].tolist(), strict=True):
-            if any(source in stage.sources for stage in part.stages):
-                found = part.served_tokens(documents, source)
-                pieces.append(found._replace(sample=found.sample + first))
-        return join_served(pieces)
-
-    def _repr_html_(self) -> str:
-        stages = [f"samples of {length} tokens" for length in self.part_lengths]
-        return sources_html(repr(self), self.parts, stages)
+        return np.cumsum([0, *counts], dtype=np.int64)

@@ -14,9 +14,10 @@ from megaindex._types import I64, IntArray
 from megaindex.cache.fingerprint import array_bytes, contents_of
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
-from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.blended_index import BlendedIndex, LazyIndex
 from megaindex.index.blending import exact_values
 from megaindex.index.spans import Index
+from megaindex.index.stretches import StretchedIndex
 from megaindex.loader.targets import Targets
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.validation import CheckpointReader, check_integer, shown
@@ -91,12 +92,9 @@ def _greedy_weights(index: Any) -> str | None:
 
     None if it is no greedy blend, or one that is written out.
     """
-    while not isinstance(index, BlendedIndex):
-        stages = getattr(index, "stages", ())
-        index = getattr(stages[0] if stages else index, "index", None)
-        if index is None:
-            return None
-    if index.rule != "greedy":
+    while isinstance(index, StretchedIndex | LazyIndex):
+        index = index.stretches[0].index if isinstance(index, StretchedIndex) else index.index
+    if not isinstance(index, BlendedIndex) or index.rule != "greedy":
         return None
     return xxhash.xxh3_128_hexdigest(repr(exact_values(np.asarray(index.weights))).encode())
 
@@ -238,6 +236,8 @@ def _digest(index: Index, samples: Any, numbers: IntArray | None) -> str:
 
 def _sources(index: Any) -> Sequence[Any]:
     """Return the index of each source."""
+    while isinstance(index, StretchedIndex):
+        index = index.widest
     if hasattr(index, "indices"):  # a blend
         return tuple(index.indices)
     if hasattr(index, "stages") and hasattr(index, "sources"):

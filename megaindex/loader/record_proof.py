@@ -33,16 +33,17 @@ from megaindex.index.receipts import (
     receipts_between,
 )
 from megaindex.index.skips import (
-    LossMask,
     Skip,
-    SkippedIndex,
     Skips,
     StoredSkips,
     masked_tokens,
     ranges_without,
     skips_of,
+    unskipped,
+    with_skips,
 )
 from megaindex.index.spans import Index
+from megaindex.index.stretches import LossMask, StretchedIndex
 from megaindex.io.atomic import read_named
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.loader.record_content import (
@@ -296,7 +297,7 @@ class _Plan:
     @property
     def order(self) -> Index:
         """The index without skips."""
-        return self.index.index if isinstance(self.index, SkippedIndex) else self.index
+        return unskipped(self.index)
 
     @property
     def keys(self) -> Any:
@@ -325,7 +326,8 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
                 f"must be {ours}, that of its samples, got {theirs}; restore the lock"
             )
     planned = BlockReceipts(stride=LONGEST_STRIDE, blocks={0: sum(found, Receipt())})
-    end = index.skips.end if isinstance(index, SkippedIndex) else train["samples"]
+    skips = skips_of(index)
+    end = train["samples"] if skips is None else skips.end
     check = ReceiptCheck(served=planned, planned=planned, in_place=planned.total.count, misplaced=0)
     skip = locked_skips(lock)
     return _Plan(
@@ -445,7 +447,7 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
         masks=tuple(masks),
         num_steps=bounds.size - 1,
     )
-    return SkippedIndex.of(locked.order, skips)
+    return with_skips(locked.order, skips)
 
 
 def _record(
@@ -462,7 +464,7 @@ def _record(
         served = min(consumed, skips.num_positions)
         skipped = served - skips.served_before(served)
         moved = max(0, min(served, skips.run_end) - skips.end)
-    if isinstance(index, SkippedIndex) and index.masks:
+    if isinstance(index, StretchedIndex) and index.masks:
         masked = int(masked_tokens(index, max(index.masks) + 1, consumed).sum())
     return RunRecord(
         consumed_samples=consumed,
@@ -531,11 +533,12 @@ def _skipped_steps(plan: _Plan, move: bool) -> list[tuple[int, int]]:
 def _masks(plan: _Plan) -> Iterator[tuple[tuple[Any, ...], Skip]]:
     """Yield source, first position and documents of each mask, and its entry."""
     index = plan.index
-    if not isinstance(index, SkippedIndex):
+    skips = skips_of(index)
+    if not isinstance(index, StretchedIndex) or skips is None:
         return
     numbers = {id(each.mask): number for number, sets in index.masks.items() for each in sets}
     entries = [skip for skip in plan.record.skip if not skip.ranges]
-    for mask, skip in zip(index.skips.masks, entries, strict=True):
+    for mask, skip in zip(skips.masks, entries, strict=True):
         yield (numbers[id(mask)], mask.first, mask.record["digest"]), skip
 
 

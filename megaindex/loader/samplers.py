@@ -42,13 +42,13 @@ from megaindex.index.balance import (
 )
 from megaindex.index.skips import (
     Skip,
-    SkippedIndex,
     Skips,
     StoredSkips,
     given_skips,
     resolve_skips,
     skip_difference,
     skips_of,
+    with_skips,
 )
 from megaindex.index.spans import Index
 from megaindex.loader.sampler_state import (
@@ -287,7 +287,7 @@ class MicroBatchSampler(Resumable):
                     f"got {index.num_samples}; give the index that is loaded"
                 )
             if self._view is None or self._view[0] is not index:
-                self._view = index, SkippedIndex.of(index, self._skips)
+                self._view = index, with_skips(index, self._skips)
             return self._view[1]
         if theirs is not self._skips:
             raise InvalidArgument(

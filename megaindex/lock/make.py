@@ -28,7 +28,7 @@ from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.index.description import describe_index
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
-from megaindex.index.skips import SkippedIndex, source_number
+from megaindex.index.skips import source_number, unskipped
 from megaindex.index.spans import datasets_of
 from megaindex.io.paths import FileInfo, absolute, as_storage_error, is_remote, open_regular
 from megaindex.lock.lock_file import Lock, compact
@@ -344,10 +344,9 @@ def resolved_subset(
 
 def _node_of(stream: AuditStream, files: Mapping[str, int]) -> dict[str, Any]:
     """Return the description of the index of a stream, with its skips."""
-    index = stream.index
-    if not isinstance(index, SkippedIndex):
-        return describe_index(index)
-    skips = index.skips
+    skips, order = stream.skips, describe_index(unskipped(stream.index))
+    if skips is None:
+        return order
     names = [source.name for source in stream.sources]
     masking = [skip for skip in skips.settings if skip.from_step is not None]
     return {
@@ -363,7 +362,7 @@ def _node_of(stream: AuditStream, files: Mapping[str, int]) -> dict[str, Any]:
             }
             for mask, skip in zip(skips.masks, masking, strict=True)
         ],
-        "index": describe_index(index.index),
+        "index": order,
     }
 
 

@@ -16,10 +16,9 @@ from megaindex.configs.run import RunSettings
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
 from megaindex.index.balance import CostModel
-from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import fingerprint_keys, receipts_between
-from megaindex.index.skips import ServedIndex, Skip, SkippedIndex, Skips, skips_of
+from megaindex.index.skips import Skip, Skips, skips_of, without_holes
 from megaindex.index.spans import Index
 from megaindex.lock.check import sound_files, sound_paths
 from megaindex.lock.lock_file import Lock, read_lock
@@ -260,13 +259,9 @@ def side_from_lock(lock: Folder | Lock) -> Side:
     lock = read_lock(lock)
     train, index = lock.subset("train"), locked_index(lock)
     skips = skips_of(index)
-    if isinstance(index, SkippedIndex):  # samples served, in order of training
-        served = index.skips.served_before(train["samples"])
-        index = ServedIndex(index, index.skips, served)
     first = getattr(index, "first_position", 0)
-    if first or index.num_samples > train["samples"]:
-        of_run = Stage(index=index, samples=range(first, train["samples"]))
-        index = ExtendedIndex(stages=(of_run,))
+    if skips is not None or first or index.num_samples > train["samples"]:
+        index = without_holes(index, first, train["samples"])
     settings = dict(leaves(lock.content["settings"]))
     of_skips = f"{settings.get('kind')}.skip."
     nodes = list(_source_nodes(train["index"]))

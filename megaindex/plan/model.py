@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from megaindex._types import I64
-from megaindex.index.skips import SkippedIndex, Skips, masked_tokens
+from megaindex.index.skips import Skips, masked_tokens, skips_of
 from megaindex.index.spans import Index
+from megaindex.index.stretches import StretchedIndex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +62,11 @@ class SkipEffect:
 
     def counted(self, index: Index, names: Sequence[str]) -> SkipEffect:
         """Return the effect with the tokens without loss in an index with skips."""
-        if self.first_masked_step is None or not isinstance(index, SkippedIndex):
+        skips = skips_of(index)
+        if self.first_masked_step is None or skips is None:
             return self
-        end = index.skips.run_end - self.samples_left_over
+        assert isinstance(index, StretchedIndex), "it has skips"
+        end = skips.run_end - self.samples_left_over
         counts = masked_tokens(index, len(names), end)
         masked = [
             MaskEffect(source=name, tokens=count)

@@ -26,7 +26,7 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index import array_index
 from megaindex.index.array_index import arrays_of
-from megaindex.index.skips import SkippedIndex, resolve_skips
+from megaindex.index.skips import resolve_skips, with_skips
 from megaindex.index.spans import Index
 from megaindex.loader import NumpyDataset
 from megaindex.recipe import read_recipe
@@ -372,7 +372,7 @@ def test_samples_that_a_run_skips(folder: Path, skip: Skip, message: str) -> Non
     dataset = write_corpus(folder / "c", [40] * 50)
     index = build_index(dataset, sequence_length=16, order="epoch")
     skips = resolve_skips([skip], BatchSchedule.constant(5), num_samples=index.num_samples)
-    skipped = SkippedIndex.of(index, skips)
+    skipped = with_skips(index, skips)
     with pytest.raises(InvalidArgument) as caught:
         arrays_of(skipped, dataset.sequence_lengths)
     assert str(caught.value) == message

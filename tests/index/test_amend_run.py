@@ -16,8 +16,8 @@ from megaindex import AmendedBlend, BlendChange, amend_run
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import scan, served_tokens
-from megaindex.index.extended_index import ExtendedIndex
 from megaindex.index.receipts import fingerprint_keys, planned_receipt
+from megaindex.index.stretches import StretchedIndex
 
 FEWER = settings(max_examples=settings().max_examples // 4)
 LENGTH = 16
@@ -115,7 +115,7 @@ def test_a_source_goes_on_where_it_was_left(corpora: list[IndexedDataset]) -> No
         BlendChange(consumed_samples=60, weights={a: 1, b: 3}),
     ]
     run = amend_run(corpora[:2], changes=changes, **how)
-    assert isinstance(run.index, ExtendedIndex)
+    assert isinstance(run.index, StretchedIndex)
     theirs = run.old
     ours = run.index.locate(np.arange(40, 100))
     for number in range(2):

@@ -15,9 +15,9 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.description import describe_index
-from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import Stratified
-from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
+from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.index.stretches import Stretch, StretchedIndex, sequence
 from megaindex.validation import shown
 
 
@@ -89,7 +89,7 @@ def test_a_description_without_samples_is_refused(
 def test_passes_of_a_loader_that_starts_over_are_ranges(prefix: str) -> None:
     index = megaindex.build_index(prefix, sequence_length=32, order="window")
     samples = np.concatenate((np.arange(9), np.tile(np.arange(4, 9), 3), np.arange(4, 6)))
-    passes = ExtendedIndex(stages=(Stage(index=index, samples=samples),))
+    passes = StretchedIndex(stretches=(Stretch(index=index, samples=samples),))
     (part,) = describe_index(passes)["parts"]
     assert part["ranges"] == [[0, 9, 1], [4, 9, 3], [4, 6, 1]]
     assert part["index"] == describe_index(index)
@@ -144,7 +144,7 @@ def staged(prefix: str, sequence_length: int) -> StagedIndex:
 @pytest.mark.parametrize("ranges", [[[0, 8, 1]], [[0, 9, 2]], [[0, 4, 1], [5, 9, 1]], []])
 def test_parts_with_stages_are_whole(prefix: str, ranges: list[list[int]]) -> None:
     """A lock of other ranges was changed by hand: its stages begin where the one before ends."""
-    index = StageSequence(parts=(staged(prefix, 16), staged(prefix, 32)))
+    index = sequence([staged(prefix, 16), staged(prefix, 32)])
     datasets = [megaindex.IndexedDataset(prefix)]
     node = describe_index(index)
     assert build_described(node, datasets).num_samples == 18

@@ -69,7 +69,7 @@ def test_a_blend_keeps_its_past_and_draws_on(
         drawn = index.dataset_sample_index[index.dataset_index == number]
         np.testing.assert_array_equal(drawn, np.arange(drawn.size))
         if drawn.size > run.served[number]:
-            stages: Any = source.stages  # type: ignore[attr-defined]
+            stages: Any = source.stretches  # type: ignore[attr-defined]
             ids = np.concatenate([np.asarray(stage.samples) for stage in stages[:2]])
             assert len(set(ids.tolist())) == min(drawn.size, before.num_samples)
             assert sum(len(stage.samples) for stage in stages) == drawn.size

@@ -15,9 +15,8 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex import MegatronOrder, NeoxOrder
 from megaindex.format import IndexedDataset
-from megaindex.index import extended_index as module
-from megaindex.index.extended_index import (
-    ExtendedIndex,
+from megaindex.index import extension as module
+from megaindex.index.extension import (
     derived_seed,
     extend_index,
     least_seen_samples,
@@ -25,6 +24,7 @@ from megaindex.index.extended_index import (
 )
 from megaindex.index.receipts import fingerprint_keys, planned_receipt
 from megaindex.index.spans import Index, Spans
+from megaindex.index.stretches import StretchedIndex
 
 ORDERS = ("megatron", "neox", "megatron-legacy", "paddlenlp")
 LENGTH = 16
@@ -86,7 +86,7 @@ def test_the_past_is_as_it_was(
     assert planned_receipt(index, 0, consumed, KEYS) == planned_receipt(old, 0, consumed, KEYS)
     # every old sample is served once before any further epoch begins
     served = consumed + min(more, old.num_samples - consumed)
-    both = [index.stages[0].samples, index.stages[1].samples]
+    both = [index.stretches[0].samples, index.stretches[1].samples]
     ids = np.concatenate([np.asarray(part) for part in both])
     assert len(set(ids.tolist())) == served
     if served == old.num_samples:
@@ -113,7 +113,7 @@ def test_each_step_serves_what_was_seen_least(corpus: IndexedDataset, order: str
     index = extend(corpus, order, old, consumed, 60)
     times = token_counts(corpus, old, np.arange(consumed))
     of_sample = {k: token_counts(corpus, old, [k]) for k in range(consumed, old.num_samples)}
-    for chosen in index.stages[1].samples.tolist():
+    for chosen in index.stretches[1].samples.tolist():
         scores = {k: int((times * tokens).sum()) for k, tokens in of_sample.items()}
         least = min(scores.values())
         assert chosen == min(k for k, score in scores.items() if score == least)
@@ -185,7 +185,7 @@ def test_an_extension_can_be_extended(corpus: IndexedDataset) -> None:
     twice = extend(corpus, "neox", once, 250, 400)
     past = np.arange(250)
     assert rows(twice.locate(past)) == rows(once.locate(past))
-    assert isinstance(twice, ExtendedIndex)
+    assert isinstance(twice, StretchedIndex)
     assert twice.num_samples == 650
 
 

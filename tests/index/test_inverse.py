@@ -20,13 +20,13 @@ from megaindex.index.array_index import (
 )
 from megaindex.index.bins import BinIndex, make_bins
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import PerStream, Random, Stratified
 from megaindex.index.order_settings import EpochOrder, PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.index.stretches import Stretch, StretchedIndex
 
 RNG = np.random.default_rng(7)
 ORDERS = [
@@ -165,9 +165,14 @@ def test_blocks_of_epochs_that_end_in_empty_documents(seed: int) -> None:
 def test_extensions(tmp_path: Path) -> None:
     index = sources(tmp_path, "megatron")[0]
     again = np.concatenate((np.arange(30, 60), np.arange(40, 50)))
-    stages = (Stage(index=index, samples=range(5, 80)), Stage(index=index, samples=again))
+    stretches = (
+        Stretch(index=index, samples=range(5, 80)),
+        Stretch(index=index, samples=range(80, 90), hole="is left out"),
+        Stretch(index=index, samples=again),
+        Stretch(index=index, samples=range(50, 70), times=3),
+    )
     for chosen in choices(150):
-        check(ExtendedIndex(stages=stages), chosen)
+        check(StretchedIndex(stretches=stretches), chosen)
 
 
 @given(

@@ -23,7 +23,7 @@ from megaindex.index import receipts as receipts_module
 from megaindex.index import spans as spans_module
 from megaindex.index.balance import squared_lengths
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.extended_index import ExtendedIndex, extend_index
+from megaindex.index.extension import extend_index
 from megaindex.index.mixing import Random, Stratified
 from megaindex.index.orders import epoch
 from megaindex.index.orders import keyed as blocks
@@ -33,9 +33,10 @@ from megaindex.index.receipts import (
     planned_block_receipts,
     planned_receipt,
 )
-from megaindex.index.skips import SkippedIndex, resolve_skips
+from megaindex.index.skips import resolve_skips, with_skips
 from megaindex.index.spans import IterableIndex, Spans, iterate_spans, locate_range
-from megaindex.index.staged_index import MixedStage, StagedIndex, StageSequence
+from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.index.stretches import StretchedIndex, sequence
 from megaindex.kernels import load
 from megaindex.recipe import BatchSchedule
 
@@ -69,7 +70,7 @@ def build(corpus: Any, order: Any, **settings: Any) -> Any:
     )
 
 
-def extended(corpus: IndexedDataset) -> ExtendedIndex:
+def extended(corpus: IndexedDataset) -> StretchedIndex:
     old = build(corpus, "epoch", epochs=2)
     return extend_index(
         old,
@@ -136,7 +137,7 @@ def index(request: pytest.FixtureRequest, corpus: IndexedDataset) -> Any:
     if request.param == "staged":
         return staged(corpus)
     if request.param.startswith("staged"):
-        return StageSequence(parts=(staged(corpus), staged(corpus, 7)))
+        return sequence([staged(corpus), staged(corpus, 7)])
     return build(corpus, **settings) if settings else extended(corpus)
 
 
@@ -308,7 +309,7 @@ def test_a_damaged_shuffle_is_named(corpus: IndexedDataset, entry: int, rule: st
 
 def test_the_source_and_the_sample_of_positions(corpus: IndexedDataset) -> None:
     parts = (staged(corpus), staged(corpus, 7))
-    index = StageSequence(parts=parts)
+    index = sequence(parts)
     ids = np.arange(index.num_samples)[::-3]
     source, sample = index.origin(ids)
     assert source.dtype == sample.dtype == np.int64
@@ -320,7 +321,7 @@ def test_the_source_and_the_sample_of_positions(corpus: IndexedDataset) -> None:
 
 
 def test_rows_of_two_lengths_have_no_common_width(corpus: IndexedDataset) -> None:
-    index = StageSequence(parts=(staged(corpus), staged(corpus, 7)))
+    index = sequence([staged(corpus), staged(corpus, 7)])
     for ids in ([3, 319], [320, 500]):
         assert squared_lengths(index, ids).tolist() == [
             int(squared_lengths(index, [one])[0]) for one in ids
@@ -382,4 +383,4 @@ def test_rows_of_an_index_that_skips_samples_are_refused(corpus: IndexedDataset)
     index = build(corpus, "epoch", epochs=1)
     skips = resolve_skips([Skip(steps=1)], BatchSchedule.constant(4), num_samples=index.num_samples)
     with pytest.raises(megaindex.InvalidArgument, match="or leaves positions out"):
-        arrays.arrays_of(SkippedIndex.of(index, skips), corpus.sequence_lengths)
+        arrays.arrays_of(with_skips(index, skips), corpus.sequence_lengths)

@@ -16,7 +16,7 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.corpus.merge import merge
 from megaindex.corpus.split import cut_evenly, split
-from megaindex.index.extended_index import extend_index
+from megaindex.index.extension import extend_index
 from megaindex.loader import MicroBatchSampler
 from megaindex.loader.loader import Loader
 from megaindex.recipe.amend import amend, check_past

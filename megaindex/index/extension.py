@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,117 +17,15 @@ import xxhash
 
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset
-from megaindex.index.array_index import (
-    ServedTokens,
-    contains,
-    join_served,
-    membership,
-    serve,
-    served_tokens,
-)
 from megaindex.index.spans import (
-    CHUNK,
-    Chunks,
-    ConsecutiveIndex,
     Index,
     Spans,
-    datasets_of,
-    iterate_spans,
     locate_range,
-    part_bounds,
     separates_documents,
 )
+from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.kernels import active
 from megaindex.validation import check_between, check_integer, check_setting
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Stage:
-    """Samples of one index in serving order."""
-
-    index: Index
-    samples: range | I64
-    """Sample ids of ``index``."""
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.samples)
-
-    def locate(self, places: I64) -> Spans:
-        """Return the spans of the samples at these positions of the stage."""
-        if isinstance(self.samples, range):
-            return self.index.locate(places + self.samples.start)
-        return self.index.locate(self.samples[places])
-
-    def serve(self, found: ServedTokens, first: int) -> ServedTokens:
-        """Return tokens in samples of the index by position, that of the stage being ``first``."""
-        if isinstance(self.samples, range):
-            inside = (found.sample >= self.samples.start) & (found.sample < self.samples.stop)
-            kept = found.select(inside)
-            return kept._replace(sample=kept.sample - self.samples.start + first)
-        places = np.flatnonzero(contains(membership(found.sample), self.samples))
-        return serve(found, self.samples[places], places + first)
-
-    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
-        """Iterate over positions of the stage and the spans of their samples."""
-        if isinstance(self.samples, range):
-            shift = self.samples.start
-            for positions, spans in iterate_spans(
-                self.index, begin + shift, end + shift, part, parts
-            ):
-                yield positions - shift, spans
-        else:
-            first, stop = part_bounds(begin, end, part, parts)
-            for start in range(first, stop, CHUNK):
-                places = np.arange(start, min(stop, start + CHUNK))
-                yield places, self.locate(places)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ExtendedIndex(ConsecutiveIndex):
-    """Index of consecutive stages: consumed samples, remaining samples, further epochs."""
-
-    stages: tuple[Stage, ...]
-    further_seeds: tuple[int, ...] = ()
-    """Seed of each further epoch."""
-
-    @cached_property
-    def _widest(self) -> Index:
-        """The index of the most sources; the sources of the others are its first ones."""
-        return max((stage.index for stage in self.stages), key=_num_sources)
-
-    @property
-    def datasets(self) -> tuple[IndexedDataset, ...]:
-        """The datasets of the extended index."""
-        return datasets_of(self._widest)
-
-    @property
-    def _combined(self) -> tuple[Index, ...]:
-        return (self._widest,)
-
-    @property
-    def _parts(self) -> tuple[Stage, ...]:
-        return self.stages
-
-    @property
-    def num_epochs(self) -> int:
-        return self._widest.num_epochs + len(self.further_seeds)
-
-    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
-        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
-        known: dict[int, ServedTokens] = {}  # by index: the first two stages mostly share one
-        pieces = []
-        for stage, first in zip(self.stages, self._bounds[:-1].tolist(), strict=True):
-            if source < _num_sources(stage.index):
-                if id(stage.index) not in known:
-                    known[id(stage.index)] = served_tokens(stage.index, documents, source)
-                pieces.append(stage.serve(known[id(stage.index)], first))
-        return join_served(pieces)
-
-
-def _num_sources(index: Index) -> int:
-    return len(separates_documents(index))
 
 
 def extend_index(
@@ -138,7 +35,7 @@ def extend_index(
     more_samples: int,
     seed: int,
     further: Callable[[int], Index],
-) -> ExtendedIndex:
+) -> StretchedIndex:
     """Return ``old`` up to ``consumed_samples``, extended by ``more_samples``.
 
     Args:
@@ -157,9 +54,9 @@ def extend_index(
     seed = check_setting("seed", seed)
     check_extension("the old index", old.num_samples, consumed_samples, more_samples)
     left = min(more_samples, old.num_samples - consumed_samples)
-    stages = [
-        Stage(index=old, samples=range(consumed_samples)),
-        Stage(index=old, samples=least_seen_samples(old, consumed_samples, left)),
+    stretches = [
+        Stretch(index=old, samples=range(consumed_samples)),
+        Stretch(index=old, samples=least_seen_samples(old, consumed_samples, left)),
     ]
     seeds: list[int] = []
     missing = more_samples - left
@@ -169,9 +66,9 @@ def extend_index(
         _check_fits(epoch, old)
         if epoch.num_samples < 1:
             raise InvalidArgument("a further epoch must have at least 1 sample; use more documents")
-        stages.append(Stage(index=epoch, samples=range(min(missing, epoch.num_samples))))
+        stretches.append(Stretch(index=epoch, samples=range(min(missing, epoch.num_samples))))
         missing -= epoch.num_samples
-    return ExtendedIndex(stages=tuple(stages), further_seeds=tuple(seeds))
+    return StretchedIndex(stretches=tuple(stretches), further_seeds=tuple(seeds))
 
 
 def derived_seed(seed: int, num_samples: int, epoch: int) -> int:

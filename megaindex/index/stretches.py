@@ -1,0 +1,372 @@
+"""Positions that are stretches of other positions: skips, extensions, parts, passes of a loader.
+
+A `Stretch` serves samples of an index in place of its own positions, or is a hole. A
+`StretchedIndex` is a sequence of them, with the documents whose loss is masked from a position on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from megaindex._types import I64
+from megaindex.errors import OutOfRange
+from megaindex.format import IndexedDataset
+from megaindex.index.array_index import (
+    ServedTokens,
+    contains,
+    join_served,
+    membership,
+    serve,
+    served_tokens,
+)
+from megaindex.index.spans import (
+    CHUNK,
+    Chunks,
+    CombinedIndex,
+    Index,
+    Spans,
+    check_sample_ids,
+    datasets_of,
+    iterate_spans,
+    join_spans,
+    part_bounds,
+    separates_documents,
+    sequence_lengths_at,
+    sources_html,
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stretch:
+    """Positions that serve samples of one index, in this order, ``times`` times in a row."""
+
+    index: Index
+    samples: range | I64
+    """Sample ids of ``index``, consecutive or in any order; negative ones before a run that joined
+    that of another system."""
+    times: int = 1
+    hole: str = ""
+    """Why the positions are not served, for messages; empty: they are."""
+
+    @property
+    def num_samples(self) -> int:
+        """Number of positions."""
+        return len(self.samples) * self.times
+
+    @property
+    def first(self) -> int:
+        """Its first sample id; 0 without any."""
+        return int(self.samples[0]) if len(self.samples) else 0
+
+    def samples_at(self, places: I64) -> I64:
+        """Return the sample ids at these places of the stretch."""
+        if self.times > 1:
+            places = places % len(self.samples)
+        if isinstance(self.samples, range):
+            return places + self.samples.start
+        return self.samples[places]
+
+    def serve(self, found: ServedTokens, first: int) -> ServedTokens:
+        """Return tokens in samples of the index, sorted by sample, at positions from ``first``."""
+        if isinstance(self.samples, range):
+            low, high = np.searchsorted(found.sample, (self.samples.start, self.samples.stop))
+            once = found.select(slice(low, high))
+            once = once._replace(sample=once.sample - self.samples.start + first)
+        else:
+            places = np.flatnonzero(contains(membership(found.sample), self.samples))
+            once = serve(found, self.samples[places], places + first)
+        turns = range(0, self.num_samples, max(1, len(self.samples)))
+        return join_served([once._replace(sample=once.sample + turn) for turn in turns])
+
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
+        """Iterate over places ``begin`` to ``end - 1`` and the spans of their samples."""
+        size = max(1, len(self.samples))
+        if not isinstance(self.samples, range):
+            first, stop = part_bounds(begin, end, part, parts)
+            for start in range(first, stop, CHUNK):
+                places = np.arange(start, min(stop, start + CHUNK))
+                yield places, self.index.locate(self.samples_at(places))
+            return
+        for turn in range(begin // size, -(-end // size)):
+            shift = self.samples.start - turn * size
+            low, high = max(begin, turn * size) + shift, min(end, (turn + 1) * size) + shift
+            for samples, spans in iterate_spans(self.index, low, high, part, parts):
+                yield samples - shift, spans
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossMask:
+    """Documents of a source without loss from a position on."""
+
+    source: str | None
+    first: int
+    """First position with the mask."""
+    documents: I64 | None
+    """Sorted sequence ids; None: the whole source."""
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The mask as JSON values, its documents as a number and a hash."""
+        ids = self.documents
+        return {
+            "source": self.source,
+            "from": self.first,
+            "documents": None if ids is None else ids.size,
+            "digest": None if ids is None else digest_of_ids(ids),
+        }
+
+
+def digest_of_ids(ids: I64) -> str:
+    """Return a hash of sequence ids."""
+    return xxhash.xxh3_128_hexdigest(ids.astype("<i8").tobytes())
+
+
+class MaskedDocuments:
+    """Documents of a mask, looked up for many spans at once: a bitmap, or few ids sorted."""
+
+    def __init__(self, mask: LossMask) -> None:
+        self.mask = mask
+        self.first = mask.first
+        self.ids = mask.documents
+        self._bits: npt.NDArray[np.uint8] | None = None
+        if self.ids is not None and self.ids[-1] <= _BITS_PER_ID * self.ids.size:
+            self._bits = np.zeros((int(self.ids[-1]) >> 3) + 1, np.uint8)
+            np.bitwise_or.at(self._bits, self.ids >> 3, _BIT[self.ids & 7])
+
+    def marks(self, documents: I64) -> npt.NDArray[np.bool_]:
+        """Return bool[n]: True for documents of the mask."""
+        if self.ids is None:
+            return np.ones(documents.shape, bool)
+        if self._bits is None:
+            at = np.minimum(np.searchsorted(self.ids, documents), self.ids.size - 1)
+            return np.asarray(self.ids[at] == documents)
+        within = np.minimum(documents >> 3, self._bits.size - 1)
+        found = (self._bits[within] & _BIT[documents & 7]) != 0
+        return np.asarray(found & (documents <= self.ids[-1]))
+
+
+_BITS_PER_ID = 4096  # a bitmap of at most 64 times the bytes of its ids
+_BIT = np.array([1 << k for k in range(8)], np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StretchedIndex(CombinedIndex):
+    """Index of the positions of stretches in a row.
+
+    ``sequence_length`` is the longest; `sequence_lengths_at` has that of each sample. `locate`
+    refuses the positions of holes and `iterate_spans` leaves them out. Spans of documents without
+    loss are marked in ``Spans.masked``.
+    """
+
+    stretches: tuple[Stretch, ...]
+    """At least one; their sources are the first ones of those of the widest index."""
+    masks: Mapping[int, Sequence[MaskedDocuments]] = field(default_factory=dict)
+    """By the number of the source."""
+    skips: object = None
+    """The `Skips` of the run that made holes and masks; None without any."""
+    further_seeds: tuple[int, ...] = ()
+    """Seeds of the epochs that an extension adds."""
+
+    @cached_property
+    def _bases(self) -> list[Index]:
+        """The indices of the stretches, each once."""
+        return list({id(each.index): each.index for each in self.stretches}.values())
+
+    @cached_property
+    def widest(self) -> Index:
+        """The first index of the most sources."""
+        return max(self._bases, key=lambda index: len(separates_documents(index)))
+
+    @property
+    def datasets(self) -> tuple[IndexedDataset, ...]:
+        """Dataset of each source; empty if a source was built from lengths alone."""
+        return datasets_of(self.widest)
+
+    @property
+    def order(self) -> str:
+        """Name of the order; empty if it has none."""
+        return getattr(self.widest, "order", "")
+
+    @property
+    def _combined(self) -> tuple[Index, ...]:
+        return (self.widest,)
+
+    @property
+    def num_epochs(self) -> int:
+        return max(index.num_epochs for index in self._bases) + len(self.further_seeds)
+
+    @property
+    def num_samples(self) -> int:
+        return int(self._bounds[-1])
+
+    @property
+    def sequence_length(self) -> int:
+        return max(index.sequence_length for index in self._bases)
+
+    @property
+    def part_lengths(self) -> tuple[int, ...]:
+        """Sequence length of each index, in the order of their first stretches."""
+        found: list[int] = []
+        for index in self._bases:
+            found += getattr(index, "part_lengths", (index.sequence_length,))
+        return tuple(found)
+
+    @property
+    def first_position(self) -> int:
+        """First position of a run that joined that of another system, which served those before."""
+        index, first = self.stretches[0].index, self.stretches[0].first
+        return -first if first < 0 else 0 if first else getattr(index, "first_position", 0)
+
+    @cached_property
+    def _bounds(self) -> I64:
+        """int64[stretches + 1]: first position of each stretch, and the number of positions."""
+        counts = [each.num_samples for each in self.stretches]
+        return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+    @cached_property
+    def _is_hole(self) -> npt.NDArray[np.bool_]:
+        return np.array([bool(each.hole) for each in self.stretches])
+
+    def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> int | I64:
+        """Return the number of input tokens of each sample, one number if all have the same."""
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        if len(set(self.part_lengths)) == 1:
+            return self.part_lengths[0]
+        lengths = np.empty_like(ids)
+        for places, index, samples in self._divided(ids):
+            lengths[places] = sequence_lengths_at(index, samples)
+        return lengths
+
+    def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
+        """Return the source and the sample of that source of each sample, int64[n] each.
+
+        Samples of a source are numbered at each sequence length from its start.
+        """
+        ids = self._served(sample_ids)
+        source, sample = np.empty_like(ids), np.empty_like(ids)
+        for places, index, samples in self._divided(ids):
+            origin = getattr(index, "origin", None)
+            found = (0, samples) if origin is None else origin(samples)
+            source[places], sample[places] = found
+        return source, sample
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        """Return the spans that samples read, see `Index.locate`.
+
+        Raises:
+            OutOfRange: an id is not a position, or that of a hole.
+        """
+        ids = self._served(sample_ids)
+        return self._marked(ids, self._locate(ids))
+
+    def locate_any(self, positions: I64) -> Spans:
+        """Return the spans at any positions, those of skipped samples too, without masks."""
+        return self._locate(check_sample_ids(positions, self.num_samples))
+
+    def _locate(self, ids: I64) -> Spans:
+        pieces = [(places, index.locate(those)) for places, index, those in self._divided(ids)]
+        return pieces[0][1] if len(pieces) == 1 else join_spans(pieces, ids.size)
+
+    def _served(self, sample_ids: npt.ArrayLike) -> I64:
+        """Return sample ids as int64[n]; OutOfRange unless all are served."""
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        if self._is_hole.any():
+            which = self._stretches_at(ids)
+            wrong = self._is_hole[which]
+            if wrong.any():
+                first = int(wrong.argmax())
+                raise OutOfRange(f"sample {int(ids[first])} {self.stretches[which[first]].hole}")
+        return ids
+
+    def _stretches_at(self, ids: I64) -> I64:
+        return np.searchsorted(self._bounds, ids, side="right") - 1
+
+    def _divided(self, ids: I64) -> Iterator[tuple[I64, Index, I64]]:
+        """Yield places in ``ids``, the index that serves them, and its sample at each."""
+        which = self._stretches_at(ids)
+        bases, shifts, consecutive = self._table
+        samples = ids + shifts[which]
+        for number in np.unique(which[~consecutive[which]]).tolist():
+            mine = which == number
+            samples[mine] = self.stretches[number].samples_at(ids[mine] - self._bounds[number])
+        for number in np.unique(bases[which]).tolist():
+            places = np.flatnonzero(bases[which] == number)
+            yield places, self._bases[number], samples[places]
+
+    @cached_property
+    def _table(self) -> tuple[I64, I64, npt.NDArray[np.bool_]]:
+        """Number of the index of each stretch; sample less position; if that is constant."""
+        numbers = {id(index): number for number, index in enumerate(self._bases)}
+        bases = [numbers[id(each.index)] for each in self.stretches]
+        simple = [each.times == 1 and isinstance(each.samples, range) for each in self.stretches]
+        shifts = np.array([each.first for each in self.stretches], np.int64) - self._bounds[:-1]
+        return np.array(bases, np.int64), shifts, np.array(simple)
+
+    def _marked(self, positions: I64, spans: Spans) -> Spans:
+        """Return the spans of samples at these positions with their masks."""
+        if not self.masks:
+            return spans
+        position = np.repeat(positions, np.diff(spans.row_splits))
+        masked = np.zeros(len(spans), bool) if spans.masked is None else spans.masked.copy()
+        for number, sets in self.masks.items():
+            for each in sets:
+                chosen = spans.source == number
+                if each.first > 0:
+                    chosen &= position >= each.first
+                mine = np.flatnonzero(chosen)
+                masked[mine] |= each.marks(spans.document[mine])
+        return replace(spans, masked=masked)
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
+        known: dict[int, ServedTokens] = {}
+        pieces = []
+        for each, first in zip(self.stretches, self._bounds[:-1].tolist(), strict=True):
+            index = each.index
+            if each.hole or source >= len(separates_documents(index)):
+                continue
+            if id(index) not in known:
+                found = served_tokens(index, documents, source)
+                known[id(index)] = found.select(np.argsort(found.sample, kind="stable"))
+            pieces.append(each.serve(known[id(index)], first))
+        return join_served(pieces)
+
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
+        """Iterate over the positions that are served, each index in its fastest order."""
+        first = int(np.searchsorted(self._bounds, begin, side="right")) - 1
+        for number in range(first, len(self.stretches)):
+            low, each = int(self._bounds[number]), self.stretches[number]
+            if low >= end:
+                break
+            start, stop = max(begin - low, 0), min(end - low, each.num_samples)
+            if each.hole or start >= stop:
+                continue
+            for places, spans in each.iterate_spans(start, stop, part, parts):
+                positions = places + low
+                yield positions, self._marked(positions, spans)
+
+    def _repr_html_(self) -> str:
+        names = [f"samples of {index.sequence_length} tokens" for index in self._bases]
+        return sources_html(repr(self), self._bases, names)
+
+
+def sequence(indices: Sequence[Index], *, first: int = 0) -> Index:
+    """Return the index of indices in a row; one alone without an offset is returned itself.
+
+    Args:
+        indices: the parts, at least one.
+        first: positions before them, which another system served.
+    """
+    if len(indices) == 1 and not first:
+        return indices[0]
+    joined = f"lies before sample {first}, at which the run joined: another system served it"
+    before = [Stretch(index=indices[0], samples=range(-first, 0), hole=joined)] if first else []
+    parts = [Stretch(index=index, samples=range(index.num_samples)) for index in indices]
+    return StretchedIndex(stretches=(*before, *parts))
