@@ -253,8 +253,8 @@ def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
 def _stored_run(file: str) -> StoredRecipe:
     """Return the run in a checkpoint: the state of one rank, or a list of those of all ranks."""
     from megaindex.loader.receipts import join_states
-    from megaindex.loader.record_proof import read_record
     from megaindex.lock.lock_file import Lock
+    from megaindex.verify.record_proof import read_record
 
     record = read_record(file)
     if isinstance(record, Lock):

@@ -15,8 +15,8 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0 if the records differ by exactly their skips, else 1."""
     options = _parser().parse_args(arguments)
     from megaindex.console import print_lines
-    from megaindex.loader.record_proof import compare_records, read_record
     from megaindex.progress import copying
+    from megaindex.verify.record_proof import compare_records, read_record
 
     with copying("reading") as bar:
         proof = compare_records(

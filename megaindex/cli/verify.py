@@ -23,7 +23,7 @@ from megaindex.errors import InvalidArgument
 if TYPE_CHECKING:
     from megaindex.console import FittedTable
     from megaindex.engine import Engine
-    from megaindex.verify.report import Report
+    from megaindex.format.findings import Report
     from megaindex.verify.verify import Check
 
 
@@ -105,7 +105,7 @@ def _verify(options: argparse.Namespace) -> bool:
 def _lock_report(options: argparse.Namespace) -> Report:
     from megaindex.lock.check import verify_lock
     from megaindex.progress import copying, counting_samples, silent
-    from megaindex.verify.report import subjects
+    from megaindex.verify.subjects import subjects
 
     for path in options.paths:
         if len(options.paths) > 1 or [each.kind for each in subjects(path)] != ["lock"]:

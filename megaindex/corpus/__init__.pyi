@@ -7,13 +7,13 @@ from megaindex.corpus.split import cut_at as cut_at
 from megaindex.corpus.split import cut_evenly as cut_evenly
 from megaindex.corpus.split import cut_ranges as cut_ranges
 from megaindex.corpus.split import split as split
+from megaindex.format.findings import Finding as Finding
+from megaindex.format.findings import Report as Report
 from megaindex.imports.flat import import_pair as import_pair
 from megaindex.imports.formats import open_columns as open_columns
 from megaindex.imports.formats import open_nanotron as open_nanotron
 from megaindex.imports.formats import open_numpy as open_numpy
 from megaindex.imports.formats import open_tntidx as open_tntidx
 from megaindex.imports.mds import open_mds as open_mds
-from megaindex.verify.report import Finding as Finding
-from megaindex.verify.report import Report as Report
 from megaindex.verify.verify import verify as verify
 from megaindex.verify.verify import verify_all as verify_all

@@ -18,9 +18,6 @@ from megaindex.loader.receipts import receipted as receipted
 from megaindex.loader.recipe_loader import MixController as MixController
 from megaindex.loader.recipe_loader import RecipeLoader as RecipeLoader
 from megaindex.loader.recipe_loader import SourceStatistics as SourceStatistics
-from megaindex.loader.record_proof import RecordProof as RecordProof
-from megaindex.loader.record_proof import RunRecord as RunRecord
-from megaindex.loader.record_proof import compare_records as compare_records
 from megaindex.loader.sampler_state import CyclicSampler as CyclicSampler
 from megaindex.loader.samplers import EvaluationSampler as EvaluationSampler
 from megaindex.loader.samplers import MicroBatchSampler as MicroBatchSampler

@@ -8,3 +8,6 @@ from megaindex.lock.opening import open_stream as open_stream
 from megaindex.lock.report import RunReport as RunReport
 from megaindex.lock.report import SourceReport as SourceReport
 from megaindex.lock.report import report_run as report_run
+from megaindex.verify.record_proof import RecordProof as RecordProof
+from megaindex.verify.record_proof import RunRecord as RunRecord
+from megaindex.verify.record_proof import compare_records as compare_records

@@ -21,6 +21,7 @@ from megaindex.errors import (
     StorageError,
 )
 from megaindex.format import IndexedDataset
+from megaindex.format.findings import Collector, Report
 from megaindex.format.header import Fault
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import Index
@@ -41,7 +42,6 @@ from megaindex.lock.settings import differences, read_run, step_bounds_by_settin
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.validation import error_text, shown
-from megaindex.verify.report import Collector, Report
 
 Progress = Callable[[int, int], None]
 

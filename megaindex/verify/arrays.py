@@ -26,6 +26,7 @@ from megaindex.cache.npy import map_npy
 from megaindex.cache.sidecar import UNREADABLE, OtherFormat, SidecarFile, load_sidecar
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
+from megaindex.format.findings import Collector, Report, Severity
 from megaindex.format.header import Fault
 from megaindex.index.array_index import rising_rows
 from megaindex.index.spans import check_same_lengths
@@ -34,7 +35,7 @@ from megaindex.io.paths import as_storage_error
 from megaindex.progress import Bar
 from megaindex.recipe.recipe import Recipe, RecipeSource
 from megaindex.recipe.recipe_file import read_recipe
-from megaindex.verify.report import Collector, Report, Severity, entries
+from megaindex.verify.subjects import entries
 
 Located = tuple[str, Fault, int]
 """Name of an array, its first fault under a rule, and the number of such faults."""

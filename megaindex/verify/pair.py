@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument, MegaIndexError
+from megaindex.format.findings import Collector, Report
 from megaindex.format.header import (
     HEADER_BYTES,
     DtypeTable,
@@ -41,7 +42,6 @@ from megaindex.progress import Bar
 from megaindex.tokenize.inputs import InputFile, find_sources
 from megaindex.tokenize.parts import Piece, row_groups, rows_before
 from megaindex.tokenize.reading import Lines
-from megaindex.verify.report import Collector, Report
 
 _RANGES = 1 << 16
 _AT_ONCE = 1 << 22  # sequences sorted together, except in a range that holds more

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megaindex.errors import InvalidArgument
+from megaindex.format.findings import Finding, Report
 from megaindex.format.header import get_dialect
 from megaindex.progress import Bar, silent
 from megaindex.validation import check_between
@@ -19,7 +20,7 @@ from megaindex.verify.arrays import (
     verify_snapshot,
 )
 from megaindex.verify.pair import PairRules, verify_pair
-from megaindex.verify.report import Finding, Report, Subject, subjects
+from megaindex.verify.subjects import Subject, subjects
 
 __all__ = ["Check", "Finding", "Report", "checks", "verify", "verify_all"]
 

@@ -35,6 +35,7 @@ from megaindex.index.skips import (
     without_holes,
 )
 from megaindex.index.spans import locate_range, sequence_lengths_at
+from megaindex.lock import compare_records
 from megaindex.recipe import (
     BatchSchedule,
     Recipe,
@@ -58,7 +59,6 @@ from megaindex.loader import (  # noqa: E402
     Recorder,
     SampleOptions,
     check_receipts,
-    compare_records,
     join_states,
 )
 from megaindex.loader.receipts import Round  # noqa: E402

@@ -16,8 +16,8 @@ from support.locked_runs import write_inputs
 
 from megaindex import FormatError, InvalidArgument, Skip
 from megaindex.builders.recipe import open_recipe
-from megaindex.loader import compare_records, join_states
-from megaindex.lock import make_lock, open_run, read_lock
+from megaindex.loader import join_states
+from megaindex.lock import compare_records, make_lock, open_run, read_lock
 from megaindex.lock.lock_file import lock_text
 from megaindex.recipe import read_recipe
 

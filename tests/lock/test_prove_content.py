@@ -14,8 +14,7 @@ from support.command_line import cli
 
 from megaindex import FormatError, IndexedDatasetWriter
 from megaindex.builders.recipe import open_recipe
-from megaindex.loader import compare_records
-from megaindex.lock import make_lock, read_lock
+from megaindex.lock import compare_records, make_lock, read_lock
 from megaindex.lock.lock_file import lock_text
 from megaindex.recipe import read_recipe
 

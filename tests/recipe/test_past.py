@@ -408,7 +408,8 @@ def test_a_past_beyond_the_limits_is_refused(folder: Path) -> None:
 def test_steps_behind_a_past_are_compared(folder: Path) -> None:
     """Records of runs whose batches differ only behind the samples that are served here alone."""
     pytest.importorskip("torch")
-    from megaindex.loader import RecipeLoader, compare_records
+    from megaindex.loader import RecipeLoader
+    from megaindex.lock import compare_records
 
     records = []
     for batch in ("0:4", "0:4 1120:8"):

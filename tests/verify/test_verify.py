@@ -19,9 +19,9 @@ from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
 from megaindex.corpus.inspect import inspect
 from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.format.findings import Finding
 from megaindex.recipe.recipe_file import read_recipe
 from megaindex.verify import pair
-from megaindex.verify.report import Finding
 from megaindex.verify.verify import verify, verify_all
 
 LENGTHS = [5, 0, 7, 9, 3]

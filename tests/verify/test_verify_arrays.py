@@ -22,7 +22,7 @@ from megaindex.cache.sidecar import find_arrays, make_sets_durable, map_arrays
 from megaindex.cli import main
 from megaindex.corpus.inspect import EntryDescription, inspect
 from megaindex.errors import InvalidArgument, MegaIndexError
-from megaindex.verify.report import Finding
+from megaindex.format.findings import Finding
 from megaindex.verify.verify import verify, verify_all
 
 CONTENTS = {

@@ -14,7 +14,7 @@ import megaindex
 from megaindex.cli import main
 from megaindex.corpus.inspect import inspect
 from megaindex.errors import InvalidArgument
-from megaindex.verify.report import Finding, Report
+from megaindex.format.findings import Finding, Report
 from megaindex.verify.verify import verify_all
 
 RECIPE = """

@@ -46,15 +46,6 @@ from megaindex.index.spans import Index
 from megaindex.index.stretches import LossMask, StretchedIndex
 from megaindex.io.atomic import read_named
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
-from megaindex.loader.record_content import (
-    ContentCheck,
-    HeldContent,
-    apart,
-    compare_content,
-    held_by_lock,
-    held_by_state,
-    with_contents,
-)
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import block_bounds, first_step, step_bounds_of
 from megaindex.lock.opening import locked_index, locked_mix, locked_skips
@@ -63,6 +54,15 @@ from megaindex.lock.shape import FORMAT as LOCK_FORMAT
 from megaindex.progress import Bar, silent
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.validation import CheckpointReader
+from megaindex.verify.record_content import (
+    ContentCheck,
+    HeldContent,
+    apart,
+    compare_content,
+    held_by_lock,
+    held_by_state,
+    with_contents,
+)
 
 States = Sequence[Mapping[str, Any]]
 
