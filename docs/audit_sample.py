@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from megaindex import IndexedDatasetWriter
-from megaindex.audit import audit, stream_of_run, write_page
+from megaindex.audit import audit, run_of_settings, write_page
 from megaindex.audit.plots import exposure_curve, picture, step_time, variables
-from megaindex.audit.streams import AuditStream
 from megaindex.loader import CostModel
 from megaindex.plan import BatchSchedule, Data, RunSettings, Source, Target
+from megaindex.run.run import Run
 
 DOCS = Path(__file__).parent
 
@@ -44,14 +44,14 @@ def sample_run(prefix: Path) -> RunSettings:
     )
 
 
-def balanced_run(prefix: Path) -> AuditStream:
+def balanced_run(prefix: Path) -> Run:
     """Return 30 steps of 16 ranks on documents of 2,000 tokens, lognormal with sigma 1.6."""
     length, sigma, mean = 32_768, 1.6, 2000
     drawn = np.random.default_rng(0).lognormal(np.log(mean) - sigma**2 / 2, sigma, 40_000)
     with IndexedDatasetWriter(prefix, dtype="uint16") as writer:
         for tokens in np.maximum(1, drawn).astype(int):
             writer.add_document(np.zeros(tokens, np.uint16))
-    return stream_of_run(
+    return run_of_settings(
         data_path=str(prefix),
         sequence_length=length,
         micro_batch_size=1,
@@ -77,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prefix = Path(folder) / "sample_corpus"
         make_corpus(prefix)
-        result = audit(stream_of_run(sample_run(prefix)), points=120)
+        result = audit(run_of_settings(sample_run(prefix)), points=120)
         stream = balanced_run(Path(folder) / "balanced")
         balanced = audit(stream, cost_model=CostModel.preset("llama3-8b"))
     write_page(result, DOCS / "audit-sample.html")

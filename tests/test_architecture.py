@@ -23,6 +23,7 @@ LAYERS = [
     {"cli"},
     {"adapters"},
     {"loader", "audit", "lock", "corpus", "verify", "imports", "tokenize"},
+    {"run"},
     {"plan"},
     {"builders"},
     {"recipe"},

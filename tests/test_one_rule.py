@@ -12,7 +12,6 @@ from support.command_line import cli
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex.audit.streams import stream_of_index
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.megatron_args import read_megatron
 from megaindex.configs.neox_yaml import neox_settings
@@ -22,6 +21,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler
 from megaindex.plan import make_plan
 from megaindex.recipe.recipe_file import recipe_of
+from megaindex.run.run import run_of_index
 
 Door = Callable[[Any, str], Any]
 """Takes a wrong value and the path of a corpus."""
@@ -115,7 +115,7 @@ def loader(name: str, made: Any = MicroBatchSampler) -> tuple[str, Door]:
 def audit(name: str) -> tuple[str, Door]:
     def door(value: Any, path: str) -> Any:
         index = megaindex.build_index(path, sequence_length=8)
-        return stream_of_index(index, [], **{"global_batch_size": 4, name: value})
+        return run_of_index(index, [], **{"global_batch_size": 4, name: value})
 
     return name, door
 

@@ -15,7 +15,6 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex import EpochOrder, MegatronOrder, NeoxDocumentsOrder
-from megaindex.audit.streams import AuditSource, stream_of_index
 from megaindex.configs.batch_schedule import BatchSchedule, ramp_up
 from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
 from megaindex.configs.run_builder import resolve
@@ -28,6 +27,7 @@ from megaindex.index.receipts import explain, fingerprint_keys, planned_block_re
 from megaindex.plan import make_plan
 from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 from megaindex.recipe.recipe_file import to_mapping
+from megaindex.run.run import RunSource, run_of_index
 from megaindex.tokenize import tokenize
 from megaindex.validation import check_exact, check_fraction, check_integer, check_number
 
@@ -225,8 +225,8 @@ def test_extended_and_iterated_indices_are_the_same(corpus: IndexedDataset, kind
         )
         ladder = planned_block_receipts(old, n(3), n(90), KEYS, stride=n(32))
         between = explain(old, build(8), n(0), n(9), KEYS)
-        stream = stream_of_index(
-            old, [AuditSource(name="c", lengths=corpus.sequence_lengths)],
+        stream = run_of_index(
+            old, [RunSource(name="c", lengths=corpus.sequence_lengths)],
             global_batch_size=n(8), num_steps=n(9), consumed_samples=n(16),
             micro_batch_size=n(2), data_parallel_size=n(2),
         )  # fmt: skip

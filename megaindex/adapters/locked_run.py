@@ -20,8 +20,7 @@ from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.lock.check import refuse, sound_files, source_fault
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.make import block_bounds, step_bounds_of
-from megaindex.lock.settings import with_files
+from megaindex.run.subset import block_bounds, step_bounds_of, with_files
 from megaindex.validation import shown
 
 _REMEDY = "give the framework the settings of the lock, or lock the run again"

@@ -1,6 +1,6 @@
 """Audits of the samples that a run serves, and comparisons of orders.
 
->>> result = audit(stream_of_index(index, [source], global_batch_size=512))
+>>> result = audit(run_of_index(index, [source], global_batch_size=512))
 >>> write_page(result, "audit.html")
 """
 

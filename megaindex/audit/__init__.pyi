@@ -8,12 +8,6 @@ from megaindex.audit.report import Audit as Audit
 from megaindex.audit.report import audit as audit
 from megaindex.audit.report import findings as findings
 from megaindex.audit.report import suggestions as suggestions
-from megaindex.audit.streams import AuditSource as AuditSource
-from megaindex.audit.streams import AuditStream as AuditStream
-from megaindex.audit.streams import Runs as Runs
-from megaindex.audit.streams import stream_of_index as stream_of_index
-from megaindex.audit.streams import stream_of_recipe as stream_of_recipe
-from megaindex.audit.streams import stream_of_run as stream_of_run
 from megaindex.audit.trace import Origin as Origin
 from megaindex.audit.trace import Serving as Serving
 from megaindex.audit.trace import documents_of as documents_of
@@ -22,3 +16,9 @@ from megaindex.audit.trace import origins as origins
 from megaindex.audit.trace import runs_of as runs_of
 from megaindex.audit.trace import step_ranges as step_ranges
 from megaindex.audit.trace import steps_of as steps_of
+from megaindex.run.from_recipe import run_of_recipe as run_of_recipe
+from megaindex.run.from_settings import run_of_settings as run_of_settings
+from megaindex.run.run import Run as Run
+from megaindex.run.run import RunSource as RunSource
+from megaindex.run.run import TokenRuns as TokenRuns
+from megaindex.run.run import run_of_index as run_of_index

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import F64, I64
-from megaindex.audit.streams import AuditStream
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import (
     CostModel,
@@ -18,6 +17,7 @@ from megaindex.index.balance import (
     squares_and_documents,
 )
 from megaindex.index.spans import sequence_lengths_at
+from megaindex.run.run import Run
 
 BINS = 12
 """Bins of the histogram of rows by work."""
@@ -84,7 +84,7 @@ class BalanceModel:
         }
 
 
-def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
+def model_balance(run: Run, cost: CostModel) -> BalanceModel:
     """Return the modelled work of a run, of at most about a million rows.
 
     A last step of fewer samples than rows is left out.
@@ -92,23 +92,23 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
     Raises:
         InvalidArgument: micro batch size or data-parallel size are unknown, or no step is whole.
     """
-    micro, ranks = stream.micro_batch_size, stream.data_parallel_size
+    micro, ranks = run.micro_batch_size, run.data_parallel_size
     if micro is None or ranks is None:
         raise InvalidArgument(
             "--balance needs the rows of each rank; give --micro-batch-size and "
             "--data-parallel-size, or a recipe its micro_batch_size and data_parallel_size"
         )
-    if isinstance(sequence_lengths_at(stream.index, np.arange(1)), np.ndarray):
+    if isinstance(sequence_lengths_at(run.index, np.arange(1)), np.ndarray):
         raise InvalidArgument(
             "--balance compares rows of one sequence length, and the stages of the recipe have "
             "several; audit a recipe of one stage"
         )
-    sizes = np.diff(stream.step_bounds)
+    sizes = np.diff(run.step_bounds)
     whole = np.flatnonzero((sizes > 0) & (sizes % (micro * ranks) == 0))
-    if stream.masked_rows:
+    if run.masked_rows:
         whole = whole[whole != sizes.size - 1]
-    if stream.skips is not None:
-        whole = whole[~stream.skips.is_hole(stream.step_bounds[whole])]
+    if run.skips is not None:
+        whole = whole[~run.skips.is_hole(run.step_bounds[whole])]
     if not whole.size:
         raise InvalidArgument(
             f"--balance: no step has whole micro batches of {micro} rows on {ranks} ranks; change "
@@ -116,10 +116,10 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
         )
     count = max(1, min(whole.size, _MOST_ROWS // int(sizes[whole].max())))
     chosen = whole[np.arange(count) * whole.size // count]
-    width = stream.index.sequence_length
+    width = run.index.sequence_length
     check_sum(int(sizes[chosen].max()), width)
-    bounds_of = [stream.step_bounds[step : step + 2].tolist() for step in chosen.tolist()]
-    rows_of = [squares_and_documents(stream.index, np.arange(*pair)) for pair in bounds_of]
+    bounds_of = [run.step_bounds[step : step + 2].tolist() for step in chosen.tolist()]
+    rows_of = [squares_and_documents(run.index, np.arange(*pair)) for pair in bounds_of]
     squares, documents = zip(*rows_of, strict=True)
     in_order = [np.arange(each.size).reshape(-1, ranks, micro) for each in squares]
     balanced = [
@@ -139,7 +139,7 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
     length = np.diff(starts, append=count)
     return BalanceModel(
         cost_model=cost,
-        steps=stream.num_steps,
+        steps=run.num_steps,
         steps_modelled=count,
         rows=work.size,
         data_parallel_size=ranks,
@@ -148,7 +148,7 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
         by_step=LostTime(*(lost_time(np.array([r.sum(0) for r in side])) for side in sides)),
         work_bounds=bounds,
         work_rows=rows,
-        step_bounds=np.array([0, *chosen[starts[1:]].tolist(), stream.num_steps], np.int64),
+        step_bounds=np.array([0, *chosen[starts[1:]].tolist(), run.num_steps], np.int64),
         step_time=np.add.reduceat(times, starts) / length[:, None],
         documents_mean=float(held.mean()),
         documents_most=int(held.max()),

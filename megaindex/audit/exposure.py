@@ -7,7 +7,7 @@ never. There are about documents + epochs x samples segments, so memory does not
 
 Epoch, unseen share and repeats of each source at any step, for the log of a training run:
 
-    log = ExposureLog(stream_of_run(megatron_args="launch.sh", world_size=64))    # on one rank
+    log = ExposureLog(run_of_settings(megatron_args="launch.sh", world_size=64))    # on one rank
     for name, value in log.scalars(iteration).items():
         writer.add_scalar(name, value, iteration)                                 # or wandb.log(…)
 """
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import F64, I64
-from megaindex.audit.streams import AuditStream
 from megaindex.index.blending import Progress
+from megaindex.run.run import Run
 from megaindex.validation import check_between
 
 _RUNS_AT_ONCE = 1 << 18
@@ -86,27 +86,25 @@ class Exposure:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Served:
-    """Token runs of the stream in corpus order, positions counted through all sources."""
+    """Token runs of the run in corpus order, positions counted through all sources."""
 
     begin: I64
     end: I64
     step: I64
 
 
-def count_exposure(
-    stream: AuditStream, *, points: int = 400, progress: Progress | None = None
-) -> Exposure:
+def count_exposure(run: Run, *, points: int = 400, progress: Progress | None = None) -> Exposure:
     """Count all servings of all tokens, over at most ``points`` stretches of steps.
 
     Memory: about 40 bytes for each token run of a sample.
     """
-    length = -(-stream.num_steps // max(1, points))
-    starts = np.arange(0, stream.num_steps, length)
-    stretches = np.append(starts, stream.num_steps).astype(np.int64)
+    length = -(-run.num_steps // max(1, points))
+    starts = np.arange(0, run.num_steps, length)
+    stretches = np.append(starts, run.num_steps).astype(np.int64)
     stretch_of = np.repeat(np.arange(stretches.size - 1), np.diff(stretches))
-    served, composition = _collect(stream, stretch_of, progress)
-    tally = _Tally(stream, stretch_of)
-    for block in _blocks(served, stream.token_base):
+    served, composition = _collect(run, stretch_of, progress)
+    tally = _Tally(run, stretch_of)
+    for block in _blocks(served, run.token_base):
         tally.add(served, block)
     return Exposure(
         past=tally.past.histograms(),
@@ -118,26 +116,24 @@ def count_exposure(
         composition=composition,
         fresh=tally.fresh.reshape(composition.shape),
         source_earlier=tally.source_earlier.reshape(composition.shape),
-        first_repeats=np.where(tally.first_repeats < stream.num_steps, tally.first_repeats, -1),
+        first_repeats=np.where(tally.first_repeats < run.num_steps, tally.first_repeats, -1),
         distances=tally.distances,
     )
 
 
-def _collect(
-    stream: AuditStream, stretch_of: I64, progress: Progress | None
-) -> tuple[_Served, I64]:
-    num_sources = len(stream.sources)
-    first = np.array([source.first_document for source in stream.sources])
+def _collect(run: Run, stretch_of: I64, progress: Progress | None) -> tuple[_Served, I64]:
+    num_sources = len(run.sources)
+    first = np.array([source.first_document for source in run.sources])
     composition = np.zeros((int(stretch_of[-1]) + 1) * num_sources, np.int64)
     parts: list[tuple[I64, I64, I64]] = []
-    for runs in stream.runs():
-        document = stream.document_base[runs.source] + runs.document - first[runs.source]
-        begin = stream.token_base[document] + runs.offset
-        step = stream.step_of(runs.sample)
+    for runs in run.runs():
+        document = run.document_base[runs.source] + runs.document - first[runs.source]
+        begin = run.token_base[document] + runs.offset
+        step = run.step_of(runs.sample)
         parts.append((begin, begin + runs.length, step))
         _accumulate(composition, stretch_of[step] * num_sources + runs.source, runs.length)
         if progress is not None and runs.sample.size:
-            progress(int(runs.sample[-1]) + 1, stream.num_samples)
+            progress(int(runs.sample[-1]) + 1, run.num_samples)
     begin, end, step = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(begin, kind="stable")
     served = _Served(begin=begin[order], end=end[order], step=step[order])
@@ -156,20 +152,20 @@ def _blocks(served: _Served, token_base: I64) -> Iterator[range]:
 class _Tally:
     """Sums over blocks of documents."""
 
-    def __init__(self, stream: AuditStream, stretch_of: I64) -> None:
-        self._stream = stream
+    def __init__(self, run: Run, stretch_of: I64) -> None:
+        self._stream = run
         self._stretch_of = stretch_of
-        self.past = _Counts(len(stream.sources))
-        self.total = _Counts(len(stream.sources))
+        self.past = _Counts(len(run.sources))
+        self.total = _Counts(len(run.sources))
         self.step_tokens, self.step_earlier, self.distances = (
-            np.zeros(stream.num_steps, np.int64) for _ in range(3)
+            np.zeros(run.num_steps, np.int64) for _ in range(3)
         )
-        stretches, num_sources = int(stretch_of[-1]) + 1, len(stream.sources)
+        stretches, num_sources = int(stretch_of[-1]) + 1, len(run.sources)
         self.shares = np.zeros(stretches * SHARES, np.int64)
         self.fresh, self.source_earlier = (
             np.zeros(stretches * num_sources, np.int64) for _ in range(2)
         )
-        self.first_repeats = np.full(num_sources, stream.num_steps, np.int64)
+        self.first_repeats = np.full(num_sources, run.num_steps, np.int64)
 
     def add(self, served: _Served, documents: range) -> None:
         bounds = self._stream.token_base[documents.start : documents.stop + 1]
@@ -285,8 +281,8 @@ class ExposureLog:
     proportional to the number of sources.
 
     Args:
-        stream: the run, from `stream_of_run` (Megatron-LM, GPT-NeoX), `stream_of_recipe`, or
-            `stream_of_index` for a training loop of your own.
+        run: the run, from `run_of_settings` (Megatron-LM, GPT-NeoX), `run_of_recipe`, or
+            `run_of_index` for a training loop of your own.
         points: greatest number of steps, at equal distances, after which the sources are counted;
             other steps return the counts of the last such step. Default: every step, or 2**23
             divided by the number of sources.
@@ -297,13 +293,13 @@ class ExposureLog:
     """
 
     def __init__(
-        self, stream: AuditStream, *, points: int | None = None, progress: Progress | None = None
+        self, run: Run, *, points: int | None = None, progress: Progress | None = None
     ) -> None:
-        self._stream = stream
-        self._names = [source.name for source in stream.sources]
+        self._stream = run
+        self._names = [source.name for source in run.sources]
         most = max(1, _MOST_COUNTS // len(self._names))
         points = most if points is None else check_between("points", points, 1)
-        counts = count_exposure(stream, points=min(points, stream.num_steps), progress=progress)
+        counts = count_exposure(run, points=min(points, run.num_steps), progress=progress)
         self._steps = counts.stretches
         self._sizes = counts.total.tokens.sum(axis=1)
         zero = np.zeros((1, len(self._names)), np.int64)

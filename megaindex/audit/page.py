@@ -168,7 +168,7 @@ def write_page(
 
 def page(audit: Audit, *, command: str = "", date: str = "") -> str:
     """Return the page as text; as `write_page`."""
-    names = ShortNames.of(source.name for source in audit.stream.sources)
+    names = ShortNames.of(source.name for source in audit.run.sources)
     counts = source_counts(audit)
     parts = (
         f"<h1>Tokens served over training</h1>\n<p>{escape(headline(audit))}.</p>",
@@ -203,21 +203,21 @@ def _list(title: str, texts: Sequence[str], names: ShortNames, kind: str = "") -
 
 def _run(audit: Audit, names: ShortNames, command: str, date: str) -> str:
     """Return the list of the run's settings."""
-    stream = audit.stream
-    sizes = np.unique(np.diff(stream.step_bounds)).tolist()
+    run = audit.run
+    sizes = np.unique(np.diff(run.step_bounds)).tolist()
     batch = f"{sizes[-1]:,} samples a step"
     if len(sizes) > 1:
         batch = f"{sizes[0]:,} to {batch}"
-    ranks = f", {stream.data_parallel_size:,} ranks" if stream.data_parallel_size else ""
-    micro = f", micro batches of {stream.micro_batch_size:,}" if stream.micro_batch_size else ""
-    sources = ", ".join(names.name(source.name) for source in stream.sources)
+    ranks = f", {run.data_parallel_size:,} ranks" if run.data_parallel_size else ""
+    micro = f", micro batches of {run.micro_batch_size:,}" if run.micro_batch_size else ""
+    sources = ", ".join(names.name(source.name) for source in run.sources)
     settings = {
-        "order": stream.order,
-        **stream.settings,
-        "sequence_length": stream.lengths_text,
-        "steps": f"{stream.num_steps:,}, of which {stream.past_steps:,} are past",
+        "order": run.order,
+        **run.settings,
+        "sequence_length": run.lengths_text,
+        "steps": f"{run.num_steps:,}, of which {run.past_steps:,} are past",
         "batch": batch + micro + ranks,
-        "epochs built": f"{stream.index.num_epochs:,}",
+        "epochs built": f"{run.index.num_epochs:,}",
         "sources": (f"{names.common}: " if names.common else "") + sources,
         "megaindex": megaindex.__version__,
         "date": date,
@@ -244,7 +244,7 @@ def _value(name: str, value: str) -> str:
 
 
 def _exposure(audit: Audit) -> str:
-    past = " The shaded part is past." if audit.stream.past_steps else ""
+    past = " The shaded part is past." if audit.run.past_steps else ""
     return _section(
         "Exposure by step",
         plots.exposure_curve(audit),

@@ -194,7 +194,7 @@ def exposure_by_source(audit: Audit, shown: Sequence[int]) -> str:
     """
     exposure, bounds = audit.exposure, audit.exposure.stretches
     served = exposure.composition[:, shown]
-    samples = served.sum(axis=0) / audit.stream.index.sequence_length / len(served)
+    samples = served.sum(axis=0) / audit.run.index.sequence_length / len(served)
     joined = math.ceil(_LEAST_SAMPLES / max(float(samples.min()), 1e-9))
     starts = np.arange(0, len(served), max(1, min(joined, len(served) // _LEAST_POINTS)))
     sums = [np.add.reduceat(c, starts) for c in (exposure.source_earlier[:, shown], served)]
@@ -266,9 +266,9 @@ def work_of_rows(model: BalanceModel) -> str:
 def _of_steps(audit: Audit, title: str, height: int, y_end: float, y_title: str) -> _Plot:
     """Return axes over the steps of the run, with the past shaded."""
     plot = _Plot(
-        title=title, height=height, x_end=audit.stream.num_steps, y_end=y_end, y_title=y_title
+        title=title, height=height, x_end=audit.run.num_steps, y_end=y_end, y_title=y_title
     )
-    past = audit.stream.past_steps
+    past = audit.run.past_steps
     if past:
         width = f'width="{plot.x(past) - _LEFT:.3f}%" height="{height}"'
         plot.back.append(f'<rect class="past" x="{_LEFT}%" y="{_TOP}" {width}/>')

@@ -25,7 +25,6 @@ from megaindex.audit.report import (
     source_counts,
     times_seen,
 )
-from megaindex.audit.streams import AuditStream
 from megaindex.audit.trace import Origin, Serving
 from megaindex.console import (
     FittedTable,
@@ -36,6 +35,7 @@ from megaindex.console import (
     print_view,
     spaced,
 )
+from megaindex.run.run import Run
 from megaindex.validation import percent, shown
 
 SOURCE_COLUMNS = (
@@ -59,13 +59,13 @@ _MOST_ROWS = 200
 
 def print_audit(audit: Audit) -> None:
     """Print the summary of an audit."""
-    names = ShortNames.of(source.name for source in audit.stream.sources)
+    names = ShortNames.of(source.name for source in audit.run.sources)
     skips = [Prose(names.text(words), "bold") for words in skip_texts(audit)]
     parts: list[RenderableType] = [Prose(headline(audit), "bold"), *skips]
     parts += [_seen(audit), _Curve(audit)]
     parts += [Prose(jump_text(jump), "yellow") for jump in audit.jumps]
     parts += [Prose(names.text(words), "yellow") for words in cut_texts(audit)]
-    if len(audit.stream.sources) > 1:
+    if len(audit.run.sources) > 1:
         parts.append(_sources(audit, names))
     parts.append(Prose(distance_text(audit)))
     if audit.balance is not None:
@@ -135,7 +135,7 @@ def _distinct(numbers: Sequence[float]) -> list[str]:
     return next(each for each in texts if len(set(each)) == len(numbers))
 
 
-def print_origins(stream: AuditStream, found: Sequence[Origin], total: int) -> None:
+def print_origins(run: Run, found: Sequence[Origin], total: int) -> None:
     """Print the first of ``total`` spans with their rows, as a table or, with text, one by one."""
     paths = dict.fromkeys(_near(origin.file) for origin in found if origin.file is not None)
     files = ShortNames.of(paths)
@@ -147,7 +147,7 @@ def print_origins(stream: AuditStream, found: Sequence[Origin], total: int) -> N
         print_lines(line for origin in found for line in _text_lines(origin))
     else:
         note = [Prose(f"files: {files.common}", "dim")] if files.common else []
-        print_view(Group(_origin_table(stream, found, files), *note))
+        print_view(Group(_origin_table(run, found, files), *note))
     if total > len(found):
         print_lines([f"{total - len(found):,} more spans; --json lists all"])
 
@@ -157,12 +157,10 @@ def _near(path: str) -> str:
     return path.removeprefix(f"{os.getcwd()}/")
 
 
-def _origin_table(
-    stream: AuditStream, found: Sequence[Origin], files: ShortNames
-) -> RenderableType:
+def _origin_table(run: Run, found: Sequence[Origin], files: ShortNames) -> RenderableType:
     ranks = any(origin.serving.rank is not None for origin in found)
-    many = len(stream.sources) > 1
-    sources = ShortNames.of(source.name for source in stream.sources)
+    many = len(run.sources) > 1
+    sources = ShortNames.of(source.name for source in run.sources)
     names = ["step", *["rank"] * ranks, "sample", "document", "tokens", "row"]
     name_columns = [TableColumn("source", "name")] * many + [TableColumn("file", "name")]
     table = FittedTable(*names, *name_columns)
@@ -175,7 +173,7 @@ def _origin_table(
             str(serving.document),
             _token_range(serving),
             "–" if origin.row is None else f"{origin.row_name} {origin.row}",
-            *[sources.name(stream.sources[serving.source].name)] * many,
+            *[sources.name(run.sources[serving.source].name)] * many,
             "unknown" if origin.file is None else files.name(_near(origin.file)),
         )
     return table
@@ -200,20 +198,20 @@ def _text_lines(origin: Origin) -> Iterator[str]:
         yield f"  | {line}"
 
 
-def print_servings(stream: AuditStream, found: Sequence[Serving]) -> None:
+def print_servings(run: Run, found: Sequence[Serving]) -> None:
     """Print a look-up as a table."""
-    many = len(stream.sources) > 1
-    names = ShortNames.of(source.name for source in stream.sources)
+    many = len(run.sources) > 1
+    names = ShortNames.of(source.name for source in run.sources)
     columns = ("step", "rank", "micro batch", "sample", "document", "tokens")
     table = FittedTable(*columns, *[TableColumn("source", "name")] * many)
     for s in found[:_MOST_ROWS]:
         numbers = (s.step, s.rank, s.micro_batch, s.sample, s.document)
         cells = ["–" if number is None else str(number) for number in numbers]
-        table.add_row(*cells, _token_range(s), *[names.name(stream.sources[s.source].name)] * many)
+        table.add_row(*cells, _token_range(s), *[names.name(run.sources[s.source].name)] * many)
     rest = len(found) - _MOST_ROWS
     view: RenderableType = Group(table, *(names.note() if many else []))
     if not found:
-        view = Prose(f"not served in the {stream.num_steps:,} steps of this run")
+        view = Prose(f"not served in the {run.num_steps:,} steps of this run")
     elif rest > 0:
         view = Group(view, Prose(f"{rest} more; --json lists all"))
     print_view(view)
@@ -235,7 +233,7 @@ class _Curve:
     audit: Audit
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        exposure, last = self.audit.exposure.curve(), self.audit.stream.num_steps - 1
+        exposure, last = self.audit.exposure.curve(), self.audit.run.num_steps - 1
         highest = f"  highest {float(exposure.max()):.2f}"
         width = max(1, min(_CURVE_WIDTH, options.max_width - len(highest)))
         curve = _resampled(exposure, width)
@@ -311,8 +309,8 @@ def _verdict(difference: Difference) -> str:
 
 def _runs(runs: Sequence[TokenRun]) -> list[str]:
     found = []
-    for run in runs[:_MOST_RUNS]:
-        end = "its end" if run.length is None else f"{run.offset + run.length - 1}"
-        found.append(f"document {run.document}, tokens {run.offset} … {end}")
+    for each in runs[:_MOST_RUNS]:
+        end = "its end" if each.length is None else f"{each.offset + each.length - 1}"
+        found.append(f"document {each.document}, tokens {each.offset} … {end}")
     rest = len(runs) - _MOST_RUNS
     return [*found, f"and {rest} documents more"] if rest > 0 else found

@@ -1,4 +1,4 @@
-"""The audit of a stream: counts, jumps, the object of ``--json``, findings and suggestions."""
+"""The audit of a run: counts, jumps, the object of ``--json``, findings and suggestions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from megaindex._types import I64
 from megaindex.audit.balance import BalanceModel, model_balance
 from megaindex.audit.exposure import Exposure, Histograms, count_exposure
-from megaindex.audit.streams import AuditStream
 from megaindex.index.balance import CostModel
 from megaindex.index.blending import Progress
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan.model import SkipEffect, effect_of, json_value
+from megaindex.run.run import Run
 from megaindex.validation import percent
 
 _LEAST_RISE = 0.25
@@ -35,10 +35,10 @@ class Jump:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audit:
-    """Result of `audit`: a stream, its exact counts and the jumps of its exposure.
+    """Result of `audit`: a run, its exact counts and the jumps of its exposure.
 
     Attributes:
-        stream: samples and steps of the run.
+        run: samples and steps of the run.
         exposure: counts of the tokens by times seen, over the steps.
         jumps: steps at which exposure jumps.
         balance: modelled work of the rows, None if no cost model was given.
@@ -46,7 +46,7 @@ class Audit:
             it is input, and carries no loss.
     """
 
-    stream: AuditStream
+    run: Run
     exposure: Exposure = field(repr=False)
     jumps: tuple[Jump, ...]
     balance: BalanceModel | None = field(default=None, repr=False)
@@ -59,7 +59,7 @@ class Audit:
 
     def moments(self) -> list[tuple[str, Histograms]]:
         """Return named histograms: so far, if there are past steps, and after all steps."""
-        past = [("so far", self.exposure.past)] if self.stream.past_steps else []
+        past = [("so far", self.exposure.past)] if self.run.past_steps else []
         return [*past, ("after all steps", self.exposure.total)]
 
     @property
@@ -71,7 +71,7 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
-        stream, exposure = self.stream, self.exposure
+        run, exposure = self.run, self.exposure
         repeats = np.flatnonzero(exposure.distances)
         balance = {} if self.balance is None else {"balance": self.balance.to_json()}
         skip = {} if self.skip is None else {"skip": json_value(self.skip)}
@@ -79,14 +79,14 @@ class Audit:
             balance
             | skip
             | {
-                "order": stream.order,
-                "run_settings": dict(stream.settings),
-                "sequence_length": stream.index.sequence_length,
-                "steps": stream.num_steps,
-                "past_steps": stream.past_steps,
-                "consumed_samples": int(stream.step_bounds[stream.past_steps]),
-                "samples": stream.samples_served,
-                "num_epochs_built": stream.index.num_epochs,
+                "order": run.order,
+                "run_settings": dict(run.settings),
+                "sequence_length": run.index.sequence_length,
+                "steps": run.num_steps,
+                "past_steps": run.past_steps,
+                "consumed_samples": int(run.step_bounds[run.past_steps]),
+                "samples": run.samples_served,
+                "num_epochs_built": run.index.num_epochs,
                 "tokens_per_epoch": self.tokens,
                 "method": "exact, token by token",
                 "past": _histograms(exposure.past),
@@ -100,7 +100,7 @@ class Audit:
                         "first_repeated_step": None if repeat < 0 else repeat,
                     }
                     for source, past, total, repeat in zip(
-                        stream.sources,
+                        run.sources,
                         exposure.past.tokens,
                         exposure.total.tokens,
                         exposure.first_repeats.tolist(),
@@ -125,7 +125,7 @@ class Audit:
 
 
 def audit(
-    stream: AuditStream,
+    run: Run,
     *,
     points: int = 400,
     progress: Progress | None = None,
@@ -134,27 +134,27 @@ def audit(
     """Return exact counts of the times that a run serves each token, and of repeats over steps.
 
     Args:
-        stream: the run, from `stream_of_run`, `stream_of_recipe` or `stream_of_index`.
+        run: the run, from `run_of_settings`, `run_of_recipe` or `run_of_index`.
         points: greatest number of points of the exposure curve.
         progress: called with (done, total) while samples are located.
         cost_model: model of the work of a row; with it, the audit shows the time that ranks wait
             for each other in order and balanced. See docs/balance.md.
 
     Raises:
-        InvalidArgument: a cost model is given, and the stream has no micro batch size or
+        InvalidArgument: a cost model is given, and the run has no micro batch size or
             data-parallel size.
 
     Memory: about 40 bytes for each token run of a sample.
     """
-    balance = None if cost_model is None else model_balance(stream, cost_model)
-    exposure = count_exposure(stream, points=points, progress=progress)
+    balance = None if cost_model is None else model_balance(run, cost_model)
+    exposure = count_exposure(run, points=points, progress=progress)
     skip = None
-    if stream.skips is not None:
-        names = [source.name for source in stream.sources]
-        effect = effect_of(stream.skips, stream.step_bounds, masked_rows=stream.masked_rows)
-        skip = effect.counted(stream.index, names)
+    if run.skips is not None:
+        names = [source.name for source in run.sources]
+        effect = effect_of(run.skips, run.step_bounds, masked_rows=run.masked_rows)
+        skip = effect.counted(run.index, names)
     return Audit(
-        stream=stream,
+        run=run,
         exposure=exposure,
         jumps=tuple(_jumps(exposure)),
         balance=balance,
@@ -261,7 +261,7 @@ def source_counts(audit: Audit) -> list[SourceCounts]:
     exposure = audit.exposure
     served = exposure.composition.sum(axis=0)
     columns = zip(
-        audit.stream.sources,
+        audit.run.sources,
         exposure.total.tokens,
         served.tolist(),
         shares(served),
@@ -288,12 +288,12 @@ def source_counts(audit: Audit) -> list[SourceCounts]:
 
 def headline(audit: Audit) -> str:
     """Return a line with the order, the samples and the corpus."""
-    stream = audit.stream
-    order = f"order {stream.order}, " if stream.order else ""
-    past = f", of which {stream.past_steps:,} are past" if stream.past_steps else ""
+    run = audit.run
+    order = f"order {run.order}, " if run.order else ""
+    past = f", of which {run.past_steps:,} are past" if run.past_steps else ""
     return (
-        f"{order}{stream.samples_served:,} samples of {stream.lengths_text} tokens in "
-        f"{stream.num_steps:,} steps{past}; corpus of {audit.tokens:,} tokens"
+        f"{order}{run.samples_served:,} samples of {run.lengths_text} tokens in "
+        f"{run.num_steps:,} steps{past}; corpus of {audit.tokens:,} tokens"
     )
 
 
@@ -308,8 +308,8 @@ def findings(audit: Audit) -> list[str]:
         audit: result of `megaindex.audit.audit`.
     """
     steps = {
-        "so far": f"So far, after {audit.stream.past_steps:,} steps",
-        "after all steps": f"After all {audit.stream.num_steps:,} steps",
+        "so far": f"So far, after {audit.run.past_steps:,} steps",
+        "after all steps": f"After all {audit.run.num_steps:,} steps",
     }
     return [
         *skip_texts(audit),
@@ -379,13 +379,13 @@ def suggestions(audit: Audit) -> list[str]:
 
 
 def _changes(audit: Audit, sources: list[SourceCounts]) -> Iterator[str]:
-    stream = audit.stream
-    if any(source.cut_tokens for source in stream.sources):
+    run = audit.run
+    if any(source.cut_tokens for source in run.sources):
         yield (
             "To see the tokens that long_documents leaves out, set `long_documents: split` in "
             "these sources."
         )
-    policy = stream.settings.get("separate_final_epoch")
+    policy = run.settings.get("separate_final_epoch")
     if audit.jumps and policy in ("auto", "always"):
         whole = ", or end the run with a whole epoch" * (policy == "auto")
         yield (
@@ -406,14 +406,14 @@ def _changes(audit: Audit, sources: list[SourceCounts]) -> Iterator[str]:
         yield (
             f"{_names(mixed)}: tokens repeat before all are seen, as where epochs are shuffled "
             "together and the run ends within them. Choose a whole number of epochs"
-            + ("." if not _is_frameworks(stream.order) else f" (`megaindex plan {flag}`){order}.")
+            + ("." if not _is_frameworks(run.order) else f" (`megaindex plan {flag}`){order}.")
         )
     short = [source for source in unseen if source.more < _NOTABLE]
     if len(sources) == 1 and short:
-        steps = -(-stream.num_steps * short[0].tokens // short[0].served)
+        steps = -(-run.num_steps * short[0].tokens // short[0].served)
         yield (
             f"The run ends before one epoch: the whole corpus takes about {steps:,} steps, not "
-            f"{stream.num_steps:,}."
+            f"{run.num_steps:,}."
         )
     least = min((source.epochs for source in unseen), default=np.inf)
     over = [source for source in sources if source.epochs >= max(1, 2 * least)]
@@ -456,7 +456,7 @@ def cut_texts(audit: Audit) -> list[str]:
         f"{source.name}: {source.cut_tokens:,} tokens "
         f"({percent(source.cut_tokens / int(counts.sum()))}) are in no sample of an epoch, because "
         f"of {source.cut_by}, and stay unseen."
-        for source, counts in zip(audit.stream.sources, audit.exposure.total.tokens, strict=True)
+        for source, counts in zip(audit.run.sources, audit.exposure.total.tokens, strict=True)
         if source.cut_tokens
     ]
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I64
-from megaindex.audit.streams import AuditStream, Runs
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.format.provenance import (
@@ -28,6 +27,7 @@ from megaindex.format.provenance import (
 )
 from megaindex.index.array_index import distinct, served_tokens
 from megaindex.io.paths import is_remote
+from megaindex.run.run import Run, TokenRuns
 from megaindex.tokenize.tokenizers import Tokenizer, find_tokenizer, load
 from megaindex.validation import check_between
 
@@ -41,7 +41,7 @@ class Serving:
         sample: position of the sample in the run.
         rank: data-parallel rank; None if micro batch or number of ranks are unknown.
         micro_batch: number of the rank's micro batch in the step, from 0.
-        source: number of the source in `AuditStream.sources`.
+        source: number of the source in `Run.sources`.
         document: sequence id in the source.
         offset: first token, in the document.
         length: number of tokens.
@@ -61,72 +61,72 @@ class Serving:
         return dict(vars(self))
 
 
-def documents_of(stream: AuditStream, step: int, rank: int | None = None) -> list[Serving]:
+def documents_of(run: Run, step: int, rank: int | None = None) -> list[Serving]:
     """Return the servings of a step, in order of samples.
 
     Args:
-        stream: the run.
+        run: the run.
         step: step, from 0.
         rank: data-parallel rank; None: all ranks.
 
     Raises:
         OutOfRange: the step or rank does not exist.
-        InvalidArgument: a rank is given, and the stream has no micro batch or number of ranks.
+        InvalidArgument: a rank is given, and the run has no micro batch or number of ranks.
     """
-    if not 0 <= step < stream.num_steps:
-        raise OutOfRange(f"step must be from 0 to {stream.num_steps - 1}, got {step}")
+    if not 0 <= step < run.num_steps:
+        raise OutOfRange(f"step must be from 0 to {run.num_steps - 1}, got {step}")
     if rank is not None:
-        _check_rank(stream, rank)
-    first, last = stream.step_bounds[step : step + 2].tolist()
-    found = [serving for runs in stream.runs(first, last) for serving in servings(stream, runs)]
+        _check_rank(run, rank)
+    first, last = run.step_bounds[step : step + 2].tolist()
+    found = [serving for runs in run.runs(first, last) for serving in servings(run, runs)]
     return [serving for serving in found if rank is None or serving.rank == rank]
 
 
-def steps_of(stream: AuditStream, document: int, source: int = 0) -> list[Serving]:
+def steps_of(run: Run, document: int, source: int = 0) -> list[Serving]:
     """Return all servings of a document, in order of training.
 
     Args:
-        stream: the run.
+        run: the run.
         document: sequence id in its source.
-        source: number of the source in `AuditStream.sources`.
+        source: number of the source in `Run.sources`.
 
     Raises:
         OutOfRange: the source does not exist, or the document is outside its part of the corpus.
     """
-    return list(servings(stream, runs_of(stream, [document], source)))
+    return list(servings(run, runs_of(run, [document], source)))
 
 
-def runs_of(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> Runs:
+def runs_of(run: Run, documents: npt.ArrayLike, source: int = 0) -> TokenRuns:
     """Return all token runs of documents that are input of a sample, in order of the samples.
 
     Args:
-        stream: the run.
+        run: the run.
         documents: sequence ids in their source, in any order.
-        source: number of the source in `AuditStream.sources`.
+        source: number of the source in `Run.sources`.
 
     Raises:
         OutOfRange: the source does not exist, or a document is outside its part of the corpus.
     """
-    runs = unordered_runs(stream, documents, source)
+    runs = unordered_runs(run, documents, source)
     return runs.select(np.argsort(runs.sample, kind="stable"))
 
 
-def unordered_runs(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> Runs:
+def unordered_runs(run: Run, documents: npt.ArrayLike, source: int = 0) -> TokenRuns:
     """Return the result of `runs_of` in any order, which for millions of runs is faster."""
-    check_source(stream, source)
+    check_source(run, source)
     ids = distinct(np.asarray(documents, np.int64).ravel())
-    first = stream.sources[source].first_document
-    last = first + stream.sources[source].lengths.size - 1
+    first = run.sources[source].first_document
+    last = first + run.sources[source].lengths.size - 1
     outside = ids[(ids < first) | (ids > last)]
     if outside.size:
         raise OutOfRange(
-            f"{stream.sources[source].name}: the audited documents are {first} to {last}, got "
+            f"{run.sources[source].name}: the audited documents are {first} to {last}, got "
             f"{outside[0]}"
         )
-    found = served_tokens(stream.index, ids, source)
-    if stream.num_samples < stream.index.num_samples:
-        found = found.select(found.sample < stream.num_samples)
-    return Runs(
+    found = served_tokens(run.index, ids, source)
+    if run.num_samples < run.index.num_samples:
+        found = found.select(found.sample < run.num_samples)
+    return TokenRuns(
         sample=found.sample,
         source=np.full(found.sample.size, source, np.int32),
         document=found.document,
@@ -135,24 +135,24 @@ def unordered_runs(stream: AuditStream, documents: npt.ArrayLike, source: int = 
     )
 
 
-def check_source(stream: AuditStream, source: int) -> None:
-    """Raise OutOfRange unless the stream has a source of that number."""
-    if not 0 <= source < len(stream.sources):
-        raise OutOfRange(f"source must be from 0 to {len(stream.sources) - 1}, got {source}")
+def check_source(run: Run, source: int) -> None:
+    """Raise OutOfRange unless the run has a source of that number."""
+    if not 0 <= source < len(run.sources):
+        raise OutOfRange(f"source must be from 0 to {len(run.sources) - 1}, got {source}")
 
 
-def _check_rank(stream: AuditStream, rank: int) -> None:
-    if stream.micro_batch_size is None or stream.data_parallel_size is None:
+def _check_rank(run: Run, rank: int) -> None:
+    if run.micro_batch_size is None or run.data_parallel_size is None:
         raise InvalidArgument(
             "a rank needs --micro-batch-size and --data-parallel-size, by which ranks share a step"
         )
-    check_between("rank", rank, 0, stream.data_parallel_size - 1, error=OutOfRange)
+    check_between("rank", rank, 0, run.data_parallel_size - 1, error=OutOfRange)
 
 
-def servings(stream: AuditStream, runs: Runs) -> Iterator[Serving]:
+def servings(run: Run, runs: TokenRuns) -> Iterator[Serving]:
     """Yield the servings of token runs."""
-    step = stream.step_of(runs.sample)
-    ranks, micro_batches = _ranks(stream, step, runs.sample - stream.step_bounds[step])
+    step = run.step_of(runs.sample)
+    ranks, micro_batches = _ranks(run, step, runs.sample - run.step_bounds[step])
     columns = (step, runs.sample, runs.source, runs.document, runs.offset, runs.length)
     names = ("step", "sample", "source", "document", "offset", "length")
     for place, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
@@ -163,19 +163,19 @@ def servings(stream: AuditStream, runs: Runs) -> Iterator[Serving]:
         )
 
 
-def _ranks(stream: AuditStream, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
+def _ranks(run: Run, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
     """Return rank and micro batch of samples, as `megaindex.loader.samplers` assigns them.
 
     A last step with rows of padding spreads its samples over all micro batches.
     """
-    size, parallel = stream.micro_batch_size, stream.data_parallel_size
+    size, parallel = run.micro_batch_size, run.data_parallel_size
     if size is None or parallel is None:
         return None, None
     number = within // size
-    if stream.masked_rows:
-        first, end = stream.step_bounds[-2:].tolist()
-        each, longer = divmod(end - first, (end - first + stream.masked_rows) // size)
-        is_last, cut = step == stream.num_steps - 1, longer * (each + 1)
+    if run.masked_rows:
+        first, end = run.step_bounds[-2:].tolist()
+        each, longer = divmod(end - first, (end - first + run.masked_rows) // size)
+        is_last, cut = step == run.num_steps - 1, longer * (each + 1)
         spread = np.where(within < cut, within // (each + 1), longer)
         spread += np.where(within < cut, 0, (within - cut) // max(each, 1))
         number = np.where(is_last, spread, number)
@@ -238,7 +238,7 @@ class _Pair:
     def dataset(self) -> IndexedDataset:
         if not self.path_prefix:
             raise InvalidArgument(
-                f"{self.name}: the stream has no path of the pair; give its sources a path_prefix"
+                f"{self.name}: the run has no path of the pair; give its sources a path_prefix"
             )
         return IndexedDataset(self.path_prefix, dialect=self._dialect)
 
@@ -257,14 +257,14 @@ class _Pair:
         return np.asarray(np.repeat(begins, counts) + within, np.int64)
 
 
-def _pairs(stream: AuditStream) -> list[_Pair]:
-    dialect = str(stream.settings.get("framework", "megatron"))
+def _pairs(run: Run) -> list[_Pair]:
+    dialect = str(run.settings.get("framework", "megatron"))
     dialect = dialect if dialect in ("neox", "paddlenlp") else "megatron"
-    return [_Pair(source.name, source.path_prefix, dialect) for source in stream.sources]
+    return [_Pair(source.name, source.path_prefix, dialect) for source in run.sources]
 
 
 def origins(
-    stream: AuditStream,
+    run: Run,
     servings: Iterable[Serving],
     *,
     text: bool = False,
@@ -273,7 +273,7 @@ def origins(
     """Yield the origin of each serving; its file is None where a pair has no provenance.
 
     Args:
-        stream: the run.
+        run: the run.
         servings: results of `documents_of` or `steps_of`.
         text: decode the tokens.
         tokenizer: tokenizer of the text; by default the one that the provenance records.
@@ -282,7 +282,7 @@ def origins(
         FormatError: a provenance is damaged or of another pair.
         InvalidArgument: no tokenizer is recorded, or another file has its path now.
     """
-    pairs, loaded = _pairs(stream), cache(_load_tokenizer)  # which hashes its file
+    pairs, loaded = _pairs(run), cache(_load_tokenizer)  # which hashes its file
     for serving in servings:
         pair = pairs[serving.source]
         origin, recorded = _origin(pair, serving)
@@ -331,11 +331,11 @@ def _load_tokenizer(tokenizer: str | RecordedTokenizer) -> Tokenizer:
     return load(file)
 
 
-def documents_of_rows(stream: AuditStream, rows: str) -> dict[int, I64]:
+def documents_of_rows(run: Run, rows: str) -> dict[int, I64]:
     """Return the documents of input rows, as sequence ids by number of the source.
 
     Args:
-        stream: the run.
+        run: the run.
         rows: ``FILE``, ``FILE:120`` or ``FILE:120-140``, both included. Lines count from 1, rows
             of other formats from 0. A path that was not recorded may be the end of one that was.
 
@@ -345,7 +345,7 @@ def documents_of_rows(stream: AuditStream, rows: str) -> dict[int, I64]:
         OutOfRange: no document came from these rows, or only documents outside the run's part.
     """
     path, first, last = _parsed(rows)
-    pairs = _pairs(stream)
+    pairs = _pairs(run)
     known = [(pair, pair.provenance) for pair in pairs]
     if all(provenance is None for _, provenance in known):
         raise InvalidArgument(
@@ -376,7 +376,7 @@ def documents_of_rows(stream: AuditStream, rows: str) -> dict[int, I64]:
             spans.append(text)
             past.append(end)
             if documents.size:
-                sequences = _inside(stream, number, pair.sequences_of(documents))
+                sequences = _inside(run, number, pair.sequences_of(documents))
                 found[number] = np.union1d(found.get(number, sequences), sequences)
     if found and last is not None and last > max(past):
         raise OutOfRange(
@@ -391,9 +391,9 @@ def documents_of_rows(stream: AuditStream, rows: str) -> dict[int, I64]:
     return found
 
 
-def _inside(stream: AuditStream, source: int, sequences: I64) -> I64:
-    first = stream.sources[source].first_document
-    inside = (sequences >= first) & (sequences < first + stream.sources[source].lengths.size)
+def _inside(run: Run, source: int, sequences: I64) -> I64:
+    first = run.sources[source].first_document
+    inside = (sequences >= first) & (sequences < first + run.sources[source].lengths.size)
     return sequences[inside]
 
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-from megaindex.audit.streams import AuditStream
 from megaindex.audit.trace import documents_of, steps_of
 from megaindex.cli.options import Parser, add_flags, print_json
 from megaindex.cli.plan import (
@@ -19,10 +18,11 @@ from megaindex.cli.plan import (
     add_index_arguments,
     add_run_arguments,
     cost_model_of,
-    stream_of_options,
+    run_of_options,
 )
 from megaindex.errors import InvalidArgument
 from megaindex.progress import counting_samples
+from megaindex.run.run import Run
 
 _LAST_SECOND = 253402300799  # of the year 9999
 
@@ -36,11 +36,11 @@ def main(arguments: Sequence[str]) -> int:
 
         check_page(options.html)
         date = _date()
-    stream = stream_of_options(options)
+    run = run_of_options(options)
     if options.step is None and options.document is None:
-        _audit(stream, options, shlex.join(["megaindex", "audit", *arguments]), date)
+        _audit(run, options, shlex.join(["megaindex", "audit", *arguments]), date)
     else:
-        _look_up(stream, options)
+        _look_up(run, options)
     return 0
 
 
@@ -89,13 +89,13 @@ def _date() -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(int(wanted)))
 
 
-def _audit(stream: AuditStream, options: argparse.Namespace, command: str, date: str) -> None:
+def _audit(run: Run, options: argparse.Namespace, command: str, date: str) -> None:
     from megaindex.audit.render import print_audit
     from megaindex.audit.report import audit
 
     with counting_samples() as progress:
         result = audit(
-            stream, points=options.points, progress=progress, cost_model=cost_model_of(options)
+            run, points=options.points, progress=progress, cost_model=cost_model_of(options)
         )
     if options.json:
         print_json(result.to_json())
@@ -108,14 +108,14 @@ def _audit(stream: AuditStream, options: argparse.Namespace, command: str, date:
         print(f"megaindex audit: wrote {options.html}", file=sys.stderr)
 
 
-def _look_up(stream: AuditStream, options: argparse.Namespace) -> None:
+def _look_up(run: Run, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_servings
 
     if options.step is not None:
-        found = documents_of(stream, options.step, options.rank)
+        found = documents_of(run, options.step, options.rank)
     else:
-        found = steps_of(stream, options.document, options.source or 0)
+        found = steps_of(run, options.document, options.source or 0)
     if options.json:
         print_json({"servings": [serving.to_json() for serving in found]})
     else:
-        print_servings(stream, found)
+        print_servings(run, found)

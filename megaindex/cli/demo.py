@@ -40,7 +40,7 @@ from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.loader.token_readers import MappedTokens
 from megaindex.lock.check import verify_lock
 from megaindex.lock.make import make_lock
-from megaindex.lock.opening import open_stream
+from megaindex.lock.opening import run_of_lock
 from megaindex.plan.plan import make_plan
 from megaindex.plan.render import plan_view
 from megaindex.progress import copying, counting
@@ -325,7 +325,7 @@ class _Demo:
                 raise MegaIndexError(f"the check of step {step} of {path} failed")
             say(f"step {step} is what the lock says, from the .idx alone")
         with self._step("   trace") as say:
-            stream = open_stream(lock)
+            stream = run_of_lock(lock)
             found = documents_of(stream, step, rank=0)
             shown = list(origins(stream, found[:3]))
             say(f"rank 0 reads {len(found)} spans in step {step}, the first of them:")

@@ -30,9 +30,9 @@ from megaindex.recipe.recipe import Recipe
 from megaindex.validation import check_choice
 
 if TYPE_CHECKING:
-    from megaindex.audit.streams import AuditStream
     from megaindex.cache.array_files import ArrayFiles, Arrays
     from megaindex.index.spans import Index
+    from megaindex.run.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class ExportedSet:
     text: str
     """Content of the marker."""
     arrays: Arrays
-    stream: AuditStream
+    stream: Run
     index: Index
     short: int
     """Samples that the reader completes with padding."""
@@ -126,12 +126,12 @@ def _sets(
 ) -> list[ExportedSet]:
     """Return the arrays of each subset that the framework builds."""
     from megaindex.builders.recipe import open_recipe
-    from megaindex.lock.make import streams_of
+    from megaindex.lock.make import runs_of_subsets
 
     _check_run(run, options)
     opened = open_recipe(run) if isinstance(run, Recipe) else None
     wanted = [each for each in target.subsets if each in (options.subset or SPLITS)]
-    streams = streams_of(run, opened, None, wanted if wanted == ["train"] else SPLITS)
+    streams = runs_of_subsets(run, opened, None, wanted if wanted == ["train"] else SPLITS)
     if opened is not None:  # a recipe evaluates by rules of its own
         streams = {"train": streams["train"]}
     requests = _requests(run, streams, target, options.split)
@@ -198,7 +198,7 @@ def _check_run(run: Recipe | RunSettings, options: argparse.Namespace) -> None:
 
 def _requests(
     run: Recipe | RunSettings,
-    streams: Mapping[Split, AuditStream],
+    streams: Mapping[Split, Run],
     target: ExportFormat,
     split: str | None,
 ) -> dict[Split, NamedDataset]:
@@ -247,7 +247,7 @@ def _requests(
 
 
 def _under_framework(
-    run: Recipe | RunSettings, stream: AuditStream, target: ExportFormat, split: str | None
+    run: Recipe | RunSettings, stream: Run, target: ExportFormat, split: str | None
 ) -> RunSettings:
     """Return the run of the framework that takes the same steps."""
     steps = Target(kind="iterations", value=Fraction(stream.num_steps))
@@ -265,7 +265,7 @@ def _under_framework(
 
 
 def _set(
-    stream: AuditStream, dataset: NamedDataset, target: ExportFormat, options: argparse.Namespace
+    stream: Run, dataset: NamedDataset, target: ExportFormat, options: argparse.Namespace
 ) -> ExportedSet:
     """Return the arrays of a subset and their names."""
     from megaindex.index.array_index import arrays_of

@@ -81,7 +81,7 @@ def _subset_facts(subset: Mapping[str, Any]) -> dict[str, Any]:
     """
     import numpy as np
 
-    from megaindex.lock.make import first_step, step_bounds_of
+    from megaindex.run.subset import first_step, step_bounds_of
 
     left_out = np.array(subset["index"].get("left_out", ()), np.int64).reshape(-1, 2)
     bounds = step_bounds_of(subset)

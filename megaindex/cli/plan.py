@@ -21,13 +21,13 @@ from megaindex.validation import shown
 
 if TYPE_CHECKING:
     from megaindex.audit.balance import BalanceModel
-    from megaindex.audit.streams import AuditStream
     from megaindex.index.balance import CostModel
     from megaindex.index.skips import Skip
     from megaindex.loader.recipe_loader import StoredRecipe
     from megaindex.plan.model import Plan
     from megaindex.plan.recipe_plan import RecipePlan
     from megaindex.recipe.recipe import Recipe
+    from megaindex.run.run import Run
 
 AnyPlan = TypeVar("AnyPlan", "Plan", "RecipePlan")
 
@@ -57,10 +57,10 @@ def main(arguments: Sequence[str]) -> int:
     balance = None
     with_files = all(source.tokens is None for source in run.data.train)
     if cost is not None or (_counts_masked(plan) and with_files):
-        from megaindex.audit.streams import stream_of_run
+        from megaindex.run.from_settings import run_of_settings
 
         with counting_samples() as progress:
-            stream = stream_of_run(run, progress=progress)
+            stream = run_of_settings(run, progress=progress)
         plan, balance = _modelled(plan, stream, cost)
     if options.print_config and not options.json:
         print(export_settings(plan, run, options.print_config))
@@ -123,9 +123,9 @@ def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | N
     balance = None
     with_files = all(source.path for source in recipe.sources)
     if cost is not None or (_counts_masked(plan) and with_files):
-        from megaindex.audit.streams import stream_of_recipe
+        from megaindex.run.from_recipe import run_of_recipe
 
-        plan, balance = _modelled(plan, stream_of_recipe(recipe), cost)
+        plan, balance = _modelled(plan, run_of_recipe(recipe), cost)
     _show(plan, balance, options, print_recipe_plan)
     repeating = [
         f"{draw.source} repeats from step {draw.first_repeat} on"
@@ -140,7 +140,7 @@ def _counts_masked(plan: Plan | RecipePlan) -> bool:
 
 
 def _modelled(
-    plan: AnyPlan, stream: AuditStream, cost: CostModel | None
+    plan: AnyPlan, stream: Run, cost: CostModel | None
 ) -> tuple[AnyPlan, BalanceModel | None]:
     """Return the plan with the tokens whose loss is masked, and the balance of the ranks."""
     from megaindex.audit.balance import model_balance
@@ -402,19 +402,20 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
     add("--python-sum", metavar="HOW", help=summed)
 
 
-def stream_of_options(options: argparse.Namespace) -> AuditStream:
+def run_of_options(options: argparse.Namespace) -> Run:
     """Return the stream of a lock, a recipe or a run that flags describe."""
-    from megaindex.audit.streams import stream_of_recipe, stream_of_run
     from megaindex.progress import counting_samples
+    from megaindex.run.from_recipe import run_of_recipe
+    from megaindex.run.from_settings import run_of_settings
 
     if options.lock:
-        return _stream_of_lock(options)
+        return _run_of_lock(options)
     options.skip = skips_of_options(options)
     recipe = recipe_of(options, besides=("consumed_samples", "skip"))
     if recipe is None:
         with named_as_in_files(vars(options)), counting_samples() as progress:
             run = resolve(read_settings(vars(options)))
-            return stream_of_run(
+            return run_of_settings(
                 run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
             )
     if options.subset != "train":
@@ -422,11 +423,11 @@ def stream_of_options(options: argparse.Namespace) -> AuditStream:
             f"--subset {options.subset}: a recipe has training data only; leave --subset out"
         )
     consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
-    return stream_of_recipe(recipe, consumed_samples=consumed)
+    return run_of_recipe(recipe, consumed_samples=consumed)
 
 
 def add_index_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `stream_of_options` besides those that describe a run."""
+    """Add the flags of `run_of_options` besides those that describe a run."""
     built = parser.add_argument_group("index")
     built.add_argument("--lock", metavar="FILE", help="lock of the run, in place of its settings")
     add_flags(built, "--subset", "--cache-dir")
@@ -445,11 +446,11 @@ def locked_run_of(options: argparse.Namespace) -> Recipe | RunSettings:
     return locked_run(options.lock)
 
 
-def _stream_of_lock(options: argparse.Namespace) -> AuditStream:
-    from megaindex.lock.opening import open_stream
+def _run_of_lock(options: argparse.Namespace) -> Run:
+    from megaindex.lock.opening import run_of_lock
 
     _check_lock_alone(options)
-    return open_stream(options.lock, subset=options.subset, cache_dir=options.cache_dir)
+    return run_of_lock(options.lock, subset=options.subset, cache_dir=options.cache_dir)
 
 
 def _check_lock_alone(options: argparse.Namespace) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from megaindex._types import I64
-from megaindex.audit.streams import AuditStream, Runs, join_runs
 from megaindex.audit.trace import (
     documents_of,
     documents_of_rows,
@@ -22,10 +21,11 @@ from megaindex.audit.trace import (
     unordered_runs,
 )
 from megaindex.cli.options import Parser, add_flags, print_json
-from megaindex.cli.plan import add_index_arguments, add_run_arguments, stream_of_options
+from megaindex.cli.plan import add_index_arguments, add_run_arguments, run_of_options
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import membership
 from megaindex.index.skips import read_ids
+from megaindex.run.run import Run, TokenRuns, join_runs
 
 _MOST_ROWS = 200  # printed without --json
 _MOST_RANGES = 40
@@ -35,13 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
     documents = None if options.documents is None else read_ids(options.documents)
-    stream = stream_of_options(options)
+    run = run_of_options(options)
     if options.step is not None:
-        _trace_step(stream, options)
+        _trace_step(run, options)
     elif documents is not None:
-        _trace_documents(stream, options, {options.source or 0: documents})
+        _trace_documents(run, options, {options.source or 0: documents})
     else:
-        _trace_documents(stream, options, documents_of_rows(stream, options.rows))
+        _trace_documents(run, options, documents_of_rows(run, options.rows))
     return 0
 
 
@@ -78,44 +78,42 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("--tokenizer needs --text; give it as well, or leave it out")
 
 
-def _trace_step(stream: AuditStream, options: argparse.Namespace) -> None:
-    found = documents_of(stream, options.step, options.rank)
+def _trace_step(run: Run, options: argparse.Namespace) -> None:
+    found = documents_of(run, options.step, options.rank)
     more = {"text": options.text, "tokenizer": options.tokenizer}
     if options.json:
-        spans = [origin.to_json() for origin in origins(stream, found, **more)]
+        spans = [origin.to_json() for origin in origins(run, found, **more)]
         print_json({"step": options.step, "spans": spans})
         return
     from megaindex.audit.render import print_origins
 
-    if not found and stream.skips is not None and options.rank is None:
+    if not found and run.skips is not None and options.rank is None:
         print(
             f"step {options.step} is skipped; the samples of moved steps are served behind the end"
         )
         return
-    begin, end = stream.step_bounds[options.step : options.step + 2].tolist()
+    begin, end = run.step_bounds[options.step : options.step + 2].tolist()
     if begin == end:
         print(f"step {options.step} was made in another system, and its rows are unknown")
         return
-    shown = list(origins(stream, found[:_MOST_ROWS], **more))
-    print_origins(stream, shown, len(found))
+    shown = list(origins(run, found[:_MOST_ROWS], **more))
+    print_origins(run, shown, len(found))
 
 
-def _trace_documents(
-    stream: AuditStream, options: argparse.Namespace, documents: dict[int, I64]
-) -> None:
-    runs = join_runs([unordered_runs(stream, ids, source) for source, ids in documents.items()])
-    steps = stream.step_of(runs.sample)
-    serves = membership(steps[steps >= 0], stream.num_steps)
+def _trace_documents(run: Run, options: argparse.Namespace, documents: dict[int, I64]) -> None:
+    runs = join_runs([unordered_runs(run, ids, source) for source, ids in documents.items()])
+    steps = run.step_of(runs.sample)
+    serves = membership(steps[steps >= 0], run.num_steps)
     ranges = step_ranges(np.flatnonzero(serves))
     count = sum(ids.size for ids in documents.values())
     first = _first(runs, runs.sample.size if options.json else _MOST_ROWS)
-    found = servings(stream, first)
-    shown = list(origins(stream, found, text=options.text, tokenizer=options.tokenizer))
+    found = servings(run, first)
+    shown = list(origins(run, found, text=options.text, tokenizer=options.tokenizer))
     if options.json:
         facts = {
             "documents": count,
             "tokens_served": int(runs.length.sum()),
-            "past_steps": stream.past_steps,
+            "past_steps": run.past_steps,
             "steps": ranges_text(ranges),
             "spans": [origin.to_json() for origin in shown],
         }
@@ -124,12 +122,12 @@ def _trace_documents(
     from megaindex.audit.render import print_origins
     from megaindex.console import print_lines
 
-    print_lines(_summary(stream, runs, count, ranges))
+    print_lines(_summary(run, runs, count, ranges))
     if runs.sample.size:
-        print_origins(stream, shown, runs.sample.size)
+        print_origins(run, shown, runs.sample.size)
 
 
-def _first(runs: Runs, most: int) -> Runs:
+def _first(runs: TokenRuns, most: int) -> TokenRuns:
     """Return at least the first ``most`` runs in order of training, and no sample in part."""
     if most < runs.sample.size:
         last = np.partition(runs.sample, most - 1)[most - 1]
@@ -137,22 +135,20 @@ def _first(runs: Runs, most: int) -> Runs:
     return runs.select(np.argsort(runs.sample, kind="stable"))
 
 
-def _summary(
-    stream: AuditStream, runs: Runs, count: int, ranges: Sequence[tuple[int, int]]
-) -> list[str]:
+def _summary(run: Run, runs: TokenRuns, count: int, ranges: Sequence[tuple[int, int]]) -> list[str]:
     """Return the lines above the table."""
     plural = "" if count == 1 else "s"
     if not runs.sample.size:
-        return [f"{count:,} document{plural}, not served in the {stream.num_steps:,} steps"]
+        return [f"{count:,} document{plural}, not served in the {run.num_steps:,} steps"]
     steps = sum(last - first + 1 for first, last in ranges)
     past = sum(
-        max(0, min(last + 1, stream.past_steps) - first)
+        max(0, min(last + 1, run.past_steps) - first)
         for first, last in ranges
-        if first < stream.past_steps
+        if first < run.past_steps
     )
     many = "" if steps == 1 else "s"
     said = f"{count:,} document{plural}, {int(runs.length.sum()):,} tokens served"
-    divided = f": {past:,} past, {steps - past:,} to come" if stream.past_steps else ""
+    divided = f": {past:,} past, {steps - past:,} to come" if run.past_steps else ""
     text = ranges_text(ranges[:_MOST_RANGES])
     rest = len(ranges) - _MOST_RANGES
     more = f" and {rest:,} more ranges; --json lists all" if rest > 0 else ""

@@ -224,6 +224,13 @@ class CombinedIndex(ShownIndex):
         return tuple(each for index in self._combined for each in separates_documents(index))
 
 
+def sources_of(index: Index) -> tuple[Index, ...]:
+    """Return the index of each source of an index."""
+    if not isinstance(index, CombinedIndex):
+        return (index,)
+    return tuple(each for part in index._combined for each in sources_of(part))
+
+
 def datasets_of(index: Any) -> tuple[IndexedDataset, ...]:
     """Return the dataset of each source of an index; empty if the index does not hold them."""
     return tuple(getattr(index, "datasets", ()))

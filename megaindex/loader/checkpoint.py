@@ -16,7 +16,7 @@ from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
 from megaindex.index.blending import exact_values
-from megaindex.index.spans import Index
+from megaindex.index.spans import Index, sources_of
 from megaindex.index.stretches import StretchedIndex
 from megaindex.loader.targets import Targets
 from megaindex.recipe.layout import RecipeLayout
@@ -44,7 +44,7 @@ def check_datasets(index: Index, datasets: Sequence[IndexedDataset]) -> None:
     A quick comparison: the number of sources, and of each source the number of sequences and the
     lengths of a few.
     """
-    sources = _sources(index)
+    sources = sources_of(index)
     if len(sources) > len(datasets):
         raise InvalidArgument(
             f"datasets must be {len(sources)}, one for each source of the index, got "
@@ -232,17 +232,6 @@ def _digest(index: Index, samples: Any, numbers: IntArray | None) -> str:
     for part in (*spans, spans.row_splits):
         digest.update(array_bytes(part))
     return digest.hexdigest()
-
-
-def _sources(index: Any) -> Sequence[Any]:
-    """Return the index of each source."""
-    while isinstance(index, StretchedIndex):
-        index = index.widest
-    if hasattr(index, "indices"):  # a blend
-        return tuple(index.indices)
-    if hasattr(index, "stages") and hasattr(index, "sources"):
-        return tuple(index.sources)
-    return (index,)
 
 
 @dataclass(frozen=True, kw_only=True)

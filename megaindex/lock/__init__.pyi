@@ -4,7 +4,7 @@ from megaindex.lock.lock_file import LockedSource as LockedSource
 from megaindex.lock.lock_file import read_lock as read_lock
 from megaindex.lock.make import make_lock as make_lock
 from megaindex.lock.opening import open_run as open_run
-from megaindex.lock.opening import open_stream as open_stream
+from megaindex.lock.opening import run_of_lock as run_of_lock
 from megaindex.lock.report import RunReport as RunReport
 from megaindex.lock.report import SourceReport as SourceReport
 from megaindex.lock.report import report_run as report_run

@@ -29,18 +29,16 @@ from megaindex.io.paths import absolute
 from megaindex.lock.lock_file import Lock, LockedFile, LockedSource, parse_lock
 from megaindex.lock.make import (
     Folder,
-    block_bounds,
     file_facts,
-    first_step,
     idx_hash,
     most_samples,
     resolved_subsets,
-    step_bounds_of,
     token_hashes,
 )
 from megaindex.lock.settings import differences, read_run, step_bounds_by_settings
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
+from megaindex.run.subset import block_bounds, first_step, step_bounds_of
 from megaindex.validation import error_text, shown
 
 Progress = Callable[[int, int], None]

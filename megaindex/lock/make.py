@@ -12,34 +12,19 @@ import numpy as np
 import xxhash
 
 import megaindex
-from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
-from megaindex.audit.streams import (
-    AuditStream,
-    source_of_opened,
-    stream_of_opened,
-    stream_of_run,
-)
 from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import OpenRecipe, ValidationCache, open_recipe
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument, MissingFile
-from megaindex.index.description import describe_index
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
-from megaindex.index.skips import source_number, unskipped
+from megaindex.index.skips import source_number
 from megaindex.index.spans import datasets_of
 from megaindex.io.paths import FileInfo, absolute, as_storage_error, is_remote, open_regular
 from megaindex.lock.lock_file import Lock, compact
-from megaindex.lock.settings import (
-    files_of,
-    leaves,
-    map_leaves,
-    paths_of,
-    settings_of,
-    skip_settings,
-)
+from megaindex.lock.settings import files_of, leaves, paths_of, settings_of
 from megaindex.lock.shape import FORMAT, LEAST_CHUNK, PATHS, SOURCE_COLUMNS, VERSION
 from megaindex.objects.files import each_of, read_ranges, stat_path
 from megaindex.plan.plan import evaluation_of
@@ -48,6 +33,10 @@ from megaindex.plan.sources import parts_of
 from megaindex.progress import Bar, silent
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
+from megaindex.run.from_recipe import run_of_opened, source_of_opened
+from megaindex.run.from_settings import run_of_settings
+from megaindex.run.run import Run
+from megaindex.run.subset import block_bounds, first_step, rows_of, subset_of
 
 Folder = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -82,7 +71,7 @@ def make_lock(
         The lock; `Lock.write` writes it.
 
     Raises:
-        InvalidArgument: the run cannot be built, see `megaindex.audit.stream_of_run`, or is that
+        InvalidArgument: the run cannot be built, see `megaindex.audit.run_of_settings`, or is that
             of `megaindex.amend_run` or `megaindex.extend_run`.
         FormatError, StorageError: a source cannot be read.
     """
@@ -111,7 +100,7 @@ def _lock_of(
 ) -> Lock:
     run = _with_absolute_paths(run)
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    streams = streams_of(run, opened, cache_dir)
+    streams = runs_of_subsets(run, opened, cache_dir)
     paths, named = paths_of(run), files_of(run)
     rows, files = rows_of(paths), rows_of(named)
     dialect = "megatron" if isinstance(run, Recipe) else run.row.file_dialect
@@ -211,13 +200,13 @@ def _relative(path: str, root: str) -> str:
     return path if is_remote(path) else os.path.relpath(path, root).replace(os.sep, "/")
 
 
-def streams_of(
+def runs_of_subsets(
     run: Recipe | RunSettings,
     opened: OpenRecipe | None,
     cache_dir: Folder | None,
     wanted: Sequence[Split] = SPLITS,
     most: Mapping[str, int] | None = None,
-) -> dict[Split, AuditStream]:
+) -> dict[Split, Run]:
     """Return the stream of each wanted subset that a run has.
 
     ``most`` are the samples of each subset of a lock, see `most_samples`.
@@ -233,16 +222,16 @@ def streams_of(
                 f"train: the settings ask for {end} samples, and must for at most "
                 f"{sizes['train']}; restore the settings"
             )
-        train = stream_of_opened(opened)
+        train = run_of_opened(opened)
         evaluated = {} if wanted == ("train",) else _evaluation_stream(opened, train)
         return {"train": train, **evaluated}
     assert isinstance(run, RunSettings), "only recipes are opened"
 
-    def stream(name: Split) -> AuditStream:
+    def stream(name: Split) -> Run:
         most_samples = None if sizes is None else sizes[name]
-        return stream_of_run(run, subset=name, cache_dir=cache_dir, most_samples=most_samples)
+        return run_of_settings(run, subset=name, cache_dir=cache_dir, most_samples=most_samples)
 
-    streams: dict[Split, AuditStream] = {"train": stream("train")}
+    streams: dict[Split, Run] = {"train": stream("train")}
     if len(wanted) == 1:
         return streams
     parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
@@ -264,7 +253,7 @@ def _has_samples(run: RunSettings, parts: Sequence[SplitPart]) -> bool:
     return bool(parts) and all(part.tokens >= least for part in parts)
 
 
-def _evaluation_stream(opened: OpenRecipe, train: AuditStream) -> dict[Split, AuditStream]:
+def _evaluation_stream(opened: OpenRecipe, train: Run) -> dict[Split, Run]:
     """Return the stream of one round of a recipe's evaluation, a single step of all its rows.
 
     Every round is the same.
@@ -301,11 +290,11 @@ def resolved_subsets(
     cache_dir: Folder | None,
     files: Sequence[str],
     most: Mapping[str, int],
-) -> tuple[dict[Split, AuditStream], dict[str, Any]]:
+) -> tuple[dict[Split, Run], dict[str, Any]]:
     """Return the streams of a run, and its subsets as a lock holds them, without their receipts;
     ``paths`` and ``files`` are those of the lock's rows, ``most`` its `most_samples`."""
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    streams = streams_of(run, opened, cache_dir, most=most)
+    streams = runs_of_subsets(run, opened, cache_dir, most=most)
     rows, named = rows_of(paths), rows_of(files)
     ours: dict[str, Any] = {
         name: resolved_subset(stream, rows, named) for name, stream in streams.items()
@@ -313,86 +302,14 @@ def resolved_subsets(
     return streams, ours
 
 
-def rows_of(paths: Sequence[str]) -> dict[str, int]:
-    """Return the row of each path in the lock."""
-    return {path: number for number, path in enumerate(paths)}
-
-
-def resolved_subset(
-    stream: AuditStream, rows: Mapping[str, int], files: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return the fields of a subset without its receipts, with the rows of pairs and files."""
-    skips = stream.skips
-    node = map_leaves(
-        _node_of(stream, files),
-        lambda key, each: (
-            files[each] if key in ("file", "without") and isinstance(each, str) else each
-        ),
-    )
-    return {
-        "samples": stream.num_samples,
-        "sources": [rows[absolute(dataset.path_prefix)] for dataset in datasets_of(stream.index)],
-        "index": compact(node),
-        "steps": _steps(stream.step_bounds),
-        "past_steps": stream.past_steps,
-        "masked_rows": stream.masked_rows,
-        "micro_batch_size": stream.micro_batch_size,
-        "data_parallel_size": stream.data_parallel_size,
-        "skip": None if skips is None else skip_settings(skips.settings, files),
-    }
-
-
-def _node_of(stream: AuditStream, files: Mapping[str, int]) -> dict[str, Any]:
-    """Return the description of the index of a stream, with its skips."""
-    skips, order = stream.skips, describe_index(unskipped(stream.index))
-    if skips is None:
-        return order
-    names = [source.name for source in stream.sources]
-    masking = [skip for skip in skips.settings if skip.from_step is not None]
-    return {
-        "order": "skipped",
-        "end": skips.end,
-        "left_out": skips.holes.tolist(),
-        "moved": skips.holes[skips.is_moved].tolist(),
-        "masks": [
-            {
-                "source": source_number(mask.source, names),
-                "from": mask.first,
-                "file": files[skip.documents] if isinstance(skip.documents, str) else None,
-            }
-            for mask, skip in zip(skips.masks, masking, strict=True)
-        ],
-        "index": order,
-    }
-
-
-def _steps(bounds: I64) -> list[list[int]]:
-    """Return (first sample, samples, number) of steps of one size that follow each other."""
-    sizes = np.diff(bounds)
-    firsts = np.flatnonzero(np.diff(sizes, prepend=-1))
-    counts = np.diff(firsts, append=sizes.size)
-    columns = (bounds[firsts], sizes[firsts], counts)
-    return [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def step_bounds_of(subset: Mapping[str, Any]) -> I64:
-    """Return int64[steps + 1], the first sample of each step, and the number of samples."""
-    pieces = [first + size * np.arange(count) for first, size, count in subset["steps"]]
-    return np.append(np.concatenate(pieces), subset["samples"]).astype(np.int64)
-
-
-def first_step(bounds: I64) -> int:
-    """Return the first step that has samples: 0, or behind the steps of a past elsewhere."""
-    return int(np.searchsorted(bounds, bounds[0], "right")) - 1
-
-
-def block_bounds(bounds: I64, block_steps: int) -> list[int]:
-    """Return the first sample of each block of steps from `first_step` on, and the last end."""
-    return [*bounds[first_step(bounds) : -1 : block_steps].tolist(), int(bounds[-1])]
+def resolved_subset(run: Run, rows: Mapping[str, int], files: Mapping[str, int]) -> dict[str, Any]:
+    """Return the fields of a subset as a lock holds them, without its receipts."""
+    subset = subset_of(run, rows, files)
+    return {**subset, "index": compact(subset["index"])}
 
 
 def _receipts(
-    stream: AuditStream,
+    stream: Run,
     rows: Mapping[str, int],
     fingerprints: Sequence[str],
     progress: Progress | None,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from megaindex._lazy import torch_needed
 from megaindex.audit.diff_inputs import Side
-from megaindex.audit.streams import AuditStream
 from megaindex.builders.described import build_described
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.run import RunSettings
@@ -22,17 +21,12 @@ from megaindex.index.skips import Skip, Skips, skips_of, without_holes
 from megaindex.index.spans import Index
 from megaindex.lock.check import sound_files, sound_paths
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.make import (
-    Folder,
-    most_samples,
-    resolved_subset,
-    rows_of,
-    step_bounds_of,
-    streams_of,
-)
+from megaindex.lock.make import Folder, most_samples, resolved_subset, runs_of_subsets
 from megaindex.lock.settings import differences, leaves, read_run
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
+from megaindex.run.run import Run
+from megaindex.run.subset import rows_of, run_of_subset, source_nodes, step_bounds_of
 from megaindex.validation import shown
 
 if TYPE_CHECKING:
@@ -120,13 +114,13 @@ def _given(size: int | None, locked: int | None) -> int:
     return (1 if locked is None else locked) if size is None else size
 
 
-def open_stream(
+def run_of_lock(
     lock: Folder | Lock,
     *,
     subset: Split = "train",
     search: Folder | None = None,
     cache_dir: Folder | None = None,
-) -> AuditStream:
+) -> Run:
     """Return the samples of a subset of a locked run, after checking its sources, for an audit.
 
     Args:
@@ -137,9 +131,13 @@ def open_stream(
         MissingFile, StorageError, FormatError: as `open_run`.
     """
     lock = read_lock(lock)
-    lock.subset(subset)
-    wanted = ("train",) if subset == "train" else SPLITS
-    return _open(lock, search, cache_dir, subset, wanted).stream
+    locked, paths = lock.subset(subset), sound_paths(lock, search)
+    dialect = lock.content["dialect"]
+    datasets = [IndexedDataset(paths[row], dialect=dialect) for row in locked["sources"]]
+    files = sound_files(lock, search)
+    run = run_of_subset(locked, datasets, files, cache_dir=cache_dir)
+    _check_samples(lock, subset, run, cache_dir)
+    return run
 
 
 def locked_run(lock: Folder | Lock) -> Recipe | RunSettings:
@@ -158,7 +156,7 @@ class _OpenRun(NamedTuple):
     run: Any
     """A `Recipe` or `RunSettings`."""
     recipe: OpenRecipe | None
-    stream: AuditStream
+    stream: Run
 
 
 def _open(
@@ -173,7 +171,7 @@ def _open(
     index = lock.content["subsets"]["train"]["index"]
     run = read_run(lock.content["settings"], index, paths, lock.path, files)
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    streams = streams_of(run, opened, cache_dir, wanted, most_samples(lock))
+    streams = runs_of_subsets(run, opened, cache_dir, wanted, most_samples(lock))
     rows, named = rows_of(paths), rows_of(files)
     for name in wanted:
         stream = streams.get(name)
@@ -196,7 +194,7 @@ def _check_same(lock: Lock, name: Split, ours: dict[str, Any] | None) -> None:
         )
 
 
-def _check_samples(lock: Lock, subset: str, stream: AuditStream, cache_dir: Folder | None) -> None:
+def _check_samples(lock: Lock, subset: str, stream: Run, cache_dir: Folder | None) -> None:
     """Refuse cached arrays with other samples than the lock, by the receipt of all samples.
 
     Arrays that are built in memory follow from the description of the index.
@@ -264,7 +262,7 @@ def side_from_lock(lock: Folder | Lock) -> Side:
         index = without_holes(index, first, train["samples"])
     settings = dict(leaves(lock.content["settings"]))
     of_skips = f"{settings.get('kind')}.skip."
-    nodes = list(_source_nodes(train["index"]))
+    nodes = list(source_nodes(train["index"]))
     common = {
         "corpus": _one_or_all(lock.fingerprints("train")),
         "source_name": _one_or_all([node.get("name") for node in nodes]),
@@ -299,20 +297,6 @@ _RESOLVED = {
     "long_documents": "long_documents",
 }
 """Settings of one source in the description of an index, and their names in a manifest."""
-
-
-def _source_nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the descriptions of the sources of an index, of each length."""
-    if node["order"] == "skipped":
-        yield from _source_nodes(node["index"])
-    elif node["order"] == "sequence":
-        for part in node["parts"]:
-            yield from _source_nodes(part["index"])
-    elif "sources" in node:
-        for each in node["sources"]:
-            yield from _source_nodes({**node["common"], **each})
-    else:
-        yield node
 
 
 def _one_or_all(values: list[Any]) -> Any:

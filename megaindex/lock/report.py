@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megaindex.audit.report import audit, source_counts
-from megaindex.audit.streams import lengths_text
 from megaindex.errors import visible
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import Folder
-from megaindex.lock.opening import open_stream
+from megaindex.lock.opening import run_of_lock
 from megaindex.plan.model import json_object
+from megaindex.run.run import lengths_text
 
 if TYPE_CHECKING:
     from megaindex.index.blending import Progress
@@ -174,7 +174,7 @@ def report_run(
         MissingFile, StorageError, FormatError: as `megaindex.lock.open_run`.
     """
     lock = read_lock(lock)
-    stream = open_stream(lock, search=search, cache_dir=cache_dir)
+    stream = run_of_lock(lock, search=search, cache_dir=cache_dir)
     result = audit(stream, progress=progress)
     train, fingerprints = lock.content["subsets"]["train"], lock.fingerprints("train")
     skip = result.skip

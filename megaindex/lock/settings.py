@@ -8,7 +8,7 @@ files by their rows in ``files``. Floats and fractions are text: "0.3" and "1/3"
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,11 +24,12 @@ from megaindex.index.description import describe_stage, described_stages
 from megaindex.index.frameworks import SPLITS
 from megaindex.index.mixing import FixedMixing
 from megaindex.index.order_settings import make_order, order_of
-from megaindex.index.skips import Skip, read_skips
+from megaindex.index.skips import read_skips
 from megaindex.lock.shape import PATHS
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.recipe import Recipe, RecipeStage
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
+from megaindex.run.subset import map_leaves, skip_settings, with_files
 from megaindex.validation import error_text
 
 _MANY = 16  # streams of a stage that are written in columns
@@ -55,28 +56,6 @@ def files_of(run: Recipe | RunSettings) -> list[str]:
     if isinstance(run, Recipe) and run.past is not None:
         named += [read.documents for read in run.past.read if read.documents]
     return list(dict.fromkeys(named))
-
-
-def map_leaves(value: Any, leaf: Callable[[str, Any], Any], key: str = "") -> Any:
-    """Return JSON values with ``leaf(key, value)`` in place of each value that holds no others."""
-    if isinstance(value, dict):
-        return {name: map_leaves(each, leaf, name) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [map_leaves(each, leaf) for each in value]
-    return leaf(key, value)
-
-
-def skip_settings(skips: Sequence[Skip], files: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return skips as JSON values, with the row of each file in place of its path."""
-    return with_files([skip.to_dict() for skip in skips], files)
-
-
-def with_files(entries: Sequence[Mapping[str, Any]], files: Any) -> list[dict[str, Any]]:
-    """Return entries of skips with ``files[documents]`` in place of documents."""
-    found: list[dict[str, Any]] = map_leaves(
-        entries, lambda key, each: files[each] if key == "documents" else each
-    )
-    return found
 
 
 def settings_of(

@@ -325,6 +325,13 @@ _SUBSET = {
     "micro_batch_size": _or_null(_SIZE),
     "data_parallel_size": _or_null(_SIZE),
     "skip": _or_null(_SKIPS),
+    "note": _object(
+        {
+            "order": _TEXT,
+            "names": _list(_or_null(_TEXT), 1),
+            "settings": _list(_tuple(_TEXT, _either(_TEXT, _SEED, expected="text or an integer"))),
+        }
+    ),
     "receipts": _object({"block_steps": _SIZE, "blocks": _list(_hex(32), 1), "total": _hex(32)}),
 }
 _ANY: Rule = lambda *_: None  # noqa: E731, nodes inside are checked by `_node`
@@ -391,6 +398,10 @@ def _subset(subset: Any, where: str, given: _Given) -> None:
     expected = f"{blocks} receipts, of {receipts['block_steps']} steps each"
     _require(len(receipts["blocks"]) == blocks, f"{where}.receipts.blocks", expected,
              len(receipts["blocks"]))  # fmt: skip
+    names = subset["note"]["names"]
+    _require(
+        len(names) == len(subset["sources"]), f"{where}.note.names", "a name of each source", names
+    )
     skips, index = subset["skip"], subset["index"]
     masks = [each for each in skips or () if "steps" not in each]
     is_same = (skips is not None) == (index["order"] == "skipped")

@@ -17,14 +17,15 @@ from megaindex.io.paths import absolute
 from megaindex.loader.checkpoint import Contents, contents, stored_contents
 from megaindex.loader.targets import targets_of, targets_of_sources, targets_text
 from megaindex.lock.check import sound_files, sound_paths
-from megaindex.lock.lock_file import Lock, expanded
-from megaindex.lock.make import resolved_subset, rows_of, streams_of, token_hashes
+from megaindex.lock.lock_file import Lock
+from megaindex.lock.make import runs_of_subsets, token_hashes
 from megaindex.lock.settings import differences, read_run
 from megaindex.lock.shape import PATHS
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import to_mapping
+from megaindex.run.subset import rows_of, subset_of
 from megaindex.validation import CheckpointReader, error_text, shown
 
 _RESOLVED = ("samples", "index", "steps")  # of a subset for evaluation
@@ -103,7 +104,7 @@ def held_by_state(
     recipe, validation = opened.layout.recipe, opened.validation
     if validation is None:
         return HeldContent(sources=sources, evaluation={}, without=without)
-    stream = streams_of(recipe, opened, None)["valid"]
+    stream = runs_of_subsets(recipe, opened, None)["valid"]
     rows = rows_of([absolute(each.path_prefix) for each in datasets_of(stream.index)])
     source = HeldSource(
         fingerprint=corpus_fingerprint(validation.dataset),
@@ -111,8 +112,7 @@ def held_by_state(
         content=contents([validation.dataset], targets_of_sources([validation]), whole=False)[0],
     )
     settings = to_mapping(replace(recipe, mix_changes=None))["evaluation"]
-    resolved = resolved_subset(stream, rows, {})
-    subset = {**resolved, "index": expanded(resolved["index"])}
+    subset = subset_of(stream, rows, {})
     return HeldContent(
         sources=sources,
         evaluation=_evaluation(settings, {"valid": subset}, {"valid": [source]}),

@@ -15,7 +15,7 @@ from support.corpora import write_corpus, write_sparse_corpus
 from support.worked_pages import DOCS
 
 import megaindex
-from megaindex.audit import audit, stream_of_index
+from megaindex.audit import audit, run_of_index
 from megaindex.audit.balance import BINS, model_balance
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
@@ -36,7 +36,7 @@ def run_of(prefix: Path, *more: object) -> list[object]:
 
 def test_against_plain_loops(prefix: Path) -> None:
     index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
-    stream = stream_of_index(
+    stream = run_of_index(
         index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
     )
     model = model_balance(stream, COST)
@@ -68,7 +68,7 @@ def test_the_curve_of_many_steps_has_their_means(
 ) -> None:
     """Of 20 steps in 3 points: of 6, 7 and 7 steps."""
     index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
-    stream = stream_of_index(
+    stream = run_of_index(
         index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
     )
     each = model_balance(stream, COST)
@@ -187,7 +187,7 @@ def test_what_is_refused(prefix: Path) -> None:
     assert status == 2
     assert "not a look-up" in err
     index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
-    stream = stream_of_index(
+    stream = run_of_index(
         index, global_batch_size=4, micro_batch_size=3, data_parallel_size=1, num_steps=2
     )
     with pytest.raises(InvalidArgument, match="no step has whole micro batches"):
@@ -198,7 +198,7 @@ def test_what_is_refused(prefix: Path) -> None:
 def test_squares_of_a_step_fit_64_bits(tmp_path: Path, rows: int) -> None:
     corpus = write_sparse_corpus(tmp_path / "c", [2**31 - 1] * 5)
     index = megaindex.build_index(corpus, sequence_length=2**30)
-    stream = stream_of_index(
+    stream = run_of_index(
         index, global_batch_size=rows, micro_batch_size=1, data_parallel_size=1, num_steps=1
     )
     if rows == 7:

@@ -12,11 +12,12 @@ from support.command_line import cli
 
 from megaindex import build_index
 from megaindex.audit.report import Audit, audit, shares
-from megaindex.audit.streams import AuditSource, stream_of_index, stream_of_run
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
 from megaindex.format import IndexedDataset
 from megaindex.plan import make_plan
+from megaindex.run.from_settings import run_of_settings
+from megaindex.run.run import RunSource, run_of_index
 
 
 def audit_of(prefix: Path, order: str, final_epoch: str | None, epochs: str = "3.3") -> Audit:
@@ -24,7 +25,7 @@ def audit_of(prefix: Path, order: str, final_epoch: str | None, epochs: str = "3
         order=order, data_path=(str(prefix),), seq_length=8, global_batch_size=4, epochs=epochs,
         separate_final_epoch=final_epoch,
     )  # fmt: skip
-    return audit(stream_of_run(resolve(settings)))
+    return audit(run_of_settings(resolve(settings)))
 
 
 @pytest.mark.parametrize("order", ["megatron", "paddlenlp"])
@@ -70,12 +71,12 @@ def test_one_sample_too_many_mixes_two_epochs(prefix: Path) -> None:
         dataset, sequence_length=8, seed=1, order="neox", num_samples=one.num_samples + 1
     )
     assert (one.num_epochs, two.num_epochs) == (1, 2)
-    source = AuditSource(name="c", lengths=dataset.sequence_lengths)
+    source = RunSource(name="c", lengths=dataset.sequence_lengths)
     worth = one.num_samples // 4
-    result = audit(stream_of_index(two, [source], global_batch_size=4, num_steps=worth))
+    result = audit(run_of_index(two, [source], global_batch_size=4, num_steps=worth))
     seen = shares(result.exposure.total.tokens.sum(axis=0))
     assert seen == pytest.approx([0.25, 0.5, 0.25], abs=0.02)
-    clean = audit(stream_of_index(one, [source], global_batch_size=4))
+    clean = audit(run_of_index(one, [source], global_batch_size=4))
     assert shares(clean.exposure.total.tokens.sum(axis=0))[1] > 0.998
 
 
@@ -97,6 +98,6 @@ def test_the_audit_agrees_with_the_plan(prefix: Path, order: str) -> None:
     )
     run = resolve(replace(settings, coverage="exact"))
     planned = make_plan(run).datasets[0].coverage
-    total = audit(stream_of_run(run)).exposure.total
+    total = audit(run_of_settings(run)).exposure.total
     assert tuple(shares(total.tokens.sum(axis=0))) == planned.tokens
     assert tuple(shares(total.documents_in_part)) == planned.documents

@@ -15,16 +15,7 @@ from support.corpora import write_corpus
 
 from megaindex import InvalidArgument, MegatronOrder, build_index
 from megaindex.audit import exposure as exposure_module
-from megaindex.audit import streams as stream_module
 from megaindex.audit.exposure import SHARES, count_exposure
-from megaindex.audit.streams import (
-    AuditSource,
-    AuditStream,
-    blend_index,
-    step_bounds,
-    stream_of_index,
-    stream_of_run,
-)
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
@@ -32,6 +23,9 @@ from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import Split, framework_rules
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.plan.sizing import Sizing
+from megaindex.run import run as run_module
+from megaindex.run.from_settings import blend_index, run_of_settings
+from megaindex.run.run import Run, RunSource, run_of_index, step_bounds
 
 
 class Windows:
@@ -54,7 +48,7 @@ class Windows:
         )
 
 
-def check_against_brute_force(stream: AuditStream, points: int = 400) -> None:
+def check_against_brute_force(stream: Run, points: int = 400) -> None:
     found, expected = count_exposure(stream, points=points), brute_force(stream)
     assert found.step_tokens.tolist() == expected["tokens"].tolist()
     assert found.step_earlier.tolist() == expected["earlier"].tolist()
@@ -82,7 +76,7 @@ def test_one_source(prefix: Path, order: str, epochs: str) -> None:
     settings = Settings(
         order=order, data_path=(str(prefix),), seq_length=16, global_batch_size=7, epochs=epochs
     )
-    check_against_brute_force(stream_of_run(resolve(settings)))
+    check_against_brute_force(run_of_settings(resolve(settings)))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +98,7 @@ def test_a_blend(tmp_path: Path, order: str) -> None:
         consumed_samples="100",
         variance_buffer="1.2",
     )
-    stream = stream_of_run(resolve(settings))
+    stream = run_of_settings(resolve(settings))
     assert stream.past_steps == 17  # 16 whole batches and one of 4
     assert [source.first_document for source in stream.sources] == [0, 0, 0]
     check_against_brute_force(stream, points=10)
@@ -143,8 +137,8 @@ def test_the_blend_draws_what_the_plan_counts(prefix: Path, order: str) -> None:
 
 def test_an_index_without_arrays() -> None:
     index = Windows(tokens=103, sequence_length=10, num_samples=37)
-    source = AuditSource(name="windows", lengths=np.array([103], np.int32))
-    stream = stream_of_index(index, [source], global_batch_size=4, consumed_samples=13)
+    source = RunSource(name="windows", lengths=np.array([103], np.int32))
+    stream = run_of_index(index, [source], global_batch_size=4, consumed_samples=13)
     assert stream.num_samples == 36
     check_against_brute_force(stream)
     check_against_brute_force(stream, points=2)
@@ -181,14 +175,14 @@ def test_any_index_in_blocks_of_any_size(
         order=MegatronOrder(separate_final_epoch=final),
     )
     batch = min(batch, index.num_samples)
-    source = AuditSource(name="c", lengths=dataset.sequence_lengths)
+    source = RunSource(name="c", lengths=dataset.sequence_lengths)
     steps = index.num_samples // batch
     consumed = data.draw(st.integers(0, steps * batch))
-    stream = stream_of_index(index, [source], global_batch_size=batch, consumed_samples=consumed)
+    stream = run_of_index(index, [source], global_batch_size=batch, consumed_samples=consumed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exposure_module, "_RUNS_AT_ONCE", data.draw(st.integers(1, 40)))
         patch.setattr(exposure_module, "_DOCUMENTS_AT_ONCE", data.draw(st.integers(1, 40)))
-        patch.setattr(stream_module, "_SAMPLES_AT_ONCE", data.draw(st.integers(1, 40)))
+        patch.setattr(run_module, "_SAMPLES_AT_ONCE", data.draw(st.integers(1, 40)))
         check_against_brute_force(stream, points=data.draw(st.integers(1, 12)))
 
 
@@ -217,13 +211,13 @@ def test_step_bounds_follow_the_schedule(
 def test_what_cannot_be_audited_is_refused(prefix: Path) -> None:
     base = {"seq_length": 16, "global_batch_size": 4}
     with pytest.raises(InvalidArgument, match="no documents to audit; give --data-path"):
-        stream_of_run(resolve(Settings(tokens_per_epoch=("1000",), epochs="1", **base)))
+        run_of_settings(resolve(Settings(tokens_per_epoch=("1000",), epochs="1", **base)))
     plain = Settings(data_path=(str(prefix),), train_iters=9, **base)
     with pytest.raises(InvalidArgument, match="no valid data; give --split, or --valid-data-path"):
-        stream_of_run(resolve(plain), subset="valid")
+        run_of_settings(resolve(plain), subset="valid")
     none = Settings(data_path=(str(prefix),), train_samples="3", **base)
     with pytest.raises(InvalidArgument, match="makes no step"):
-        stream_of_run(resolve(none))
+        run_of_settings(resolve(none))
 
 
 def test_each_phase_reads_datasets_of_its_own(prefix: Path) -> None:
@@ -232,10 +226,10 @@ def test_each_phase_reads_datasets_of_its_own(prefix: Path) -> None:
         order="megatron", data_path=(str(prefix),), seq_length=16, global_batch_size=4,
         train_iters=7, phase_transition_iterations=(3,),
     )  # fmt: skip
-    stream = stream_of_run(resolve(settings))
+    stream = run_of_settings(resolve(settings))
     assert stream.step_bounds.tolist() == list(range(0, 29, 4))
     resumed = replace(settings, train_iters=None, train_samples="31", consumed_samples="16")
-    later = stream_of_run(resolve(resumed))
+    later = run_of_settings(resolve(resumed))
     assert (later.past_steps, later.step_bounds.tolist()) == (4, stream.step_bounds.tolist())
     for first, samples in ((0, 12), (12, 16)):
         phase = build_index(prefix, sequence_length=16, seed=1234, num_samples=samples)
@@ -252,7 +246,7 @@ def test_evaluations_are_audited_too(prefix: Path, subset: Split, samples: int) 
         order="megatron", data_path=(str(prefix),), split="8,1,1", seq_length=16,
         global_batch_size=4, train_iters=9, eval_interval=5, eval_iters=3,
     )  # fmt: skip
-    stream = stream_of_run(resolve(settings), subset=subset)
+    stream = run_of_settings(resolve(settings), subset=subset)
     assert (stream.num_samples, stream.num_steps) == (samples, samples // 4)
     index = build_index(
         prefix, sequence_length=16, seed=1234, num_samples=samples, split="8,1,1", subset=subset
@@ -272,16 +266,16 @@ def test_a_source_that_runs_short_is_named(tmp_path: Path) -> None:
         order="megatron", data_path=paths, seq_length=8, global_batch_size=2, epochs="2"
     )
     with pytest.raises(InvalidArgument, match=r"samples of the blend draw \d+ of it, and \d+ were"):
-        stream_of_run(resolve(settings))
+        run_of_settings(resolve(settings))
 
 
 def test_arguments_of_an_index_are_checked(prefix: Path) -> None:
     dataset = IndexedDataset(str(prefix))
     index = build_index(dataset, sequence_length=16, seed=1)
-    sources = [AuditSource(name="c", lengths=dataset.sequence_lengths)]
+    sources = [RunSource(name="c", lengths=dataset.sequence_lengths)]
     with pytest.raises(InvalidArgument, match="at least 1, got 0"):
-        stream_of_index(index, sources, global_batch_size=0)
+        run_of_index(index, sources, global_batch_size=0)
     with pytest.raises(InvalidArgument, match=r"consume \d+ samples, the index holds"):
-        stream_of_index(index, sources, global_batch_size=8, num_steps=10**6)
+        run_of_index(index, sources, global_batch_size=8, num_steps=10**6)
     with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to 80, the samples"):
-        stream_of_index(index, sources, global_batch_size=8, num_steps=10, consumed_samples=81)
+        run_of_index(index, sources, global_batch_size=8, num_steps=10, consumed_samples=81)

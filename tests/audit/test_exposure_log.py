@@ -11,10 +11,10 @@ import pytest
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex.audit import ExposureLog, audit, stream_of_index, stream_of_recipe, stream_of_run
-from megaindex.audit.streams import AuditStream
+from megaindex.audit import ExposureLog, audit, run_of_index, run_of_recipe, run_of_settings
 from megaindex.plan import Settings, resolve
 from megaindex.recipe import read_recipe
+from megaindex.run.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +34,24 @@ def settings(root: Path, **changes: Any) -> dict[str, Any]:
     return {"data_path": blend, "sequence_length": 8, "global_batch_size": 5, **changes}
 
 
-def blended(root: Path) -> AuditStream:
-    return stream_of_run(**settings(root, epochs=2.3, order="neox"))
+def blended(root: Path) -> Run:
+    return run_of_settings(**settings(root, epochs=2.3, order="neox"))
 
 
-def of_split(root: Path) -> AuditStream:
-    return stream_of_run(**settings(root, train_iters=40, split="80,15,5", consumed_samples=13))
+def of_split(root: Path) -> Run:
+    return run_of_settings(**settings(root, train_iters=40, split="80,15,5", consumed_samples=13))
 
 
-def of_recipe(root: Path) -> AuditStream:
-    return stream_of_recipe(read_recipe(root / "run.yaml"))
+def of_recipe(root: Path) -> Run:
+    return run_of_recipe(read_recipe(root / "run.yaml"))
 
 
-def of_index(root: Path) -> AuditStream:
+def of_index(root: Path) -> Run:
     index = megaindex.build_index(root / "web", sequence_length=8, epochs=3, order="epoch")
-    return stream_of_index(index, global_batch_size=7)
+    return run_of_index(index, global_batch_size=7)
 
 
-def counted(stream: AuditStream) -> list[list[tuple[int, int]]]:
+def counted(stream: Run) -> list[list[tuple[int, int]]]:
     """For each number of steps and each source: tokens served, and different ones among them."""
     served = [[0, set()] for _ in stream.sources]
     rows = [[(0, 0) for _ in stream.sources]]
@@ -111,7 +111,9 @@ def test_scalars_have_names_for_a_log(root: Path) -> None:
 def test_a_source_that_is_listed_twice_has_two_names(root: Path) -> None:
     web, code = str(root / "web"), str(root / "code")
     paths = [0.4, web, 0.3, code, 0.3, web]
-    stream = stream_of_run(data_path=paths, sequence_length=16, global_batch_size=8, train_iters=9)
+    stream = run_of_settings(
+        data_path=paths, sequence_length=16, global_batch_size=8, train_iters=9
+    )
     scalars = ExposureLog(stream).scalars(9)
     names = [web.strip("/"), code.strip("/"), web.strip("/") + "#2"]
     assert [name for name in scalars if name.startswith("data/epoch/")] == [
@@ -133,34 +135,36 @@ def test_a_run_by_name_is_the_run(root: Path) -> None:
     run = resolve(
         Settings(data_path=(str(root / "web"),), seq_length=8, global_batch_size=5, epochs="2")
     )
-    named = stream_of_run(data_path=root / "web", sequence_length=8, global_batch_size=5, epochs=2)
-    assert np.array_equal(stream_of_run(run).step_bounds, named.step_bounds)
+    named = run_of_settings(
+        data_path=root / "web", sequence_length=8, global_batch_size=5, epochs=2
+    )
+    assert np.array_equal(run_of_settings(run).step_bounds, named.step_bounds)
     with pytest.raises(
         megaindex.InvalidArgument, match=r"^tokens_per_epoch and length_histogram have no documents"
     ):
-        stream_of_run(tokens_per_epoch=900, sequence_length=8, global_batch_size=5, epochs=2)
+        run_of_settings(tokens_per_epoch=900, sequence_length=8, global_batch_size=5, epochs=2)
     with pytest.raises(
         megaindex.InvalidArgument, match="RunSettings hold all settings, also epochs"
     ):
-        stream_of_run(run, epochs=2)
+        run_of_settings(run, epochs=2)
 
 
 def test_an_index_of_a_part_needs_its_sources(root: Path) -> None:
     index = megaindex.build_index(root / "web", sequence_length=8, split="80,20,0")
     with pytest.raises(megaindex.InvalidArgument, match="the sources of ArrayIndex.* are missing"):
-        stream_of_index(index, global_batch_size=2)
+        run_of_index(index, global_batch_size=2)
 
 
 def test_an_index_of_ones_own_is_audited_and_others_are_refused(root: Path) -> None:
     base = megaindex.build_index(root / "web", sequence_length=8)
     members = ("num_samples", "num_epochs", "tokens_per_epoch", "sequence_length",
                "add_extra_token", "locate")  # fmt: skip
-    sources = stream_of_index(base, global_batch_size=2).sources
+    sources = run_of_index(base, global_batch_size=2).sources
     own: Any = SimpleNamespace(**{name: getattr(base, name) for name in members})
-    found = audit(stream_of_index(own, sources, global_batch_size=2))
-    expected = audit(stream_of_index(base, global_batch_size=2))
+    found = audit(run_of_index(own, sources, global_batch_size=2))
+    expected = audit(run_of_index(base, global_batch_size=2))
     assert found.exposure.mean_earlier.tolist() == expected.exposure.mean_earlier.tolist()
     for name in members:
         partial: Any = SimpleNamespace(**{k: v for k, v in vars(own).items() if k != name})
         with pytest.raises(megaindex.InvalidArgument, match=f"has no {name}$"):
-            stream_of_index(partial, sources, global_batch_size=2)
+            run_of_index(partial, sources, global_batch_size=2)

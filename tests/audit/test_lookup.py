@@ -11,15 +11,16 @@ from support.command_line import cli
 from support.corpora import write_corpus
 
 from megaindex import InvalidArgument, OutOfRange
-from megaindex.audit.streams import AuditStream, stream_of_run
 from megaindex.audit.trace import documents_of, steps_of
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
 from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.run.from_settings import run_of_settings
+from megaindex.run.run import Run
 
 
 @pytest.fixture(scope="module")
-def stream(tmp_path_factory: pytest.TempPathFactory) -> AuditStream:
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two sources, 3 ranks, micro batches of 2, 2 of them a step; a third of it consumed."""
     folder = tmp_path_factory.mktemp("lookup")
     rng = np.random.default_rng(8)
@@ -36,10 +37,10 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> AuditStream:
         train_samples="120",
         consumed_samples="36",
     )
-    return stream_of_run(resolve(settings))
+    return run_of_settings(resolve(settings))
 
 
-def test_ranks_read_what_the_sampler_gives_them(stream: AuditStream) -> None:
+def test_ranks_read_what_the_sampler_gives_them(stream: Run) -> None:
     for rank in range(3):
         sampler = MicroBatchSampler(
             num_samples=stream.num_samples,
@@ -61,7 +62,7 @@ def test_a_padded_last_step_is_spread_as_the_sampler_does(prefix: Path, samples:
         order="epoch", data_path=(str(prefix),), seq_length=16, micro_batch_size=2,
         data_parallel_size=3, gradient_accumulation_steps=2, train_samples=str(samples), tail="pad",
     )  # fmt: skip
-    stream = stream_of_run(resolve(settings))
+    stream = run_of_settings(resolve(settings))
     assert stream.masked_rows == -samples % 12
     for rank in range(3):
         sampler = MicroBatchSampler(
@@ -76,7 +77,7 @@ def test_a_padded_last_step_is_spread_as_the_sampler_does(prefix: Path, samples:
                 assert served == [i for i in batches[2 * step + number] if i is not None]
 
 
-def test_a_step_serves_its_samples_whole(stream: AuditStream) -> None:
+def test_a_step_serves_its_samples_whole(stream: Run) -> None:
     served = documents_of(stream, 4)
     assert sum(s.length for s in served) == 12 * 16
     assert {s.rank for s in served} == {0, 1, 2}
@@ -87,7 +88,7 @@ def test_a_step_serves_its_samples_whole(stream: AuditStream) -> None:
     )
 
 
-def test_documents_lead_back_to_their_steps(stream: AuditStream) -> None:
+def test_documents_lead_back_to_their_steps(stream: Run) -> None:
     every = [s for step in range(stream.num_steps) for s in documents_of(stream, step)]
     for source, audited in enumerate(stream.sources):
         for document in range(audited.lengths.size):
@@ -95,7 +96,7 @@ def test_documents_lead_back_to_their_steps(stream: AuditStream) -> None:
             assert steps_of(stream, document, source) == expected
 
 
-def test_what_does_not_exist_is_refused(stream: AuditStream, prefix: Path) -> None:
+def test_what_does_not_exist_is_refused(stream: Run, prefix: Path) -> None:
     with pytest.raises(OutOfRange, match="step must be from 0 to 9, got 10"):
         documents_of(stream, 10)
     with pytest.raises(OutOfRange, match="rank must be from 0 to 2, got 3"):
@@ -105,7 +106,7 @@ def test_what_does_not_exist_is_refused(stream: AuditStream, prefix: Path) -> No
     with pytest.raises(OutOfRange, match="audited documents are 0 to 44, got 45"):
         steps_of(stream, 45)
     plain = Settings(data_path=(str(prefix),), seq_length=16, global_batch_size=4, epochs="1")
-    unranked = stream_of_run(resolve(plain))
+    unranked = run_of_settings(resolve(plain))
     assert documents_of(unranked, 0)[0].rank is None
     with pytest.raises(InvalidArgument, match="needs --micro-batch-size and --data-parallel-size"):
         documents_of(unranked, 0, 0)

@@ -19,7 +19,7 @@ from support.command_line import cli
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex.audit import audit, stream_of_run
+from megaindex.audit import audit, run_of_settings
 from megaindex.audit.report import findings, source_counts, suggestions
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
@@ -200,7 +200,7 @@ def test_findings_of_one_source(
     settings = Settings(
         order=order, data_path=(str(prefix),), seq_length=16, global_batch_size=8, epochs=epochs
     )
-    result = audit(stream_of_run(resolve(settings)))
+    result = audit(run_of_settings(resolve(settings)))
     assert re.search(seen, findings(result)[0])
     assert change in suggestions(result)[-1]
 
@@ -213,7 +213,7 @@ def test_findings_of_a_blend(tmp_path: Path) -> None:
     settings = Settings(
         order="epoch", data_path=paths, seq_length=16, global_batch_size=8, train_samples="800"
     )
-    result = audit(stream_of_run(resolve(settings)))
+    result = audit(run_of_settings(resolve(settings)))
     web, books = source_counts(result)
     assert web.first_repeat is None
     # the first step that serves a sample number beyond the first epoch of books
@@ -223,7 +223,7 @@ def test_findings_of_a_blend(tmp_path: Path) -> None:
     assert "1 of 2 sources never repeat." in texts
     assert "books 3.23% (now 50.00%); " in suggestions(result)[-1]
     settings = replace(settings, data_path=paths[1:2] + paths[1:2], train_samples="80")
-    short = audit(stream_of_run(resolve(settings)))
+    short = audit(run_of_settings(resolve(settings)))
     assert "the run ends before one epoch of them" in suggestions(short)[-1]
 
 
@@ -231,7 +231,7 @@ def test_the_picture_of_the_documentation_shows_what_its_text_says(tmp_path: Pat
     """docs/audit_sample.py, on a smaller corpus: one jump, from 2 earlier exposures to 3."""
     sample = runpy.run_path(str(Path(__file__).parents[2] / "docs/audit_sample.py"))
     sample["make_corpus"](tmp_path / "corpus", documents=7_000)
-    result = audit(stream_of_run(sample["sample_run"](tmp_path / "corpus")), points=120)
+    result = audit(run_of_settings(sample["sample_run"](tmp_path / "corpus")), points=120)
     (jump,) = result.jumps
     assert (round(jump.before), round(jump.after)) == (2, 3)
 

@@ -14,7 +14,6 @@ from support.auditing import as_plain, brute_force
 
 from megaindex import build_index
 from megaindex.audit.exposure import count_exposure
-from megaindex.audit.streams import AuditSource, AuditStream, stream_of_index, stream_of_recipe
 from megaindex.builders.recipe import open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
@@ -22,6 +21,8 @@ from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.loader import Loader, MicroBatchSampler, RecipeLoader, SampleOptions
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
 from megaindex.recipe.recipe import Stream as RecipeStream
+from megaindex.run.from_recipe import run_of_recipe
+from megaindex.run.run import Run, RunSource, run_of_index
 
 NUMBERS = itertools.count()
 
@@ -43,7 +44,7 @@ def times_fed(batches: Any, tokens: int) -> np.ndarray:
     return times[1:]
 
 
-def check(stream: AuditStream, fed: np.ndarray) -> None:
+def check(stream: Run, fed: np.ndarray) -> None:
     """The audit's histogram of each source, and the brute-force count of everything."""
     counted, expected = count_exposure(stream), brute_force(stream)
     assert as_plain(counted.total) == expected["total"]
@@ -97,7 +98,7 @@ def test_the_audit_counts_what_a_recipe_loader_serves(
         loader = RecipeLoader(open_recipe(recipe), micro_batch_size=1, read_ahead=0)
     except InvalidArgument:  # too little text for a sample, or a batch
         return
-    check(stream_of_recipe(recipe), times_fed(loader, first - 1))
+    check(run_of_recipe(recipe), times_fed(loader, first - 1))
 
 
 def test_whole_documents_are_served_to_their_last_token(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_whole_documents_are_served_to_their_last_token(tmp_path: Path) -> None:
         sources=(RecipeSource(name="chat", path=str(tmp_path / "chat"), kind="finetuning"),),
         stages=(RecipeStage(name="one", streams=(RecipeStream(source="chat"),)),),
     )  # fmt: skip
-    counted = count_exposure(stream_of_recipe(recipe))
+    counted = count_exposure(run_of_recipe(recipe))
     assert as_plain(counted.total)["tokens"] == [[0, 32]]
     assert counted.step_tokens.tolist() == [8, 8, 8, 8]
 
@@ -126,13 +127,13 @@ def test_a_shorter_last_sample_is_served_as_a_whole(
         dataset, sequence_length=sequence_length, seed=3, epochs=epochs, drop_last_partial=False,
         add_extra_token=extra,
     )  # fmt: skip
-    source = AuditSource(name="c", lengths=dataset.sequence_lengths)
+    source = RunSource(name="c", lengths=dataset.sequence_lengths)
     sampler = MicroBatchSampler(
         num_samples=index.num_samples, micro_batch_size=1, data_parallel_rank=0,
         data_parallel_size=1,
     )  # fmt: skip
     loader = Loader(index, dataset, sampler, options=SampleOptions(), read_ahead=0)
     fed = times_fed(loader, dataset.num_tokens)
-    check(stream_of_index(index, [source], global_batch_size=1), fed)
+    check(run_of_index(index, [source], global_batch_size=1), fed)
     if extra == 0:
         assert fed.sum() == epochs * dataset.num_tokens

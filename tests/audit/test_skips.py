@@ -14,13 +14,14 @@ from support.command_line import cli
 from support.corpora import write_corpus
 
 from megaindex import InvalidArgument, Skip
-from megaindex.audit import audit, documents_of, stream_of_run
-from megaindex.audit.streams import skipped_stream, stream_of_recipe
+from megaindex.audit import audit, documents_of, run_of_settings
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.loader import RecipeLoader
 from megaindex.plan import make_plan
 from megaindex.plan.recipe_plan import make_recipe_plan
 from megaindex.recipe import open_recipe, plan_recipe, read_recipe
+from megaindex.run.from_recipe import run_of_recipe
+from megaindex.run.run import skipped_run
 
 S = 16
 
@@ -73,7 +74,7 @@ def test_a_plan_and_an_audit_agree(folder: Path, monkeypatch: pytest.MonkeyPatch
     found = json.loads(megaindex("audit", "--recipe", "run.yaml", *steps, *FLAGS, "--json"))
     skip = [Skip(steps="2-3 7", move=True), Skip(documents="bad", source="web", from_step=5)]
     recipe = read_recipe("run.yaml")
-    stream = skipped_stream(stream_of_recipe(recipe), skip, recipe.batch)
+    stream = skipped_run(run_of_recipe(recipe), skip, recipe.batch)
     sizes, masked = counted(stream)
     assert sizes == [8, 8, 0, 0, 8, 8, 8, 0, *[8] * 7, 4]  # the 12 samples left fill the batch
     assert masked > 0
@@ -87,7 +88,7 @@ def test_a_plan_and_an_audit_agree(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert plan["samples_per_rank"] == 52
     assert documents_of(stream, 2) == []
     moved = [s.document for s in documents_of(stream, 13)]
-    plain = stream_of_recipe(recipe)
+    plain = run_of_recipe(recipe)
     first = [s.document for s in documents_of(plain, 2)]
     assert moved != first
     served = [s.document for k in range(16) for s in documents_of(stream, k)]
@@ -101,7 +102,7 @@ def test_dropped_steps_are_not_seen(folder: Path, monkeypatch: pytest.MonkeyPatc
         "micro_batch_size": 2, "data_parallel_size": 2, "train_iters": 12, "split": "100,0,0",
     }  # fmt: skip
     skip = [Skip(steps="3 8-9"), Skip(source="code", from_step=2)]
-    stream = stream_of_run(skip=skip, **settings)
+    stream = run_of_settings(skip=skip, **settings)
     sizes, masked = counted(stream)
     assert sizes == [0 if k in (3, 8, 9) else 8 for k in range(12)]
     result = audit(stream)
@@ -141,7 +142,7 @@ def check_random(rng: np.random.Generator) -> None:
     chosen = rng.permutation(steps)[: int(rng.integers(1, 6))].tolist()
     kinds = [Skip(steps=step, move=bool(rng.integers(2))) for step in chosen]
     plan = make_plan(**settings, skip=kinds)
-    result = audit(stream_of_run(**settings, skip=kinds))
+    result = audit(run_of_settings(**settings, skip=kinds))
     rows = [row for row in plan.datasets if row.split == "train"]
     assert len(rows) == len(result.exposure.total.tokens)
     for row, tokens in zip(rows, result.exposure.total.tokens.tolist(), strict=True):
@@ -191,7 +192,7 @@ def test_a_recipe_counts_the_samples_served_of_each_source(
     ):  # fmt: skip
         plan = plan_recipe(replace(recipe, skip=tuple(skip)))
         found = make_recipe_plan(plan)
-        tokens = audit(stream_of_recipe(replace(recipe, skip=tuple(skip)))).exposure.total.tokens
+        tokens = audit(run_of_recipe(replace(recipe, skip=tuple(skip)))).exposure.total.tokens
         for source, counts in zip(found.sources, tokens.tolist(), strict=True):
             assert source.drawn * S == sum(times * n for times, n in enumerate(counts))
             most = source.tokens_per_epoch - S * (source.samples_per_epoch - source.unseen)
@@ -219,8 +220,8 @@ def test_a_state_in_mid_run_has_the_steps_of_the_whole_run(
     if skip == "left over":
         recipe = replace(recipe, batch=BatchSchedule(stages=((0, 4), (8, 8))))
     opened = open_recipe(recipe)
-    whole = audit(stream_of_recipe(recipe))
-    sizes, masked = counted(whole.stream) if recipe.skip else ([8] * 12, 0)
+    whole = audit(run_of_recipe(recipe))
+    sizes, masked = counted(whole.run) if recipe.skip else ([8] * 12, 0)
     bounds, effect = np.cumsum([0, *sizes]), whole.skip
     if skip == "left over":
         assert effect is not None
@@ -236,10 +237,10 @@ def test_a_state_in_mid_run_has_the_steps_of_the_whole_run(
         assert found.samples == sum(found.sources.values()) == sum(sizes) - 2 * number
         left = [k for k, size in enumerate(sizes) if size and bounds[k] >= 2 * number]
         assert (found.steps, found.first_step) == (len(left), left[0] if left else len(sizes))
-        resumed = audit(stream_of_recipe(recipe, consumed_samples=consumed))
-        assert resumed.stream.step_bounds.tolist() == whole.stream.step_bounds.tolist()
+        resumed = audit(run_of_recipe(recipe, consumed_samples=consumed))
+        assert resumed.run.step_bounds.tolist() == whole.run.step_bounds.tolist()
         assert np.array_equal(resumed.exposure.total.tokens, whole.exposure.total.tokens)
-        made = resumed.stream.past_steps
+        made = resumed.run.past_steps
         assert bounds[made] <= 2 * number
         assert made == len(sizes) or bounds[made + 1] > 2 * number or sizes[made] == 0
 
@@ -272,7 +273,7 @@ def test_megatrons_iterations_to_skip(
     ends = make_plan(megatron_args=flags(0, 11, 12), **other).skip
     assert ends is not None
     assert ends.steps_dropped == 2  # of 12 iterations
-    stream = stream_of_run(megatron_args=flags(0, 3, 4), **other)
+    stream = run_of_settings(megatron_args=flags(0, 3, 4), **other)
     assert [step for step in range(12) if not documents_of(stream, step)] == [0, 3, 4]
     for wrong, reason in (
         (flags(-1), f"counts from {first} in .*, got {first - 1}"),

@@ -14,7 +14,7 @@ from support.corpora import write_corpus
 from support.tokenizing import run as tokenize
 
 from megaindex import FormatError, IndexedDataset
-from megaindex.audit import runs_of, step_ranges, steps_of, stream_of_run
+from megaindex.audit import run_of_settings, runs_of, step_ranges, steps_of
 from megaindex.corpus import merge
 from megaindex.format.provenance import ProvenanceSpool, RowFile, open_provenance
 
@@ -192,7 +192,7 @@ def test_bad_input(
 def test_rows_of_another_part_of_the_corpus(folder: Path) -> None:
     run = runs(folder)["neox"]
     settings = {"data_path": (str(folder / "a"),), "split": (9, 1, 0)}
-    stream = stream_of_run(
+    stream = run_of_settings(
         **settings, order="neox", sequence_length=64, global_batch_size=8, epochs="3"
     )
     pair = IndexedDataset(str(folder / "a"))
@@ -282,7 +282,7 @@ def test_runs_with_skips(folder: Path) -> None:
 
 
 def test_from_python(folder: Path) -> None:
-    stream = stream_of_run(
+    stream = run_of_settings(
         data_path=(str(folder / "a"),), sequence_length=64, global_batch_size=8, epochs="2"
     )
     found = runs_of(stream, [7, 3, 3])

@@ -21,7 +21,7 @@ from support.corpora import write_corpus
 from support.megatron_blends import build, one_process
 
 from megaindex import IndexedDataset, IndexedDatasetWriter, PackedOrder, Skip, build_index
-from megaindex.audit import stream_of_recipe, stream_of_run
+from megaindex.audit import run_of_recipe, run_of_settings
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index import array_index
@@ -111,7 +111,7 @@ def test_frameworks_serve_what_the_loader_serves(
     assert all(os.path.isfile(file) for file in files)
     assert [each["subset"] for each in found] == list(case["subsets"])
     for each, (subset, theirs) in zip(found, case["subsets"].items(), strict=True):
-        stream = stream_of_run(**settings_of(words), subset=subset)
+        stream = run_of_settings(**settings_of(words), subset=subset)
         assert each["samples_served"] == theirs["served"] <= each["num_samples"]
         assert theirs["length"] >= each["num_samples"]
         text = served(stream.index, theirs["served"])
@@ -165,7 +165,7 @@ def test_megatron_core_serves_the_order_and_builds_nothing(
     run = {"data_path": ["corpus"], "split": "90,5,5", "seq_length": 16, "seed": 1,
            "global_batch_size": 4, "eval_iters": 1, "eval_interval": 100}  # fmt: skip
     for each, theirs in zip(found, made, strict=True):
-        index = stream_of_run(**{"order": "epoch", **run, **given}, subset=each["subset"]).index
+        index = run_of_settings(**{"order": "epoch", **run, **given}, subset=each["subset"]).index
         assert len(theirs) >= index.num_samples == each["num_samples"]
         if words == ("--epochs", 1) and each["num_epochs"] == 1:
             assert len(theirs) == index.num_samples  # an epoch is an epoch
@@ -250,7 +250,7 @@ def test_a_recipe_and_a_lock(folder: Path) -> None:
         "  two: {epochs: 0.5, mix: {web: }}\n"
     )
     (one,) = export("--to", "neox", "--recipe", "run.yaml")
-    stream = stream_of_recipe(read_recipe("run.yaml"))
+    stream = run_of_recipe(read_recipe("run.yaml"))
     assert one["samples_served"] == one["samples_requested"] == stream.num_samples
     files = {name: np.load(next(f for f in one["files"] if name in f))
              for name in ("doc_idx", "sample_idx", "shuffle_idx")}  # fmt: skip

@@ -361,7 +361,7 @@ const KEYS = new Set(`format version written_by settings root sources columns ro
   sha256 subsets train valid test samples index steps past_steps masked_rows micro_batch_size data_parallel_size skip receipts move
   block_steps blocks total digests digest order documents without sequence_length extra seed epochs source parts final_epoch_apart
   name epochs_mixed left_over block_tokens max_documents long_documents capacity packed common weights rule uncounted stages from
-  first_position shares begins batch period file changes position first ranges end left_out moved masks from_step`.split(/\s+/));
+  first_position shares begins batch period file changes position first ranges end left_out moved masks from_step note names settings`.split(/\s+/));
 const isPlain = (x) => x === null || typeof x !== 'object', sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex');
 const keysIn = (x) => (isPlain(x) ? [] : Object.entries(x).flatMap(([k, y]) => [...(Array.isArray(x) ? [] : [k]), ...keysIn(y)]));
 const textOf = (x) => JSON.stringify(x).replace(/^"\\u0000(\d+)"$/, '$1') // an integer that is no double, see below

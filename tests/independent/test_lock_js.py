@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from megaindex import IndexedDataset, IndexedDatasetWriter, Skip
-from megaindex.audit import AuditStream, stream_of_recipe, stream_of_run
+from megaindex.audit import Run, run_of_recipe, run_of_settings
 from megaindex.builders.described import build_described
 from megaindex.index.frameworks import Split
 from megaindex.loader.sampler_state import RankLayout, Step
@@ -256,7 +256,7 @@ def node() -> str:
     return found
 
 
-def locked(name: str, subset: Split) -> tuple[AuditStream, dict[str, Any]]:
+def locked(name: str, subset: Split) -> tuple[Run, dict[str, Any]]:
     """Write the lock of a run; return a stream of it, and the subset in the lock."""
     settings = RUNS[name]
     if isinstance(settings, str):
@@ -264,10 +264,10 @@ def locked(name: str, subset: Split) -> tuple[AuditStream, dict[str, Any]]:
         Path("run.yaml").write_text(f"seed: {SEED}\n{text}")
         recipe = read_recipe("run.yaml")
         lock = make_lock(recipe)
-        stream = stream_of_recipe(recipe)
+        stream = run_of_recipe(recipe)
     else:
         lock = make_lock(**{**SIZES, **settings})
-        stream = stream_of_run(subset=subset, **{**SIZES, **settings})
+        stream = run_of_settings(subset=subset, **{**SIZES, **settings})
     lock.write("run.lock", overwrite=True)
     return stream, lock.content["subsets"][subset]
 
@@ -279,7 +279,7 @@ def run(node: str, *arguments: str, queries: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
-def rows_of(stream: AuditStream, *, balanced: bool) -> Iterator[tuple[str, int | None]]:
+def rows_of(stream: Run, *, balanced: bool) -> Iterator[tuple[str, int | None]]:
     """Yield each (step, rank, row), and its position or None."""
     last = stream.num_steps - 1
     for number, (first, end) in enumerate(pairwise(stream.step_bounds.tolist())):
@@ -299,7 +299,7 @@ def rows_of(stream: AuditStream, *, balanced: bool) -> Iterator[tuple[str, int |
                 yield f"{number} {rank} {row}", position
 
 
-def texts_of(stream: AuditStream) -> dict[int, list[str]]:
+def texts_of(stream: Run) -> dict[int, list[str]]:
     """Return the spans of each position that is served, as the program prints them."""
     positions = np.arange(stream.step_bounds[0], stream.num_samples)
     if stream.skips is not None:
@@ -313,9 +313,7 @@ def texts_of(stream: AuditStream) -> dict[int, list[str]]:
     return {p: texts[a:b] for p, (a, b) in zip(positions.tolist(), splits, strict=True)}
 
 
-def compare(
-    node: str, stream: AuditStream, subset: str, *, queries: int, balanced: bool = False
-) -> None:
+def compare(node: str, stream: Run, subset: str, *, queries: int, balanced: bool = False) -> None:
     """Compare random rows of a stream with those of the program."""
     asked = random.Random(f"{SEED} {stream.num_samples}").choices(
         list(rows_of(stream, balanced=balanced)), k=queries

@@ -22,10 +22,10 @@ from support.command_line import cli
 from support.locked_runs import RUNS, write_inputs
 
 from megaindex import FormatError, InvalidArgument, MegaIndexError, Skip
-from megaindex.audit import stream_of_recipe, stream_of_run
-from megaindex.lock import make_lock, open_run, open_stream, read_lock, verify_lock
+from megaindex.audit import run_of_recipe, run_of_settings
+from megaindex.lock import make_lock, open_run, read_lock, run_of_lock, verify_lock
 from megaindex.lock.lock_file import SECTIONS, section_digest
-from megaindex.lock.opening import locked_index
+from megaindex.lock.opening import locked_index, locked_run
 from megaindex.recipe.recipe_file import recipe_of
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
@@ -215,8 +215,8 @@ def test_random_locks_are_opened_with_the_same_samples() -> None:
         lock = lock.write("random.lock", overwrite=True)
         assert verify_lock("random.lock", whole=True).findings == (), run
         is_recipe = not isinstance(run, dict)
-        theirs = stream_of_recipe(run) if is_recipe else stream_of_run(**run)
-        ours = open_stream("random.lock")
+        theirs = run_of_recipe(run) if is_recipe else run_of_settings(**run)
+        ours = run_of_lock("random.lock")
         np.testing.assert_array_equal(ours.step_bounds, theirs.step_bounds)
         ids = np.arange(ours.num_samples)
         if ours.skips is not None:
@@ -242,7 +242,7 @@ def test_counts_are_bounded_before_arrays_are_made() -> None:
                 target[key] = count if key == "steps" else f"{count}/1"
                 Path("counts.lock").write_bytes(signed(content))
                 with pytest.raises(InvalidArgument, match="must for at most"):
-                    open_stream("counts.lock")
+                    locked_run("counts.lock")
                 assert not verify_lock("counts.lock").is_clean
         content["subsets"]["train"]["steps"][1] = [40000, 1, 10**9]
         content["subsets"]["train"]["samples"] = 40000 + 10**9

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
-from megaindex.audit.streams import stream_of_recipe
 from megaindex.cli import main
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Data, RunSettings, Source, Target
 from megaindex.errors import MegaIndexError
 from megaindex.index.balance import CostModel
-from megaindex.lock import make_lock, open_run, open_stream, read_lock, report_run
+from megaindex.lock import make_lock, open_run, read_lock, report_run, run_of_lock
 from megaindex.recipe import read_recipe
+from megaindex.run.from_recipe import run_of_recipe
 
 RECIPE = """
 sequence_length: 16
@@ -39,7 +39,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_counts_are_those_of_the_samples(lock: Path) -> None:
-    stream = stream_of_recipe(read_recipe("run.yaml"))
+    stream = run_of_recipe(read_recipe("run.yaml"))
     report = report_run(lock)
     times = [np.zeros(source.lengths.sum(), np.int64) for source in stream.sources]
     for runs in stream.runs():
@@ -104,7 +104,7 @@ def test_the_evaluation_of_a_lock_is_traced(lock: Path, capsys: pytest.CaptureFi
     make_lock(read_recipe("eval.yaml")).write("eval.lock")
     assert main(["trace", "--lock", "eval.lock", "--subset", "valid", "--step", "0", "--json"]) == 0
     spans = json.loads(capsys.readouterr().out)["spans"]
-    stream = open_stream("eval.lock", subset="valid")
+    stream = run_of_lock("eval.lock", subset="valid")
     assert [source.path_prefix for source in stream.sources] == [str(lock.parent / "code")]
     assert stream.num_samples == 8
     assert {span["sample"] for span in spans} == set(range(8))
@@ -152,14 +152,14 @@ def test_a_checkpoint_of_a_changed_mix_is_locked(
         assert main(["lock", "--state", "state.json", "--out", "state.lock"]) == status
     assert main(["verify", "state.lock", "--all"]) == 0
     ids = np.arange(160)
-    for ours, theirs in zip(open_stream("state.lock").index.locate(ids),
+    for ours, theirs in zip(run_of_lock("state.lock").index.locate(ids),
                             loader.index.locate(ids), strict=True):  # fmt: skip
         np.testing.assert_array_equal(ours, theirs)
     assert [file.path for file in read_lock("state.lock").files] == [f"{Path.cwd()}/state-mix.npy"]
 
 
 def test_the_stream_is_that_of_the_recipe(lock: Path) -> None:
-    stream, other = open_stream(lock), stream_of_recipe(read_recipe("run.yaml"))
+    stream, other = run_of_lock(lock), run_of_recipe(read_recipe("run.yaml"))
     ids = np.arange(stream.num_samples)
     for ours, theirs in zip(stream.index.locate(ids), other.index.locate(ids), strict=True):
         np.testing.assert_array_equal(ours, theirs)

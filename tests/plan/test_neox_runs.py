@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
-from megaindex.audit.streams import stream_of_run
 from megaindex.configs.neox_yaml import read_neox
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import resolve
@@ -21,6 +20,7 @@ from megaindex.plan import Plan, make_plan
 from megaindex.plan.coverage import count_served
 from megaindex.plan.export import export_settings
 from megaindex.plan.sizing import LoaderPasses, loader_passes
+from megaindex.run.from_settings import run_of_settings
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 RUNS = [pytest.param(run, id=f"{k}-{run['kind']}") for k, run in enumerate(GOLDEN["runs"])]
@@ -98,7 +98,7 @@ def test_the_audit_serves_what_the_run_does(case: dict[str, Any], tmp_path: Path
         ran = case["splits"][split]
         if not ran["rows"]:
             continue
-        stream = stream_of_run(run, subset=split)
+        stream = run_of_settings(run, subset=split)
         assert int(stream.step_bounds[-1]) == ran["rows"]
         if len(stream.sources) > 1:
             continue

@@ -13,11 +13,11 @@ import pytest
 from support.command_line import plan_json
 from support.corpora import write_corpus
 
-from megaindex.audit.streams import stream_of_run
 from megaindex.cli import main
 from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import InvalidArgument
 from megaindex.recipe import open_recipe, read_maxtext
+from megaindex.run.from_settings import run_of_settings
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/maxtext.json").read_text())
 CONFIG = """
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_megatron_order_equals_that_of_maxtext(folder: Path, case: dict[str, Any]) -> None:
     words = ["run.yml", "grain_file_type=mmap_npy", *case["words"]]
     run = resolve(read_settings({"maxtext_config": words, "world_size": case["devices"]}))
-    index: Any = stream_of_run(run).index
+    index: Any = run_of_settings(run).index
     parts = getattr(index, "indices", (index,))
     assert [part.document_index[:64].tolist() for part in parts] == case["documents"]
     assert [part.shuffle_index[:64].tolist() for part in parts] == case["shuffle"]

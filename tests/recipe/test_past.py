@@ -171,7 +171,7 @@ def test_receipts_begin_at_the_first_step(folder: Path) -> None:
 
 
 def test_plan_and_audit_begin_at_the_first_step(folder: Path) -> None:
-    from megaindex.audit import audit, steps_of, stream_of_recipe
+    from megaindex.audit import audit, run_of_recipe, steps_of
 
     made = recipe(folder, "{steps: 160000, read: {a: {samples: 7}, b: {epochs: 1}}}")
     opened = open_recipe(made)
@@ -185,7 +185,7 @@ def test_plan_and_audit_begin_at_the_first_step(folder: Path) -> None:
     assert plan.to_json()["past"]["first_sample"] == 640_000
     assert plan.draws[0].first_step == 160_000
     assert "past" not in make_recipe_plan(plan_without_past(folder)).to_json()
-    stream = stream_of_recipe(made)
+    stream = run_of_recipe(made)
     assert (stream.samples_served, stream.num_steps, stream.past_steps) == (120, 160_030, 160_000)
     tokens = audit(stream).exposure.step_tokens
     assert not tokens[:160_000].any()
@@ -291,7 +291,7 @@ def test_stages_of_several_lengths_go_on_from_a_past(
 
 def test_a_joined_run_of_several_lengths_is_trained_and_audited(folder: Path) -> None:
     pytest.importorskip("torch")
-    from megaindex.audit import audit, stream_of_recipe
+    from megaindex.audit import audit, run_of_recipe
     from megaindex.loader import RecipeLoader, join_states
     from megaindex.loader.receipts import check_receipts
 
@@ -321,7 +321,7 @@ def test_a_joined_run_of_several_lengths_is_trained_and_audited(folder: Path) ->
     check = check_receipts(states, opened.index)
     assert check.equal
     assert check.served.total.count == 40
-    tokens = audit(stream_of_recipe(made)).exposure.step_tokens
+    tokens = audit(run_of_recipe(made)).exposure.step_tokens
     assert tokens.tolist() == [0] * 500 + [32] * 6 + [64] * 4
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 from megaindex import build_index
-from megaindex.audit import audit, stream_of_recipe
+from megaindex.audit import audit, run_of_recipe
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
@@ -36,7 +36,6 @@ from megaindex.loader import (
     join_states,
 )
 from megaindex.lock import make_lock, open_run, verify_lock
-from megaindex.lock.make import step_bounds_of
 from megaindex.lock.opening import locked_index
 from megaindex.plan import recipe_plan
 from megaindex.plan.recipe_plan import RecipePlan, make_recipe_plan
@@ -51,6 +50,7 @@ from megaindex.recipe.recipe import (
     default_block_tokens,
 )
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
+from megaindex.run.subset import step_bounds_of
 
 TOKENS = {"web": 1500, "code": 400}
 BLOCKS = {"web": 70, "code": 40}
@@ -578,7 +578,7 @@ def test_three_lengths_end_to_end(folder: Path) -> None:
     loaders = [RecipeLoader(opened, data_parallel_rank=rank) for rank in range(2)]
     shapes = Counter(tuple(batch["tokens"].shape) for batch in loaders[0])
     assert shapes == {(3, 4): 14, (1, 16): 7, (1, 32): 3}
-    counted = audit(stream_of_recipe(recipe)).exposure.total.tokens.tolist()
+    counted = audit(run_of_recipe(recipe)).exposure.total.tokens.tolist()
     for row, total in zip(counted, plan.sources, strict=True):
         assert total.blocks is not None
         assert row == [total.tokens_per_epoch - total.blocks.served, total.blocks.served]
@@ -898,7 +898,7 @@ def test_batch_sizes_of_streams_end_to_end(folder: Path) -> None:
     assert (plain["steps"][1]["first_sample"], plain["steps"][1]["first_token"]) == (48, 384)
     assert "4 or 8 → 8 samples an iteration" in repr(plan)
     bounds = [0, *itertools.accumulate([*sizes, 8, 8])]
-    assert stream_of_recipe(recipe).step_bounds.tolist() == bounds
+    assert run_of_recipe(recipe).step_bounds.tolist() == bounds
     lock = make_lock(recipe)
     assert step_bounds_of(lock.content["subsets"]["train"]).tolist() == bounds
     assert lock.content["subsets"]["train"]["index"]["stages"][0]["batch"] == [8, 4]

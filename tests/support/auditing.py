@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from megaindex.audit.streams import AuditStream
+from megaindex.run.run import Run
 
 
-def brute_force(stream: AuditStream) -> dict[str, Any]:
+def brute_force(stream: Run) -> dict[str, Any]:
     """Everything `count_exposure` counts, token by token in plain loops."""
     seen = [[np.zeros(n, int) for n in source.lengths] for source in stream.sources]
     last: dict[tuple[int, int, int], int] = {}

@@ -1,0 +1,1 @@
+"""Runs whose samples are decided: what plans, locks, audits and loaders ask."""

@@ -1,0 +1,286 @@
+"""The run of settings of a framework, by the rules of its version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from megaindex.builders import build_index
+from megaindex.builders.described import fill_draws
+from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
+from megaindex.configs.run import RunSettings
+from megaindex.configs.run_builder import given_run
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress
+from megaindex.index.frameworks import Split
+from megaindex.index.order_settings import order_of_row
+from megaindex.index.spans import Index, datasets_of
+from megaindex.index.stretches import Stretch, StretchedIndex
+from megaindex.plan.plan import evaluation_of, target_text
+from megaindex.plan.sizing import ServedRange, Sizing, SplitPart, loader_passes
+from megaindex.plan.sources import Parts, parts_of, sizing_of
+from megaindex.plan.target import (
+    ResolvedTarget,
+    masked_rows,
+    phase_request,
+    phases_of,
+    resolve_target,
+)
+from megaindex.run.run import Run, RunSource, skipped_run
+
+Folder: TypeAlias = str | os.PathLike[str]
+
+
+def run_of_settings(
+    run: RunSettings | None = None,
+    *,
+    subset: Split = "train",
+    cache_dir: Folder | None = None,
+    progress: Progress | None = None,
+    most_samples: int | None = None,
+    **settings: Any,
+) -> Run:
+    """Return the stream of a run under a framework, by the rules of its version.
+
+    Args:
+        run: the run, such as `megaindex.plan.resolve` returns; its consumed samples are the past.
+        subset: train, or valid or test with the samples of all evaluations.
+        cache_dir: cache of built indices; None: build in memory.
+        progress: called with (done, total) while draws are counted.
+        most_samples: samples that an index may be built for, as of a run whose settings a file
+            states; None: any number.
+        settings: the run by names in place of ``run``, as for `megaindex.make_plan`.
+
+    Raises:
+        InvalidArgument: the run cannot be built: it has no files, more samples of a source are
+            drawn than built, or it asks for more than ``most_samples``.
+        FormatError, StorageError: a dataset cannot be read.
+    """
+    with given_run(run, settings) as given:
+        return _run_of_settings(given, subset, cache_dir, progress, most_samples)
+
+
+def _run_of_settings(
+    run: RunSettings,
+    subset: Split,
+    cache_dir: Folder | None,
+    progress: Progress | None,
+    most: int | None,
+) -> Run:
+    _check(run)
+    if run.packing is not None:
+        raise InvalidArgument(
+            f"pack_impl {run.packing.pack_impl} cannot be audited; use `megaindex plan`"
+        )
+    parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
+    if not parts[subset]:
+        raise InvalidArgument(
+            f"the run has no {subset} data; give --split, or --{subset}-data-path"
+        )
+    # a built blend needs the exact draws
+    exact = replace(run, blend_counts="exact")
+    sizing = sizing_of(exact, run.row, parts["train"], "train", progress)
+    target = resolve_target(run, sizing)
+    schedule, consumed, total = run.batch, run.consumed_samples, target.samples_consumed
+    if subset == "train":
+        _check_consumed(run, resolve_target(replace(run, consumed_samples=0), sizing))
+        index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
+    else:
+        sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
+        schedule, consumed, total = _evaluations(run, subset, target, parts)
+        index = _index(run, sizing, parts[subset], total, total, cache_dir, most, subset)
+    bounds, past = step_bounds(schedule, consumed, total)
+    stream = Run(
+        index=index,
+        sources=tuple(_source(run, part) for part in parts[subset]),
+        step_bounds=bounds,
+        past_steps=past,
+        masked_rows=masked_rows(run, target) if subset == "train" else 0,
+        order=run.row.order,
+        settings=_settings(run, subset),
+        micro_batch_size=run.micro_batch_size,
+        data_parallel_size=run.data_parallel_size,
+    )
+    return (
+        skipped_run(stream, run.skips(bounds.size - 1), schedule) if subset == "train" else stream
+    )
+
+
+def _settings(run: RunSettings, subset: Split) -> dict[str, Any]:
+    sources = getattr(run.data, subset) or run.data.train
+    weights = [source.weight for source in sources]
+    settings = {
+        "framework": run.row.framework,
+        "seed": run.seed,
+        "target": target_text(run),
+        "subset": subset,
+        "split": run.data.split,
+        "weights": None if None in weights else ", ".join(f"{weight:g}" for weight in weights),
+        "variance_buffer": None if run.variance_buffer is None else str(run.variance_buffer),
+        "tail": run.tail,
+        "separate_final_epoch": getattr(run.order, "separate_final_epoch", None),
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _check(run: RunSettings) -> None:
+    if any(source.tokens is not None for source in run.data.train):
+        raise InvalidArgument(
+            "--tokens-per-epoch and --length-histogram have no documents to audit; give "
+            "--data-path with the .bin/.idx pair"
+        )
+    if run.dataloader != "single" or run.evaluation.full or run.evaluation.alone:
+        raise InvalidArgument(
+            "--dataloader-type cyclic, --full-validation and --skip-train cannot be audited; "
+            "remove them"
+        )
+
+
+def _check_consumed(run: RunSettings, whole: ResolvedTarget) -> None:
+    """Check the consumed samples against ``whole``, the same target without a resume."""
+    beyond = run.consumed_samples > whole.samples_requested + run.batch.final
+    if run.target.kind != "iterations" and beyond:
+        raise InvalidArgument(
+            f"--consumed-samples {run.consumed_samples} lies beyond the target of the run, which "
+            f"consumes {whole.samples_consumed} samples in all; raise the target"
+        )
+
+
+def _evaluations(
+    run: RunSettings, subset: Split, target: ResolvedTarget, parts: Parts
+) -> tuple[BatchSchedule, int, int]:
+    """Return batches, consumed samples and samples of all evaluations of a run, or of its test."""
+    evaluation = evaluation_of(run, target.train_iters, parts)
+    assert evaluation is not None, "there is data of the subset"
+    valid = subset == "valid"
+    total = evaluation.valid_samples if valid else evaluation.test_samples
+    if total == 0:
+        raise InvalidArgument(f"--eval-iters 0 reads nothing of the {subset} data; raise it")
+    return BatchSchedule.constant(evaluation.batch_size), 0, total
+
+
+def _train_index(
+    run: RunSettings,
+    sizing: Sizing,
+    parts: Sequence[SplitPart],
+    target: ResolvedTarget,
+    cache_dir: Folder | None,
+    most: int | None,
+) -> Index:
+    """Return the index of the train split, with Megatron's phases the indices in sequence."""
+    phases = phases_of(run, target)
+    if not phases:
+        asked, consumed = target.samples_requested, target.samples_consumed
+        return _index(run, sizing, parts, asked, consumed, cache_dir, most)
+    stretches = [
+        Stretch(
+            index=_index(
+                run,
+                sizing,
+                parts,
+                phase_request(run, target, phase),
+                phase.samples,
+                cache_dir,
+                most,
+            ),
+            samples=range(phase.samples),
+        )
+        for phase in phases
+    ]
+    return StretchedIndex(stretches=tuple(stretches))
+
+
+def _index(
+    run: RunSettings,
+    sizing: Sizing,
+    parts: Sequence[SplitPart],
+    asked: int,
+    consumed: int,
+    cache_dir: Folder | None,
+    most: int | None,
+    subset: Split = "train",
+) -> Index:
+    """Return the ``consumed`` samples read of a blend built for ``asked`` samples.
+
+    A loader that starts over reads some samples again.
+    """
+    _check_size(subset, max(asked, consumed), most)
+    requested = sizing.requested(asked)
+    assert requested is not None
+    _check_size(subset, max(requested), most)
+    indices = [
+        build_index(
+            IndexedDataset(part.source.path, dialect=run.row.file_dialect),
+            sequence_length=run.sequence_length,
+            seed=run.seed,
+            num_samples=max(1, num_samples),
+            documents=range(part.begin, part.end),
+            order=order_of_row(sizing.row),
+            cache_dir=cache_dir,
+        )
+        for part, num_samples in zip(parts, requested, strict=True)
+    ]
+    passes = loader_passes(run, [index.num_samples for index in indices], subset, consumed)
+    if passes.is_empty:
+        raise InvalidArgument(
+            f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
+        )
+    positions = passes.positions()
+    index = blend_index(indices, sizing, max(part.end for part in positions) if positions else 0)
+    if positions in ((), (ServedRange(0, consumed, 1),)):
+        return index
+    return StretchedIndex(
+        stretches=tuple(
+            Stretch(index=index, samples=range(part.begin, part.end), times=part.times)
+            for part in positions
+        )
+    )
+
+
+def _check_size(subset: Split, samples: int, most: int | None) -> None:
+    if most is not None and samples > most:
+        raise InvalidArgument(
+            f"{subset}: the settings ask for {samples} samples, and must for at most {most}; "
+            "restore the settings"
+        )
+
+
+def _source(run: RunSettings, part: SplitPart) -> RunSource:
+    dataset = IndexedDataset(part.source.path, dialect=run.row.file_dialect)
+    return RunSource(
+        name=part.source.path,
+        lengths=dataset.sequence_lengths[part.begin : part.end],
+        first_document=part.begin,
+        cut_tokens=0 if part.packing is None else part.tokens - part.packing.input_tokens,
+        cut_by=f"long_documents {run.row.long_documents}",
+        path_prefix=part.source.path,
+    )
+
+
+def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index:
+    """Return the first ``num_samples`` of the blend of ``sizing``; of one source, its index.
+
+    Raises:
+        InvalidArgument: there are too many sources, or more samples of one are drawn than built, at
+            which the framework fails.
+    """
+    if len(indices) == 1:
+        return indices[0]
+    draws, short = sizing.draws, sizing.row.uncounted_samples
+    assert isinstance(draws, (GreedyDraws, DivisorDraws)), "several sources are blended by these"
+    dataset_index, dataset_sample_index = fill_draws(
+        draws.rule, draws.weights, indices, num_samples, short, sizing.names
+    )
+    return BlendedIndex(
+        indices=tuple(indices),
+        dataset_index=dataset_index,
+        dataset_sample_index=dataset_sample_index,
+        rule=draws.rule,
+        weights=draws.weights,
+        uncounted_samples=short,
+        datasets=tuple(dataset for index in indices for dataset in datasets_of(index)),
+    )

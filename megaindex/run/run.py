@@ -1,0 +1,300 @@
+"""A run whose samples are decided: an index, its sources, and the steps that serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import I32, I64
+from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
+from megaindex.errors import InvalidArgument
+from megaindex.index.skips import Skip, Skips, skips_of, with_skips
+from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at
+from megaindex.validation import check_setting, setting_or_none, shown
+
+_SAMPLES_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunSource:
+    """Documents of one source that an epoch has.
+
+    Attributes:
+        name: name of the source.
+        lengths (int32[documents]): tokens of consecutive sequences; those of length 0 are not
+            counted.
+        first_document: sequence id of the first of these sequences.
+        cut_tokens: tokens in no sample of an epoch, because long documents are truncated or
+            skipped.
+        cut_by: setting that leaves these tokens out.
+        path_prefix: prefix of the pair; empty if it is unknown.
+    """
+
+    name: str
+    lengths: I32 = field(repr=False)
+    first_document: int = 0
+    cut_tokens: int = 0
+    cut_by: str = ""
+    path_prefix: str = ""
+
+
+class TokenRuns(NamedTuple):
+    """Token runs that are input of samples, without the extra token of the label.
+
+    Attributes:
+        sample (int64[n]): position in the run.
+        source (int32[n]): number of the source.
+        document (int64[n]): sequence id in the source.
+        offset (int64[n]): first token, in the document.
+        length (int64[n]): number of tokens.
+    """
+
+    sample: I64
+    source: I32
+    document: I64
+    offset: I64
+    length: I64
+
+    def select(self, which: I64 | slice) -> TokenRuns:
+        """Return some of the runs."""
+        sample, source, document, offset, length = self
+        return TokenRuns(
+            sample[which], source[which], document[which], offset[which], length[which]
+        )
+
+
+def lengths_text(lengths: Sequence[int]) -> str:
+    """Return the sequence lengths of stages for display."""
+    return " → ".join(f"{length:,}" for length in lengths)
+
+
+def join_runs(pieces: Sequence[TokenRuns]) -> TokenRuns:
+    """Return all runs of the pieces, one piece after the other."""
+    columns: Any = zip(*pieces, strict=True)
+    return TokenRuns(*map(np.concatenate, columns))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """The samples of a run in order of training, divided into steps.
+
+    Steps count from 0: trainers log step k as iteration k + 1. With skips, samples are positions:
+    skipped steps keep their numbers and serve nothing, moved samples make steps behind the others.
+
+    Attributes:
+        index: samples of the run, in order of training.
+        sources: sources in the order of ``Spans.source``.
+        step_bounds (int64[steps + 1]): step k serves the samples [step_bounds[k], step_bounds[k
+            + 1]).
+        past_steps: steps made already.
+        masked_rows: rows of the last step that are padding without loss.
+        order: name of the order, for display.
+        micro_batch_size: samples of a micro batch of one rank; None: unknown.
+        data_parallel_size: number of data-parallel ranks; None: unknown.
+        settings: further settings of the run by name, for display.
+
+    Raises:
+        InvalidArgument: there is no step, or the index has fewer samples than the steps consume.
+    """
+
+    index: Index
+    sources: tuple[RunSource, ...]
+    step_bounds: I64 = field(repr=False)
+    past_steps: int = 0
+    masked_rows: int = 0
+    order: str = ""
+    micro_batch_size: int | None = None
+    data_parallel_size: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise InvalidArgument(
+                "the run makes no step: its target holds fewer samples than one global batch"
+            )
+        last = int(self.step_bounds[-1])
+        if last > self.index.num_samples:
+            raise InvalidArgument(
+                f"the steps consume {last} samples, the index holds {self.index.num_samples}; "
+                "build it for more samples, or audit fewer steps"
+            )
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return self.step_bounds.size - 1
+
+    @property
+    def num_samples(self) -> int:
+        """Position of the end: `samples_served`, behind those of another system."""
+        return int(self.step_bounds[-1])
+
+    @cached_property
+    def document_base(self) -> I64:
+        """int64[sources + 1]: number of each source's first document among all documents."""
+        return _cumulated([source.lengths.size for source in self.sources])
+
+    @cached_property
+    def token_base(self) -> I64:
+        """int64[documents + 1]: number of each document's first token among all tokens."""
+        return _cumulated(np.concatenate([source.lengths for source in self.sources]))
+
+    @property
+    def sequence_lengths(self) -> tuple[int, ...]:
+        """The sequence length, or those of the stages one after another, each once."""
+        index = self.index
+        return tuple(dict.fromkeys(getattr(index, "part_lengths", (index.sequence_length,))))
+
+    @property
+    def lengths_text(self) -> str:
+        """The sequence lengths for display."""
+        return lengths_text(self.sequence_lengths)
+
+    @property
+    def samples_served(self) -> int:
+        """Samples served by all steps."""
+        return int(self.step_bounds[-1] - self.step_bounds[0])
+
+    @cached_property
+    def _step_size(self) -> int:
+        """Samples of every step, 0 if steps differ."""
+        sizes = np.diff(self.step_bounds)
+        return int(sizes[0]) if (sizes == sizes[0]).all() else 0
+
+    def step_of(self, samples: npt.ArrayLike) -> I64:
+        """Return the step that serves each sample."""
+        if self._step_size:
+            steps = (np.asarray(samples, np.int64) - self.step_bounds[0]) // self._step_size
+            return np.asarray(np.clip(steps, -1, self.num_steps), np.int64)
+        return np.asarray(np.searchsorted(self.step_bounds, samples, "right") - 1, np.int64)
+
+    def runs(self, first: int | None = None, last: int | None = None) -> Iterator[TokenRuns]:
+        """Yield the token runs of samples [first, last), by default all, in blocks of samples."""
+        first = int(self.step_bounds[0]) if first is None else first
+        last = self.num_samples if last is None else last
+        for begin in range(first, last, _SAMPLES_AT_ONCE):
+            yield self._served(np.arange(begin, min(last, begin + _SAMPLES_AT_ONCE)))
+
+    @property
+    def skips(self) -> Skips | None:
+        """The skips of the run; None without any. A skipped step serves no sample."""
+        return skips_of(self.index)
+
+    def _served(self, ids: I64) -> TokenRuns:
+        if self.skips is not None:
+            ids = ids[~self.skips.is_hole(ids)]
+        spans = self.index.locate(ids)
+        length = spans.input_lengths(sequence_lengths_at(self.index, ids))
+        sample = np.repeat(ids, np.diff(spans.row_splits))
+        kept = length > 0
+        return TokenRuns(
+            sample=sample[kept],
+            source=spans.source[kept],
+            document=spans.document[kept],
+            offset=spans.offset[kept],
+            length=length[kept],
+        )
+
+
+def run_of_index(
+    index: Index,
+    sources: Sequence[RunSource] | None = None,
+    *,
+    global_batch_size: int,
+    num_steps: int | None = None,
+    consumed_samples: int = 0,
+    micro_batch_size: int | None = None,
+    data_parallel_size: int | None = None,
+) -> Run:
+    """Return the run of an index.
+
+    Args:
+        index: an index, such as `megaindex.build_index` or `megaindex.build_blend` returns.
+        sources: its sources, in the order of ``Spans.source``; one for an index of one dataset.
+            Default: the datasets that the index holds, if it reads all of their documents.
+        global_batch_size: samples of a step.
+        num_steps: steps in all. Default: the whole batches of the index.
+        consumed_samples: samples served so far; their steps are the past ones.
+        micro_batch_size: samples of a micro batch of one rank; with ``data_parallel_size`` it
+            decides the rank of each sample.
+        data_parallel_size: ranks that share a step.
+
+    Raises:
+        InvalidArgument: a number is out of range, the sources are missing, or it is no index.
+    """
+    check_index(index)
+    sources = _sources_of(index) if sources is None else sources
+    global_batch_size = check_setting("global_batch_size", global_batch_size)
+    num_steps = setting_or_none("num_steps", num_steps)
+    consumed_samples = check_setting("consumed_samples", consumed_samples)
+    if num_steps is None:
+        num_steps = index.num_samples // global_batch_size
+    schedule = BatchSchedule.constant(global_batch_size)
+    bounds, past = step_bounds(schedule, consumed_samples, num_steps * global_batch_size)
+    return Run(
+        index=index,
+        sources=tuple(sources),
+        step_bounds=bounds,
+        past_steps=past,
+        order=str(getattr(index, "order", "")),
+        settings={"seed": index.seed} if hasattr(index, "seed") else {},
+        micro_batch_size=setting_or_none("micro_batch_size", micro_batch_size),
+        data_parallel_size=setting_or_none("data_parallel_size", data_parallel_size),
+    )
+
+
+def _sources_of(index: Index) -> list[RunSource]:
+    """Return the datasets of an index as sources."""
+    datasets = datasets_of(index)
+    sources = [
+        RunSource(
+            name=dataset.path_prefix,
+            lengths=dataset.sequence_lengths,
+            path_prefix=dataset.path_prefix,
+        )
+        for dataset in datasets
+    ]
+    tokens = sum(int(source.lengths.sum(dtype=np.int64)) for source in sources)
+    if not sources or tokens != index.tokens_per_epoch:
+        raise InvalidArgument(
+            f"the sources of {shown(index)} are missing: it holds {tokens} tokens of datasets and "
+            f"reads {index.tokens_per_epoch}; give an RunSource for each"
+        )
+    return sources
+
+
+def _cumulated(counts: npt.ArrayLike) -> I64:
+    counts = np.asarray(counts)
+    sums = np.zeros(counts.size + 1, np.int64)
+    np.cumsum(counts, dtype=np.int64, out=sums[1:])
+    return sums
+
+
+def skipped_run(run: Run, skip: Sequence[Skip], schedule: BatchSchedule) -> Run:
+    """Return the run of a run in steps of ``schedule`` with skips.
+
+    Raises:
+        InvalidArgument: a skip does not fit the run.
+        MissingFile, StorageError: a file of documents cannot be read.
+    """
+    steps = skip_steps(
+        skip,
+        schedule,
+        run.step_bounds,
+        num_samples=run.index.num_samples,
+        masked_rows=run.masked_rows,
+    )
+    if steps is None:
+        return run
+    index = with_skips(
+        run.index,
+        steps.skips,
+        names=[source.name for source in run.sources],
+        documents=[source.first_document + source.lengths.size for source in run.sources],
+    )
+    return replace(run, index=index, step_bounds=steps.bounds, masked_rows=steps.masked_rows)
