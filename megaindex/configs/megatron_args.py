@@ -18,8 +18,7 @@ from megaindex.configs.settings import (
     replaced_by,
     settings_in_comments,
 )
-from megaindex.configs.shell import Script
-from megaindex.configs.shell_words import Unknown, is_several, is_unknown
+from megaindex.configs.shell import Script, Unknown, is_several, is_unknown
 from megaindex.configs.yaml_sections import read_text
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS

@@ -158,7 +158,7 @@ def commands_of(text: str, environment: dict[str, str]) -> list[list[str]]:
         ("run ${X:-3} ${Y-4}", ["run", "3", "4"]),
         ("X=5; run ${X:-3}", ["run", "5"]),
         ("N=3; run $((N * 2 + 1)) $(( (${N} - 1) / 2 ))", ["run", "7", "1"]),
-        ("run $((1 / 0)) $MISSING", ["run", "$((1 / 0))", "$MISSING"]),
+        ("run $MISSING $((1 / 0))", ["run", "$MISSING", "$((1 / 0))"]),
         ("run `A` {1,2} ${X%.*} <(b)", ["run", "`A`", "{1,2}", "${X%.*}", "<(b)"]),
         ("run a \\\n  b # comment\n", ["run", "a", "b"]),
         ("run 'a # b' c#d", ["run", "a # b", "c#d"]),
@@ -329,14 +329,16 @@ def test_parameters_that_no_flag_replaces_are_named(tmp_path: Path) -> None:
     assert read_megatron(str(script), {}, over=Settings(data_path=("x",))).data_path is None
 
 
-def test_a_function_of_the_script_is_run_with_its_own_parameters(tmp_path: Path) -> None:
+def test_what_a_function_sets_is_unknown_after_its_call(tmp_path: Path) -> None:
     script = tmp_path / "launch.sh"
     script.write_text(
-        "train() { LENGTH=$1; FIRST=$2; }\ntrain 8 web\n"
-        "torchrun pretrain_gpt.py --data-path $FIRST $1 --seq-length $LENGTH"
+        "usage() { LENGTH=1; exit 1; }\ntrain() { FIRST=$2; }\nFIRST=code LENGTH=8\ntrain 8 web\n"
+        "torchrun pretrain_gpt.py --data-path $FIRST --seq-length $LENGTH"
     )
-    settings = read_megatron(str(script), {}, ["code"])
-    assert (settings.data_path, settings.seq_length) == (("web", "code"), 8)
+    with pytest.raises(InvalidArgument, match=r"\$FIRST|train 8 web.* of line 4.*capture"):
+        read_megatron(str(script), {})
+    over = Settings(data_path=("web",))
+    assert read_megatron(str(script), {}, over=over).seq_length == 8
 
 
 def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from choices import Choices
 
-from megaindex.configs import shell_words
+from megaindex.configs import shell
 from megaindex.configs.maxtext_yaml import read_maxtext as read_maxtext_settings
 from megaindex.configs.megatron_args import read_megatron
 from megaindex.configs.neox_yaml import read_neox
@@ -28,7 +28,7 @@ from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 _FOLDER = Path(tempfile.mkdtemp(prefix="megaindex-fuzz-", dir=_MEMORY))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
-shell_words._MOST_EXPANDED = 1 << 15  # the bound of expansions is met often, and soon
+shell._MOST_EXPANDED = 1 << 15  # the bound of expansions is met often, and soon
 
 
 def megatron(data: bytes) -> None:
