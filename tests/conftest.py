@@ -115,9 +115,19 @@ def _place(item: pytest.Item) -> int:
 @pytest.fixture(params=BACKENDS, scope="session")
 def backend(request: pytest.FixtureRequest) -> Any:
     """Every kernel test runs on each backend."""
-    if request.param == "native" and os.environ.get("MEGAINDEX_NO_NATIVE") == "1":
+    return _loaded(request.param)
+
+
+@pytest.fixture(params=BACKENDS[1:], scope="session")
+def compiled(request: pytest.FixtureRequest) -> Any:
+    """Each backend that is compared with the reference, or with what takes the reference long."""
+    return _loaded(request.param)
+
+
+def _loaded(name: str) -> Any:
+    if name == "native" and os.environ.get("MEGAINDEX_NO_NATIVE") == "1":
         pytest.skip("installed without the native core")
-    return load(request.param)
+    return load(name)
 
 
 def _skip_without_peers() -> None:

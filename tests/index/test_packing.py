@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
@@ -39,12 +40,14 @@ def built(folder: Path, case: dict[str, Any], **more: Any) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [c for c in GOLDEN["indices"] if "error" not in c])
+@for_each(("k", "case"), [(k, c) for k, c in enumerate(GOLDEN["indices"]) if "error" not in c])
 def test_arrays_are_the_frameworks(
-    backend: Any, case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k: int, case: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(packing, "active", lambda: backend)
-    index = built(tmp_path, case)
+    folder = tmp_path / str(k)
+    folder.mkdir()
+    index = built(folder, case)
     for name in ARRAYS:
         assert str(getattr(index, name).dtype) == case[name]["dtype"]
         np.testing.assert_array_equal(getattr(index, name), case[name]["values"], err_msg=name)

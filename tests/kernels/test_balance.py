@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
@@ -112,7 +113,7 @@ def test_no_rank_is_far_ahead(backend: Any, step: tuple[list[int], int, int, int
         assert max(loads) - min(loads) <= max(work[:rows], default=0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"work": np.ones(4, np.int32)}, "work: expected"),

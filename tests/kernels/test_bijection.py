@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
@@ -48,7 +49,7 @@ def test_every_small_size_is_a_bijection(backend: Any) -> None:
         assert is_permutation(permutation(backend, KEYS[n], n)), n
 
 
-@pytest.mark.parametrize("n", [4095, 4096, 4097, 4099, 4160, 5003, 6561, 8191, 8192, 8193])
+@for_each("n", [4095, 4096, 4097, 4099, 4160, 5003, 6561, 8191, 8192, 8193])
 def test_sizes_around_the_end_of_the_table_are_bijections(backend: Any, n: int) -> None:
     for k in range(2):
         values = permutation(backend, KEYS[k], n, np.int32)
@@ -57,7 +58,7 @@ def test_sizes_around_the_end_of_the_table_are_bijections(backend: Any, n: int) 
 
 
 @native_only
-@pytest.mark.parametrize("k", range(12, 21))
+@for_each("k", range(12, 21))
 def test_sizes_around_powers_of_two_are_bijections(k: int) -> None:
     for n in (2**k - 1, 2**k, 2**k + 1):
         assert is_permutation(permutation(load("native"), KEYS[k], n, np.int32)), n
@@ -101,7 +102,7 @@ def specified_values(n: int) -> np.ndarray:
     return load("reference").bijection_apply(KEYS[5], n, some_indices(n))
 
 
-@pytest.mark.parametrize("n", AROUND_POWERS)
+@for_each("n", AROUND_POWERS)
 def test_large_sizes_stay_inside_never_repeat_and_are_undone(backend: Any, n: int) -> None:
     indices = some_indices(n)
     for given_as in (np.int64, np.uint64):
@@ -150,7 +151,7 @@ def test_each_bit_of_the_key_changes_the_order(backend: Any) -> None:
 
 Shuffle = Callable[[int, int], np.ndarray]
 SIZES = (16, 23, 97, 1000, 4095, 4096, 4097, 5041, 16385)
-LARGEST = pytest.param(65537, marks=pytest.mark.not_quick)
+LARGEST = 65537
 
 
 def deviation(counts: np.ndarray, expected: np.ndarray, freedom: int) -> float:
@@ -205,20 +206,25 @@ def affine(k: int, n: int) -> np.ndarray:
     return (factor * np.arange(n) + k) % n
 
 
-@pytest.mark.parametrize("n", [*SIZES, LARGEST])
+@pytest.mark.parametrize(
+    "sizes", [SIZES, pytest.param((LARGEST,), marks=pytest.mark.not_quick)], ids=["", "largest"]
+)
 @pytest.mark.parametrize("shuffle", [keyed, fair])
-def test_orders_cannot_be_told_from_a_fair_shuffle(shuffle: Shuffle, n: int) -> None:
-    found = statistics(shuffle, n, max(100, min(2000, 10**6 // n)))
-    assert max(found.values()) < 4.5, found
+def test_orders_cannot_be_told_from_a_fair_shuffle(
+    shuffle: Shuffle, sizes: tuple[int, ...]
+) -> None:
+    for n in sizes:
+        found = statistics(shuffle, n, max(100, min(2000, 10**6 // n)))
+        assert max(found.values()) < 4.5, (n, found)
 
 
-@pytest.mark.parametrize("n", [97, 4097, LARGEST])
+@pytest.mark.parametrize("n", [97, 4097, pytest.param(LARGEST, marks=pytest.mark.not_quick)])
 def test_the_statistics_tell_a_poor_shuffle(n: int) -> None:
     found = statistics(affine, n, 100)
     assert max(found.values()) > 10, found
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@for_each("n", [2, 3, 4, 5])
 def test_every_order_of_few_is_as_likely(n: int) -> None:
     orders = list(itertools.permutations(range(n)))
     counts = dict.fromkeys(orders, 0)
@@ -229,7 +235,7 @@ def test_every_order_of_few_is_as_likely(n: int) -> None:
     assert abs(deviation(observed, expected, len(orders) - 1)) < 4
 
 
-@pytest.mark.parametrize("n", [4096, 4097, 16385])
+@for_each("n", [4096, 4097, 16385])
 def test_keys_that_differ_in_one_bit_give_independent_orders(n: int) -> None:
     for bit in range(0, 64, 9):
         other = KEYS[1].copy()
@@ -288,15 +294,9 @@ def test_passes_are_the_references(
             np.testing.assert_array_equal(mine, other)
 
 
-@pytest.mark.parametrize("backend_name", ["numba", "native"])
-@pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize("stride", [1, 3, 64])
-def test_long_passes_are_the_same_with_any_threads(
-    backend_name: str, copies: int, stride: int
-) -> None:
-    if backend_name == "native" and NO_NATIVE:
-        pytest.skip("without the native core")
-    backend = load(backend_name)
+@for_each("copies", [1, 2])
+@for_each("stride", [1, 3, 64])
+def test_long_passes_are_the_same_with_any_threads(compiled: Any, copies: int, stride: int) -> None:
     lengths = np.random.default_rng(3).integers(0, 2000, 300_001).astype(np.int32)
     lengths[::999] += 2**16  # no longer fit beside a row in 32 bits
     positions = permutation(load(FAST), KEYS[9], copies * lengths.size) % lengths.size
@@ -305,7 +305,7 @@ def test_long_passes_are_the_same_with_any_threads(
     expected = np.append(np.append(0, ends[stride - 1 :: stride]), ends[-1])[: rows + 1]
     for threads in (1, 2, 5):
         starts = np.empty(expected.size, np.int64)
-        backend.epoch_starts(KEYS[9], lengths, copies, stride, starts, threads)
+        compiled.epoch_starts(KEYS[9], lengths, copies, stride, starts, threads)
         np.testing.assert_array_equal(starts, expected)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 from support.random_arrays import index_arrays
 
 from megaindex.errors import InvalidArgument
@@ -37,7 +38,7 @@ def test_each_sample_is_its_sources(
     assert runs[4].tolist() == splits
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("which", "sample", "message"),
     [
         (1, 0, "which: source 1 of 1 sources"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex._types import F64, I64, U64
 from megaindex.errors import InvalidArgument
@@ -150,22 +151,31 @@ def test_greedy_is_the_peers(
 
 
 # where the native core changes its ways: lanes, windows, two levels of windows
-@pytest.mark.parametrize("n", [1, 2, 4, 5, 8, 9, 17, 33, 49, 64, 65, 257, 1501, 4000, 17000])
-@pytest.mark.parametrize("family", FAMILIES)
+@for_each("n", [1, 2, 4, 5, 8, 9, 17, 33, 49, 64, 65, 257])
+@for_each("family", FAMILIES)
 def test_greedy_of_any_number_of_datasets(
     backend: Any, megatron_helpers: ModuleType, family: Any, n: int
 ) -> None:
-    if backend is REFERENCE and n > 300:
-        pytest.skip("minutes long in the reference")
-    weights = make_weights(family, n, 1.0, n)
     # windows begin after 1024 draws; the reference has one way for all
-    size = 1200 if backend is REFERENCE else min(5000, 40_000_000 // n)
-    actual = blend(backend.blend_greedy, weights, 0, size, np.zeros(n, np.int64))
-    assert_same(actual, their_greedy(megatron_helpers, family, n, size))
+    compare_greedy(backend, megatron_helpers, family, n, 1200 if backend is REFERENCE else 5000)
 
 
-@pytest.mark.parametrize("n", [3, 70])
-@pytest.mark.parametrize("magnitude", [5e-324, 1e-300, 1e-17, 1e17, 1e307])
+@for_each("n", [1501, 4000, 17000])
+@for_each("family", FAMILIES)
+def test_greedy_of_thousands_of_datasets(
+    compiled: Any, megatron_helpers: ModuleType, family: Any, n: int
+) -> None:
+    compare_greedy(compiled, megatron_helpers, family, n, min(5000, 40_000_000 // n))
+
+
+def compare_greedy(kernels: Any, helpers: ModuleType, family: Any, n: int, size: int) -> None:
+    weights = make_weights(family, n, 1.0, n)
+    actual = blend(kernels.blend_greedy, weights, 0, size, np.zeros(n, np.int64))
+    assert_same(actual, their_greedy(helpers, family, n, size))
+
+
+@for_each("n", [3, 70])
+@for_each("magnitude", [5e-324, 1e-300, 1e-17, 1e17, 1e307])
 def test_weights_at_the_ends_of_the_doubles(
     backend: Any, megatron_helpers: ModuleType, n: int, magnitude: float
 ) -> None:
@@ -174,35 +184,31 @@ def test_weights_at_the_ends_of_the_doubles(
     assert_same(actual, peers_greedy(megatron_helpers, weights, 2000))
 
 
-@pytest.mark.parametrize("total", [1.0, 0.3, 2.0])
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 100, 128])
-@pytest.mark.parametrize("family", [lopsided, equal, ramp, lognormal])
+@for_each("total", [1.0, 0.3, 2.0])
+@for_each("n", [2, 3, 4, 5, 100, 128])
+@for_each("family", [lopsided, equal, ramp, lognormal])
 def test_greedy_drawn_in_stretches(
-    backend: Any, megatron_helpers: ModuleType, family: Any, n: int, total: float
+    compiled: Any, megatron_helpers: ModuleType, family: Any, n: int, total: float
 ) -> None:
     """The native core draws far apart at once, from counts that it guesses and then checks."""
-    if backend is REFERENCE:
-        pytest.skip("seconds long in the reference")
     weights = make_weights(family, n, total, n)
     size = 100_003 if n <= 5 else 20_001
     expected = peers_greedy(megatron_helpers, weights, size)
     counts = np.zeros(n, np.int64)
     index, samples = np.zeros(size, np.uint8), np.zeros(size, np.int64)
     for begin, end in ((0, size // 3), (size // 3, size)):
-        backend.blend_greedy(weights, begin, end, counts, index[begin:end], samples[begin:end])
+        compiled.blend_greedy(weights, begin, end, counts, index[begin:end], samples[begin:end])
     np.testing.assert_array_equal(index, expected[0])
     np.testing.assert_array_equal(samples, expected[1])
     np.testing.assert_array_equal(counts, np.bincount(index, minlength=n))
 
 
-@pytest.mark.parametrize("ahead", [3, 5000, 2**51])
-def test_stretches_from_counts_that_no_blend_reaches(backend: Any, ahead: int) -> None:
-    if backend is REFERENCE:
-        pytest.skip("the others are compared with it")
+@for_each("ahead", [3, 5000, 2**51])
+def test_stretches_from_counts_that_no_blend_reaches(compiled: Any, ahead: int) -> None:
     weights, counts = make_weights(lognormal, 6, 1.0, 6), np.full(6, 40)
     counts[2] += ahead
     expected_counts = counts.copy()
-    actual = blend(backend.blend_greedy, weights, 300, 4000, counts)
+    actual = blend(compiled.blend_greedy, weights, 300, 4000, counts)
     expected = blend(REFERENCE.blend_greedy, weights, 300, 4000, expected_counts)
     assert_same((*actual, counts), (*expected, expected_counts))
 
@@ -228,24 +234,24 @@ def test_a_blend_goes_on_from_its_counts(
     np.testing.assert_array_equal(counts, whole_counts)
 
 
-@pytest.mark.parametrize("end", [40, 700])  # which takes another way than a few draws
-@pytest.mark.parametrize("ahead", [None, 0, 1])
-@pytest.mark.parametrize(
+@for_each("end", [40, 700])  # which takes another way than a few draws
+@for_each("ahead", [None, 0, 1])
+@for_each(
     "weights", [[3.0, 0.5], [0.3, 2.5, 0.2], [2.0, 1.5, 0.1], [1e307, 1e308], [1.2, 0.3, 0.2]]
 )
 def test_a_weight_far_above_the_others(
-    backend: Any, weights: list[float], ahead: int | None, end: int
+    compiled: Any, weights: list[float], ahead: int | None, end: int
 ) -> None:
     """It is drawn alone, unless it is ahead of its share."""
     counts = np.zeros(len(weights), np.int64)
     if ahead is not None:
         counts[ahead] = 20
     expected = blend(REFERENCE.blend_greedy, np.array(weights), 3, end, counts.copy())
-    assert_same(blend(backend.blend_greedy, np.array(weights), 3, end, counts), expected)
+    assert_same(blend(compiled.blend_greedy, np.array(weights), 3, end, counts), expected)
 
 
-@pytest.mark.parametrize("turn", ["last", "middle", "falling", "rising", "random"])
-def test_equal_weights_go_on_from_counts_out_of_turn(backend: Any, turn: str) -> None:
+@for_each("turn", ["last", "middle", "falling", "rising", "random"])
+def test_equal_weights_go_on_from_counts_out_of_turn(compiled: Any, turn: str) -> None:
     """Datasets of equal weight are drawn in turn only if they were so before."""
     counts = np.zeros(80, np.int64)
     counts[70:] = {
@@ -257,7 +263,7 @@ def test_equal_weights_go_on_from_counts_out_of_turn(backend: Any, turn: str) ->
     weights /= weights.sum()
     begin, end = int(counts.sum()), 1400
     expected = blend(REFERENCE.blend_greedy, weights, begin, end, counts.copy())
-    assert_same(blend(backend.blend_greedy, weights, begin, end, counts), expected)
+    assert_same(blend(compiled.blend_greedy, weights, begin, end, counts), expected)
 
 
 @given(
@@ -268,49 +274,43 @@ def test_equal_weights_go_on_from_counts_out_of_turn(backend: Any, turn: str) ->
     off=st.booleans(),
 )
 def test_products_and_differences_are_rounded_apart(
-    backend: Any, family: Any, n: int, begin: int, seed: int, off: bool
+    compiled: Any, family: Any, n: int, begin: int, seed: int, off: bool
 ) -> None:
     """Far from the start, a fused multiply-add would choose differently again and again."""
-    if backend is REFERENCE:
-        pytest.skip("the others are compared with it")
     weights = make_weights(family, n, 1.0, seed)
     start = (weights * begin).astype(np.int64)
     if off:  # counts that no blend has reached
         start += np.random.default_rng(seed).integers(0, 3, n)
     counts, expected_counts = start.copy(), start.copy()
-    actual = blend(backend.blend_greedy, weights, begin, begin + 1500, counts)
+    actual = blend(compiled.blend_greedy, weights, begin, begin + 1500, counts)
     expected = blend(REFERENCE.blend_greedy, weights, begin, begin + 1500, expected_counts)
     assert_same((*actual, counts), (*expected, expected_counts))
 
 
-@pytest.mark.parametrize("n", [3, 20, 90])
-def test_limits_met_from_counts_that_no_blend_has_reached(backend: Any, n: int) -> None:
+@for_each("n", [3, 20, 90])
+def test_limits_met_from_counts_that_no_blend_has_reached(compiled: Any, n: int) -> None:
     """The last draws of each dataset, of which some are far behind their shares."""
-    if backend is REFERENCE:
-        pytest.skip("the others are compared with it")
     left = np.resize([1, 15, 16, 17, 63, 100, 255, 257, 0, 40], n)
     sizes = 2000 + 300 * np.arange(n)
     counts, expected_counts = sizes - left, sizes - left
     draws = int(counts.sum()), int(sizes.sum())
-    actual = blend(backend.blend_exhaustive, sizes, *draws, counts)
+    actual = blend(compiled.blend_exhaustive, sizes, *draws, counts)
     expected = blend(REFERENCE.blend_exhaustive, sizes, *draws, expected_counts)
     assert_same((*actual, counts), (*expected, expected_counts))
     np.testing.assert_array_equal(counts, sizes)
 
 
-def test_ties_among_very_many(backend: Any) -> None:
+def test_ties_among_very_many(compiled: Any) -> None:
     """The native core gives its windows up for a stretch of plain scanning."""
-    if backend is REFERENCE:
-        pytest.skip("the others are compared with it")
     weights = np.random.default_rng(5).integers(1, 50, 100).astype(np.float64)
     weights /= weights.sum()
     counts, expected_counts = np.zeros((2, 100), np.int64)
-    actual = blend(backend.blend_greedy, weights, 0, 6000, counts)
+    actual = blend(compiled.blend_greedy, weights, 0, 6000, counts)
     expected = blend(REFERENCE.blend_greedy, weights, 0, 6000, expected_counts)
     assert_same((*actual, counts), (*expected, expected_counts))
 
 
-@pytest.mark.parametrize("n", [3, 80])
+@for_each("n", [3, 80])
 def test_outputs_are_optional_and_an_index_may_be_one_byte(backend: Any, n: int) -> None:
     weights = make_weights(lognormal, n, 1.0, 3)
     counts = np.zeros(n, np.int64)
@@ -356,28 +356,34 @@ def test_exhaustive_is_the_peers_on_what_is_not_empty(
     np.testing.assert_array_equal(counts, sizes)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 100])
-@pytest.mark.parametrize("family", [lopsided, equal, lognormal])
+@for_each("n", [2, 3, 4, 5, 100])
+@for_each("family", [lopsided, equal, lognormal])
 def test_exhaustive_drawn_in_stretches(
-    backend: Any, megatron_helpers: ModuleType, family: Any, n: int
+    compiled: Any, megatron_helpers: ModuleType, family: Any, n: int
 ) -> None:
-    if backend is REFERENCE:
-        pytest.skip("seconds long in the reference")
-    sizes = np.ceil(make_weights(family, n, 30_000, n)).astype(np.int64)
-    actual = blend(backend.blend_exhaustive, sizes, 0, int(sizes.sum()), np.zeros(n, np.int64))
-    assert_same(actual, peers_exhaustive(megatron_helpers, sizes))
+    compare_exhaustive(compiled, megatron_helpers, family, n, 30_000)
 
 
-@pytest.mark.parametrize("n", [64, 65, 1501, 4000])
-@pytest.mark.parametrize("family", [equal, nearly_equal, lognormal, integers])
+@for_each("n", [64, 65])
+@for_each("family", [equal, nearly_equal, lognormal, integers])
 def test_exhaustive_of_many_datasets(
     backend: Any, megatron_helpers: ModuleType, family: Any, n: int
 ) -> None:
-    if backend is REFERENCE and n > 300:
-        pytest.skip("minutes long in the reference")
-    sizes = np.ceil(make_weights(family, n, max(3 * n, 3000), n)).astype(np.int64)
-    actual = blend(backend.blend_exhaustive, sizes, 0, int(sizes.sum()), np.zeros(n, np.int64))
-    assert_same(actual, peers_exhaustive(megatron_helpers, sizes))
+    compare_exhaustive(backend, megatron_helpers, family, n, 3000)
+
+
+@for_each("n", [1501, 4000])
+@for_each("family", [equal, nearly_equal, lognormal, integers])
+def test_exhaustive_of_thousands_of_datasets(
+    compiled: Any, megatron_helpers: ModuleType, family: Any, n: int
+) -> None:
+    compare_exhaustive(compiled, megatron_helpers, family, n, 3 * n)
+
+
+def compare_exhaustive(kernels: Any, helpers: ModuleType, family: Any, n: int, size: int) -> None:
+    sizes = np.ceil(make_weights(family, n, size, n)).astype(np.int64)
+    actual = blend(kernels.blend_exhaustive, sizes, 0, int(sizes.sum()), np.zeros(n, np.int64))
+    assert_same(actual, peers_exhaustive(helpers, sizes))
 
 
 divisor_weights = st.lists(
@@ -435,36 +441,32 @@ def test_divisor_counts_anywhere_are_reached_by_filling(
     np.testing.assert_array_equal(counts, backend.divisor_counts(words, position + ahead))
 
 
-@pytest.mark.parametrize("size", [3000, 3001])
+@for_each("size", [3000, 3001])
 def test_divisor_of_weights_whose_products_pass_64_bits(backend: Any, size: int) -> None:
     words, counts = np.array([2**52, 2**51, 2**51], np.uint64), np.zeros(3, np.int64)
     index, _ = blend(backend.divisor_fill, words, 0, size, counts)
     assert index.tolist() == webster(words.tolist(), size)
 
 
-@pytest.mark.parametrize("n", [300, 9000])
-def test_divisor_of_many_datasets(backend: Any, n: int) -> None:
-    if backend is REFERENCE:
-        pytest.skip("minutes long in the reference")
+@for_each("n", [300, 9000])
+def test_divisor_of_many_datasets(compiled: Any, n: int) -> None:
     rng = np.random.default_rng(n)
     words: U64 = rng.integers(0, 1000, n).astype(np.uint64)
     counts = np.zeros(n, np.int64)
-    index, _ = blend(backend.divisor_fill, words, 0, 20_000, counts)
+    index, _ = blend(compiled.divisor_fill, words, 0, 20_000, counts)
     held = [(Fraction(2 * k + 1, int(words[i])), i) for i in range(n) for k in range(counts[i])]
     assert index.tolist() == [i for _, i in sorted(held)]
-    np.testing.assert_array_equal(counts, backend.divisor_counts(words, 20_000))
+    np.testing.assert_array_equal(counts, compiled.divisor_counts(words, 20_000))
 
 
-@pytest.mark.parametrize(
-    "counts", [[0, 0, 0], [1, 0, 0], [0, 2, 0], [3, 0, 0], [2, 1, 1], [-1, 1, 1]]
-)
+@for_each("counts", [[0, 0, 0], [1, 0, 0], [0, 2, 0], [3, 0, 0], [2, 1, 1], [-1, 1, 1]])
 def test_divisor_counts_of_another_blend_are_refused(backend: Any, counts: list[int]) -> None:
     words = np.array([2, 3, 0], np.uint64)
     with pytest.raises(InvalidArgument, match="divisor_counts"):
         backend.divisor_fill(words, 1, 9, np.array(counts, np.int64), None, None)
 
 
-@pytest.mark.parametrize("position", [1, 6, 7, 80])
+@for_each("position", [1, 6, 7, 80])
 def test_one_draw_of_another_dataset_is_noticed(backend: Any, position: int) -> None:
     """Counts whose sum is right, and each is one from its place."""
     words = np.array([3, 3, 1], np.uint64)
@@ -477,7 +479,7 @@ def test_one_draw_of_another_dataset_is_noticed(backend: Any, position: int) -> 
             backend.divisor_fill(words, position, position + 9, counts, None, None)
 
 
-@pytest.mark.parametrize("weights", [[0, 0], [2**53, 1], [2**53 - 1] * 1025])
+@for_each("weights", [[0, 0], [2**53, 1], [2**53 - 1] * 1025])
 def test_divisor_weights_out_of_range_are_refused(backend: Any, weights: list[int]) -> None:
     words, counts = np.array(weights, np.uint64), np.zeros(len(weights), np.int64)
     with pytest.raises(InvalidArgument, match=r"below 2\*\*53"):
@@ -492,7 +494,7 @@ def test_divisor_positions_out_of_range_are_refused(backend: Any) -> None:
         backend.divisor_counts(words, 2**60 + 1)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+@for_each("bad", [np.nan, np.inf, -1.0])
 def test_the_native_core_refuses_weights_without_an_order(bad: float) -> None:
     weights = np.array([1.0, bad, 2.0])
     native = load("native")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
@@ -134,7 +135,7 @@ def test_a_bad_run_is_named_and_nothing_written(backend: Any, seed: int, what: s
     assert (batch.labels == UNTOUCHED).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pointer", "length"),
     [(-2, 3), (1, 3), (2 * 9, 3), (2**62, 3), (-(2**63), 3), (0, -1), (2**63 - 2, 2**31 - 1)],
 )
@@ -175,8 +176,8 @@ def test_an_empty_table_and_empty_sources(backend: Any) -> None:
     assert backend.gather(backend.token_table(sources), *empty_run, out, None, PAD) == -1
 
 
-@pytest.mark.parametrize("out", sorted(HELD))
-@pytest.mark.parametrize("dtype", TOKEN_DTYPES)
+@for_each("out", sorted(HELD))
+@for_each("dtype", TOKEN_DTYPES)
 def test_an_output_that_could_overflow_is_refused(backend: Any, dtype: str, out: str) -> None:
     table = backend.token_table([(np.ones(4, dtype), np.array([0]), np.array([4], np.int32))])
     rows = np.zeros((1, 4), out)
@@ -207,7 +208,7 @@ def test_threads_change_nothing() -> None:
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"out": np.zeros((2, 4), np.int64)}, r"out: expected int64\(1, 4\)"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
@@ -15,8 +16,8 @@ KEY = np.array([3, 2**63 + 9], np.uint64)
 RNG = np.random.default_rng(4)
 
 
-@pytest.mark.parametrize("stride", [1, 2, 7, 64])
-@pytest.mark.parametrize(("count", "copies"), [(1, 1), (130, 1), (129, 3), (5000, 1), (2100, 2)])
+@for_each("stride", [1, 2, 7, 64])
+@for_each(("count", "copies"), [(1, 1), (130, 1), (129, 3), (5000, 1), (2100, 2)])
 def test_an_entry_begins_where_the_spans_have_it(
     backend: Any, count: int, copies: int, stride: int
 ) -> None:
@@ -42,8 +43,8 @@ def test_entries_that_do_not_exist(backend: Any) -> None:
                 backend.epoch_begins(KEY, lengths, 1, 64, starts, np.array([wrong]))
 
 
-@pytest.mark.parametrize("rule", [TRUNCATE, SPLIT, SKIP])
-@pytest.mark.parametrize(("count", "most"), [(300, 0), (300, 3), (9000, 40)])
+@for_each("rule", [TRUNCATE, SPLIT, SKIP])
+@for_each(("count", "most"), [(300, 0), (300, 3), (9000, 40)])
 def test_a_piece_is_in_the_bin_that_has_its_span(
     backend: Any, count: int, most: int, rule: int
 ) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
@@ -44,7 +45,7 @@ def test_a_written_down_case(backend: Any) -> None:
     assert counts.tolist() == [2, 2, 8]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({1: np.array([4])}, "must lie inside"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.helpers import (
@@ -112,15 +113,15 @@ def test_build_blocks_mapping_is_the_peers(
     assert_same(backend.map_blocks(*arguments, one_sentence), expected)
 
 
-@pytest.mark.parametrize("probability", [0.0, 0.1, 0.9, 1.0])
-@pytest.mark.parametrize("least", [1, 2, 3])
+@for_each("probability", [0.0, 0.1, 0.9, 1.0])
+@for_each("least", [1, 2, 3])
 def test_thousands_of_documents_refill_the_streams_and_cross_chunks(
     backend: Any,
     megatron_helpers: ModuleType,
-    rng: np.random.Generator,
     probability: float,
     least: int,
 ) -> None:
+    rng = np.random.default_rng(20260101)
     docs = np.concatenate([[0], np.cumsum(rng.integers(0, 12, 1500))])
     sizes = rng.integers(0, 70, docs[-1]).astype(np.int32)
     sizes[rng.integers(0, len(sizes), 60)] = 513
@@ -135,10 +136,10 @@ def test_thousands_of_documents_refill_the_streams_and_cross_chunks(
     assert_same(backend.map_blocks(*arguments, least == 1), expected)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("most", "samples"), [(0, 0), (1, 3), (3, 3), (4, 6), (12, 12), (99, 12), (2**63 - 1, 12)]
 )
-@pytest.mark.parametrize("probability", [0.0, 0.5])
+@for_each("probability", [0.0, 0.5])
 def test_only_a_new_epoch_asks_whether_there_are_enough_samples(
     backend: Any, most: int, samples: int, probability: float
 ) -> None:
@@ -159,7 +160,7 @@ def test_min_num_sent_is_two_by_default(backend: Any) -> None:
     assert len(backend.map_sentences(*arguments)) == 2
 
 
-@pytest.mark.parametrize("documents", [[], [[]], [[5]], [[600, 5], [], [5, 600]]])
+@for_each("documents", [[], [[]], [[5]], [[600, 5], [], [5, 600]]])
 def test_a_corpus_without_a_fitting_document_ends_at_once(
     backend: Any, documents: list[list[int]]
 ) -> None:
@@ -178,8 +179,8 @@ def test_one_long_sentence_is_a_sample_but_not_a_block(backend: Any) -> None:
     assert backend.map_blocks(*corpus, 1, 10, 64, 1, True).shape == (0, 4)
 
 
-@pytest.mark.parametrize("length", [2, 1000, INT32_MAX])
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 12345])
+@for_each("length", [2, 1000, INT32_MAX])
+@for_each("seed", [0, 1, 2, 3, 12345])
 def test_rare_short_samples_are_exact_where_the_peers_ratio_overflows(
     backend: Any, seed: int, length: int
 ) -> None:
@@ -262,7 +263,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED)
+@for_each(("change", "message"), REFUSED)
 def test_both_functions_refuse(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         build_mapping(**{**VALID, **change}, short_seq_prob=0.1)
@@ -271,7 +272,7 @@ def test_both_functions_refuse(change: dict[str, Any], message: str) -> None:
         build_blocks_mapping(**{**VALID, **change}, titles_sizes=titles, use_one_sent_blocks=True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"short_seq_prob": -0.1}, "short_seq_prob must be from 0 to 1, got -0.1"),
@@ -293,7 +294,7 @@ def test_check_mapping_refuses(change: dict[str, Any], message: str) -> None:
         check_mapping(**{**VALID, "short_seq_prob": 0.1, **change})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"titles_sizes": np.array([1], np.int32)}, "2 documents need as many titles, got 1"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 
@@ -105,7 +106,7 @@ def test_padding_belongs_to_the_last_document_and_the_extra_token_to_none(backen
     assert longest.tolist() == [3, 5, 5]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "message"),
     [
         (("mask_loss", "tokens", "labels", 2**40, None, "mask"), "pad_id, eod_id: must fit"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import row_of_weights
@@ -136,7 +137,7 @@ def test_long_ranges_are_drawn_as_short_ones(backend: Any) -> None:
         np.testing.assert_array_equal(ordinals[begin : begin + 100], part[1])
 
 
-@pytest.mark.parametrize("change", ["sum", "deficit", "length", "begin", "starts"])
+@for_each("change", ["sum", "deficit", "length", "begin", "starts"])
 def test_tables_out_of_range_are_refused(backend: Any, change: str) -> None:
     shares = np.full((2, 2), UNIT // 2, np.uint32)
     deficits, counts = np.zeros((2, 3, 2), np.int64)

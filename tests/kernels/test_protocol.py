@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.compile_kernels import MODULES
+from support.inputs import for_each
 
 from megaindex import kernels
 from megaindex.errors import InvalidArgument
@@ -37,7 +38,7 @@ def arguments(function: object) -> list[tuple[str, str]]:
     return [(p.name, "" if p.default is empty else str(p.default)) for p in named]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@for_each("name", FUNCTIONS)
 def test_backends_have_the_functions_of_the_protocol(backend: Backend, name: str) -> None:
     assert arguments(getattr(backend, name)) == arguments(getattr(Backend, name))
 

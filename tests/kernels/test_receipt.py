@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import active, load
@@ -103,7 +104,7 @@ def test_one_bit_of_input_moves_half_of_the_output() -> None:
             assert abs(flips.mean(axis=0) - 0.5).max() < 0.06  # 7 standard deviations of one bit
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({1: np.array([2], np.int32)}, "must lie inside"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.inputs import for_each
 from support.random_arrays import index_arrays
 
 from megaindex.errors import InvalidArgument
@@ -109,7 +110,7 @@ def blend(backend: Any, seed: int = 3, **changed: Any) -> tuple[Any, list[Any], 
     return backend.row_table(**given), indices, tokens, (which, samples)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "ids", [[50], [-1], [0, 2**63], [0, -(2**70)], [1.0], ["1"], [None], [np.float64(1)],
             [True], [np.True_]]
 )  # fmt: skip
@@ -130,7 +131,7 @@ def test_a_draw_that_its_source_does_not_have_gives_none(backend: Any) -> None:
     assert backend.read_rows(table, [4], 8, PAD) is not None
 
 
-@pytest.mark.parametrize("pointer", [-2, 1 << 40, (1 << 63) - 2])
+@for_each("pointer", [-2, 1 << 40, (1 << 63) - 2])
 def test_damaged_files_give_none(backend: Any, pointer: int) -> None:
     table, _, tokens, _ = blend(backend)
     for _, pointers, _ in tokens:

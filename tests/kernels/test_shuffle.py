@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
@@ -20,8 +21,8 @@ SIZES = (0, 1, 2, 3, 4, 5, 255, 256, 257, 4095, 4097, 8191, 8193, 65537, 140_000
 SHARED = (1 << 21) + 12_345  # elements; from 2**21 on threads share the swaps
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
-@pytest.mark.parametrize("threads", [1, 3])
+@for_each("dtype", [np.int32, np.uint32, np.int64])
+@for_each("threads", [1, 3])
 def test_two_shuffles_of_one_stream_are_numpys(backend: Any, dtype: type, threads: int) -> None:
     for size in SIZES:
         stream = np.random.RandomState(size + 5)
@@ -46,9 +47,7 @@ def test_a_word_that_only_the_first_steps_of_a_block_accept(backend: Any) -> Non
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "threads"), [(np.int32, 2), (np.uint32, 5), (np.int64, 2), (np.int32, 40)]
-)
+@for_each(("dtype", "threads"), [(np.int32, 2), (np.uint32, 5), (np.int64, 2), (np.int32, 40)])
 def test_threads_share_the_swaps_of_a_large_array(dtype: type, threads: int) -> None:
     native, stream = load("native"), np.random.RandomState(threads)
     state = native.seed_state(threads)
@@ -79,7 +78,7 @@ def test_a_stream_is_taken_over_from_numpy_and_given_back(
     assert ours.bytes(64) == numpys.bytes(64)
 
 
-@pytest.mark.parametrize("first", [1, 2, 700, 2**31, 2**32 - 2, 2**32 + 300, 2**33, 2**52 + 1])
+@for_each("first", [1, 2, 700, 2**31, 2**32 - 2, 2**32 + 300, 2**33, 2**52 + 1])
 def test_numba_draws_numpys_positions_below_and_above_32_bits(first: int) -> None:
     """Steps from 2**32 on draw 64-bit words; no test has room for an array of that size."""
     from megaindex.kernels.jit.samples import _draw, _temper
@@ -109,7 +108,7 @@ def test_a_shuffled_range_starts_where_asked(backend: Any) -> None:
     np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("as_array", [False, True])
+@for_each("as_array", [False, True])
 def test_documents_of_several_epochs_are_shuffled_together(backend: Any, as_array: bool) -> None:
     documents = np.arange(20, 170, dtype=np.int32)
     out = np.empty(3 * documents.size, np.int32)
@@ -120,7 +119,7 @@ def test_documents_of_several_epochs_are_shuffled_together(backend: Any, as_arra
     np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("as_array", [False, True])
+@for_each("as_array", [False, True])
 def test_threads_fill_in_the_documents_of_several_epochs(as_array: bool) -> None:
     native = load("native")
     documents = np.arange(20, 20 + SHARED // 3, dtype=np.int32)

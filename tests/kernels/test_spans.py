@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.arithmetic import samples_in
 from megaindex.errors import InvalidArgument
@@ -99,7 +100,7 @@ def test_samples_of_arrays_are_stretches_of_the_concatenated_documents(
     assert_equal(spans, load("reference").array_spans(shuffle, rows, documents, sizes, extra, ids))
 
 
-@pytest.mark.parametrize("ids", [[0, 2, 1, 3], [0, 1, 1, 3], [3, 2, 1, 0], [1, 2, 3, 4]])
+@for_each("ids", [[0, 2, 1, 3], [0, 1, 1, 3], [3, 2, 1, 0], [1, 2, 3, 4]])
 def test_samples_that_seem_to_follow_each_other(backend: Any, ids: list[int]) -> None:
     """By their first and last."""
     lengths = np.random.default_rng(2).integers(1, 9, 50).astype(np.int32)
@@ -129,7 +130,7 @@ def test_many_samples_of_many_documents(backend: Any) -> None:
         assert tokens == stream[300 * sample : 300 * sample + 301].tolist()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("ids", 4), ("ids", -1), ("ids", 2**62), ("shuffle", 4), ("shuffle", 2**32 - 1),
@@ -138,7 +139,7 @@ def test_many_samples_of_many_documents(backend: Any) -> None:
         ("document", 7), ("document", -1), ("lengths", -3), ("lengths", 0),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("wide", [False, True])
+@for_each("wide", [False, True])
 def test_damaged_arrays_are_refused(backend: Any, name: str, value: int, wide: bool) -> None:
     # five documents of five tokens; sample 1 reads 8 tokens from position 1, offset 1
     cell = np.int64 if wide else np.int32
@@ -210,8 +211,8 @@ def test_windows_are_stretches_of_the_file(
     assert_equal(spans, load("reference").window_spans(*args))
 
 
-@pytest.mark.parametrize("many", [1, 40])
-@pytest.mark.parametrize(
+@for_each("many", [1, 40])
+@for_each(
     "pointers",
     [
         [0, 20, 60, 40],
@@ -277,8 +278,8 @@ def test_stretches_of_a_pass_in_any_order(
     assert_equal(spans, load("reference").epoch_spans(*args))
 
 
-@pytest.mark.parametrize("kept", [1.0, 0.7, 0.1, 0.01])
-@pytest.mark.parametrize("stride", [7, 64, 300])
+@for_each("kept", [1.0, 0.7, 0.1, 0.01])
+@for_each("stride", [7, 64, 300])
 def test_successive_stretches_are_those_found_one_by_one(
     backend: Any, stride: int, kept: float
 ) -> None:
@@ -299,7 +300,7 @@ def test_successive_stretches_are_those_found_one_by_one(
     np.testing.assert_array_equal(np.add.reduceat(spans[2], spans[3][:-1]), 30)
 
 
-@pytest.mark.parametrize("n", [1, 2, 100, 4095, 4096, 4097, 5000])
+@for_each("n", [1, 2, 100, 4095, 4096, 4097, 5000])
 def test_inverse_ranges_undo_ranges(backend: Any, n: int) -> None:
     there = load("reference").bijection_apply(KEY, n, np.arange(n))
     for begin, count in ((0, n), (n // 3, n - n // 3), (n // 2, 0)):
@@ -346,8 +347,8 @@ def test_sequences_lie_in_the_bin_or_not(
 
 
 @native_only
-@pytest.mark.parametrize("stride", [7, 32, 64])
-@pytest.mark.parametrize("requests", [1, 90])
+@for_each("stride", [7, 32, 64])
+@for_each("requests", [1, 90])
 def test_a_damaged_table_of_a_pass_is_not_read_across_its_rows(stride: int, requests: int) -> None:
     """A page of a cached table that a disk lost; few requests are found one by one."""
     sizes = np.random.default_rng(3).integers(1, 40, 500).astype(np.int32)

@@ -1,0 +1,66 @@
+"""Many inputs inside one test."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def for_each(
+    names: str | tuple[str, ...], inputs: Iterable[Any]
+) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator that calls a test with every input, as ``parametrize`` does, in one test.
+
+    Fixtures are made once for all inputs. All inputs are tried; the failure names those that
+    failed, and is caused by that of the first. A skip, as of a backend that is not installed,
+    skips the test.
+    """
+    words = (names,) if isinstance(names, str) else names
+    rows = [(row,) if isinstance(names, str) else row for row in inputs]
+
+    def decorate(test: Any) -> Any:
+        body, below = getattr(test, "for_each", (test, [{}]))  # decorated twice: all pairs
+        cases = [{**dict(zip(words, row, strict=True)), **more} for row in rows for more in below]
+
+        @functools.wraps(test)
+        def of_all(**fixtures: Any) -> None:
+            __tracebackhide__ = True
+            errors = [(case, _error(functools.partial(body, **fixtures, **case))) for case in cases]
+            failed = [(case, error) for case, error in errors if error is not None]
+            if failed:
+                lines = [f"{len(failed)} of {len(cases)} inputs failed:"]
+                for case, error in failed:
+                    shown = ", ".join(f"{name}={_shown(value)}" for name, value in case.items())
+                    lines.append(f"{shown}: {_short(str(error) or repr(error))}")
+                raise AssertionError("\n".join(lines)) from failed[0][1]
+
+        signature = inspect.signature(test)
+        left = [p for p in signature.parameters.values() if p.name not in words]
+        assert len(left) == len(signature.parameters) - len(words), f"{test} takes {names}"
+        of_all.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        of_all.for_each = body, cases  # type: ignore[attr-defined]
+        del of_all.__wrapped__  # pytest asks the test itself for its fixtures and parameters
+        return of_all
+
+    return decorate
+
+
+def _error(call: Callable[[], None]) -> BaseException | None:
+    try:
+        call()
+    except (Exception, pytest.fail.Exception) as error:
+        return error
+    return None
+
+
+def _shown(value: Any) -> str:
+    return _short(getattr(value, "__name__", None) or repr(value))
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 200 else f"{words[:200]}..."
