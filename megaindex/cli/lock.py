@@ -69,6 +69,7 @@ def _facts(lock: Any) -> dict[str, Any]:
         "path": lock.path,
         "bytes": os.path.getsize(lock.path),
         "digest": lock.content["digest"],
+        "identity": lock.identity,
         "pairs": len(lock.sources),
         "subsets": subsets,
     }
@@ -101,6 +102,7 @@ def _subset_facts(subset: Mapping[str, Any]) -> dict[str, Any]:
 def _print(facts: dict[str, Any]) -> None:
     pairs = f"{facts['pairs']:,} pair{'s' * (facts['pairs'] != 1)}"
     print(f"{visible(facts['path'])}: {facts['bytes']:,} bytes, {pairs}")
+    print(f"  identity of the run {facts['identity']}")
     for name, subset in facts["subsets"].items():
         skipped = subset["steps"] - subset["steps_made"]
         print(

@@ -17,7 +17,14 @@ from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 from megaindex.configs.shell_tokens import (
-    ASSIGNMENT, KEYWORDS, PARAMETER, Token, groups, piece_end, read_tokens, split,
+    ASSIGNMENT,
+    KEYWORDS,
+    PARAMETER,
+    Token,
+    groups,
+    piece_end,
+    read_tokens,
+    split,
 )  # fmt: skip
 from megaindex.configs.yaml_sections import read_text
 from megaindex.errors import InvalidArgument
@@ -446,7 +453,7 @@ class Script:
         self._condition, tokens = text, read_tokens(text[2:-2])
         values = [self._text(one.text, empty=True) for one in tokens]
         odd = any(one.kind != "word" for one in tokens) or any(
-            re.match(r"[-!=<(]", value) and value != one.text or re.search(r"[*?\[\\(]", value)
+            (re.match(r"[-!=<(]", value) and value != one.text) or re.search(r"[*?\[\\(]", value)
             for value, one in zip(values, tokens, strict=True)
         )
         compared = len(values) == 3 and all(_INTEGER.fullmatch(values[n]) for n in (0, 2))

@@ -52,6 +52,7 @@ class Report:
         findings: rules that are broken, with their places.
         counted: amounts checked: sequences, documents, tokens, bytes.
         compared: of a lock, what was compared with it, in words.
+        identity: of a lock that can be read, the identity of its run.
     """
 
     path: str
@@ -60,6 +61,7 @@ class Report:
     findings: tuple[Finding, ...]
     counted: dict[str, int] = field(default_factory=dict)
     compared: tuple[str, ...] = ()
+    identity: str = ""
 
     @property
     def is_clean(self) -> bool:
@@ -69,7 +71,10 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the fields, as ``--json`` prints them."""
         found = asdict(self)
-        return found if self.kind == "lock" else {k: v for k, v in found.items() if k != "compared"}
+        of_locks = ("compared", "identity")
+        return (
+            found if self.kind == "lock" else {k: v for k, v in found.items() if k not in of_locks}
+        )
 
 
 class Collector:
@@ -106,6 +111,7 @@ class Collector:
         full: bool,
         counted: dict[str, int],
         compared: Sequence[str] = (),
+        identity: str = "",
     ) -> Report:
         """Return the report of the finished check."""
         return Report(
@@ -115,4 +121,5 @@ class Collector:
             findings=tuple(self._findings.values()),
             counted=counted,
             compared=tuple(compared),
+            identity=identity,
         )

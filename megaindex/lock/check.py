@@ -128,7 +128,9 @@ def verify_lock(
         else:
             check.add("content", "the content", reason, "values of a lock")
     full = whole and tokens
-    return check.found.report(name, "lock", full=full, counted=counted, compared=check.compared)
+    return check.found.report(
+        name, "lock", full=full, counted=counted, compared=check.compared, identity=lock.identity
+    )
 
 
 @dataclass(kw_only=True)

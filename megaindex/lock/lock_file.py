@@ -19,6 +19,7 @@ from megaindex.format.header import Fault
 from megaindex.io.atomic import Damaged, read_named, write_file
 from megaindex.io.paths import check_local, is_remote
 from megaindex.lock.shape import FORMAT, VERSION, Misshapen, check_shape, parse_text
+from megaindex.run.identity import identity_of
 from megaindex.validation import shown
 
 SECTIONS = ("settings", "sources", "tokens", "files", "subsets")
@@ -129,6 +130,16 @@ class Lock:
     def fingerprints(self, subset: str) -> list[str]:
         """Return the fingerprints of the sources of a subset, by their numbers in its index."""
         return [self.sources[row].fingerprint for row in self.content["subsets"][subset]["sources"]]
+
+    @cached_property
+    def identity(self) -> str:
+        """Identity of the run, 32 hex digits: see docs/lock-format.md."""
+        names = list(self.content["subsets"])
+        return identity_of(
+            {name: self.subset(name) for name in names},
+            {name: self.fingerprints(name) for name in names},
+            [file.sha256 for file in self.files],
+        )
 
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Lock:
         """Write the lock, atomically, and return it with its path.

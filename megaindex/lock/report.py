@@ -59,6 +59,7 @@ class RunReport:
     """Exposure of a run by source; ``to_markdown`` and ``to_json`` are for publication.
 
     Attributes:
+        identity: identity of the run, 32 hex digits, which others can cite.
         lock: digest of the lock, 64 hex digits.
         receipt: receipt of all training samples, 32 hex digits.
         order: name of the order.
@@ -72,6 +73,7 @@ class RunReport:
         sources: exposure of each source.
     """
 
+    identity: str
     lock: str
     receipt: str
     order: str
@@ -104,6 +106,7 @@ class RunReport:
             ("rows of padding", f"{self.padded_rows:,}"),
             ("tokens served", f"{total:,}"),
             ("receipt of all samples", f"`{self.receipt}`"),
+            ("identity of the run", f"`{self.identity}`"),
             ("digest of the lock", f"`{self.lock}`"),
         ]
         exposure: list[tuple[str, ...]] = [
@@ -208,6 +211,7 @@ def report_run(
         )
     ]
     return RunReport(
+        identity=lock.identity,
         lock=lock.content["digest"],
         receipt=train["receipts"]["total"],
         order=stream.order,
