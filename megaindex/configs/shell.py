@@ -1,6 +1,6 @@
 """Launch scripts in Bash: the commands that they certainly start, without running anything.
 
-Assignments, and lists, conditions and loops on known words, are evaluated. All else makes every
+Assignments, `source`, and lists and conditions on known words are evaluated. All else makes every
 name unknown that its text mentions, other than to expand it, or all names. An unknown value is a
 character that stands for the construct that is not evaluated and its line.
 """
@@ -287,6 +287,7 @@ class Script:
                     parts.append(self.state[key] or self._refuse(key))
             for group in syntax.groups(part):
                 self._perhaps(group, where, why)
+        return None
 
     def _perhaps(self, group: list[Token], where: str, why: str) -> None:
         """Make unknown what a command could do besides setting names that it mentions."""
