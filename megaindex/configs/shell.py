@@ -1,6 +1,6 @@
 """Launch scripts in Bash: the commands that they certainly start, without running anything.
 
-Assignments, and lists, conditions and loops on known words, are evaluated. All else makes every
+Assignments, `source`, and lists and conditions on known words are evaluated. All else makes every
 name unknown that its text mentions, other than to expand it, or all names. An unknown value is a
 character that stands for the construct that is not evaluated and its line.
 """
@@ -16,29 +16,25 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
-from megaindex.configs.shell_tokens import (
-    ASSIGNMENT,
-    KEYWORDS,
-    PARAMETER,
-    Token,
-    groups,
-    piece_end,
-    read_tokens,
-    split,
-)  # fmt: skip
+from megaindex.configs import shell_tokens as syntax
+from megaindex.configs.shell_tokens import ASSIGNMENT, PARAMETER, Token, read_tokens, split
 from megaindex.configs.yaml_sections import read_text
 from megaindex.errors import InvalidArgument
 
 _ONE, _MANY, _SPLIT, _KEEP = "\U000f0000", "\U00100000", "\U0010fff0", "\U0010fff1"
 _MARK = re.compile("[\U000f0000-\U0010ffef]")  # of one unknown word, or of any number of words
-_MOST_EXPANDED, _MOST_STEPS = 1 << 22, 10_000  # characters of all expansions; commands and marks
+_MOST_EXPANDED, _MOST_UNKNOWN = 1 << 22, 10_000  # characters of all expansions; marks
 _NAME = re.compile(r"[A-Za-z_]\w*", re.A)
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})", re.A)
 _GLOB, _BRACE = re.compile(r"[*?]|\[.+\]"), re.compile(r"\{.*(,|\.\.).*\}|(^|[:=])~", re.S)
 _READ = re.compile(r"IFS=\S*(?=\s+read\b)|\$(\w+|\{\w+(\[[@*\d]+\])?\})", re.A)
 _HARMLESS = re.compile(r"\d*>&[12]|[12&]?>\s*/dev/null|<<.*", re.S)  # redirections that succeed
-_SETTING = re.compile(r"\$(\(\(|\[|\{(?!#?\w+(\[[@*\d]+\])?(\}|:?[-+]|[%#/^,]))|\{[^}]*\[[^@*\d])")
-_COMPARING = re.compile(r"\[\[\s.*?\s-(eq|ne|[lg][te]|v)\s|\(\(", re.S)  # evaluates values
+_SETTING = re.compile(r"\$(\(\(|\[|\{(?!#?\w+(\[[@*\d]+\])?(\}|:?[-+?]|[%#/^,]))|\{[^}]*\[[^@*\d])")
+_COMPARING = re.compile(  # evaluates values
+    r"\[\[\s(?!\"?\$#\"? -\w\w \d+ \]\]).*?\s-(eq|ne|[lg][te]|v)\s|\(\(|\w\[(?![\d@*]+\])|"
+    r"\s-v\s+[^\w\s]",
+    re.S,
+)
 _OWN_FOLDER = re.compile(
     r"""\$\((cd "?\$\()?dirname "?\$(0|\{?BASH_SOURCE(\[0\])?\}?)"?\)"""
     r"""("?( *>/dev/null( 2>&1)?)? && pwd\))?"""
@@ -49,8 +45,8 @@ _OF_BASH = re.compile(
     r"LINES|REPLY|MAPFILE|COPROC|[_?!$-]"
 )
 _SETTERS = frozenset(
-    ("export", "declare", "typeset", "local", "read", "unset", "printf", "wait", "command", "break",
-     "continue", "return")
+    ("export", "declare", "typeset", "local", "read", "unset", "wait", "command", "break",
+     "continue", "return", "cd", "pushd", "popd")
 )  # fmt: skip
 _ANY = frozenset(  # they can set every name
     ("eval", "source", ".", "conda", "mamba", "micromamba", "module", "ml", "spack", "deactivate",
@@ -64,8 +60,10 @@ _ODD = re.compile(
     r"\r|\bIFS\b(?!=('[^']*'|\S*)\s+read\b)|\b(POSIXLY_CORRECT|GLOBIGNORE)=|"
     r"(?<![\s\\])\\\n(?=\S)"
 )  # line continuations within a word
-_LAUNCHERS = re.compile(r"(.*/)?(\w*run|python[\d.]*|sbatch|mpiexec|deepspeed|accelerate|bash|sh|"
-                        r"exec|env|nohup|command|time|timeout|numactl|xargs|p?d?ssh?|trap|eval)")  # fmt: skip
+_LAUNCHERS = re.compile(
+    r"(.*/)?(\w*run|python[\d.]*|sbatch|mpiexec|deepspeed|accelerate|bash|sh|"
+    r"exec|env|nohup|command|time|timeout|numactl|xargs|p?d?ssh?|eval)"
+)
 _SUMS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
@@ -127,8 +125,8 @@ class Script:
     ) -> None:
         self.commands, self.unknowns = list[Command](), list[Unknown]()
         self.perhaps: list[tuple[str, list[str]]] = []  # where, and words as written
-        self.exits_at, self._condition, self._assumed = "", "", list[str]()
-        self._steps, self._room, self._line = _MOST_STEPS, _MOST_EXPANDED, 0
+        self.exits_at, self._assumed = "", list[str]()
+        self._room, self._line = _MOST_EXPANDED, 0
         # variables, functions "NAME()", parameters "@"; "" stands for all others
         self.state: dict[str, Any] = {**environment, "@": list(arguments), "0": path}
         said, here = environment.get("PWD", ""), os.getcwd()
@@ -148,7 +146,7 @@ class Script:
         found = Unknown(_short(text), f"line {self._line}", undefined)
         if found not in self.unknowns[-50:]:
             self.unknowns.append(found)
-        if len(self.unknowns) > _MOST_STEPS:
+        if len(self.unknowns) > _MOST_UNKNOWN:
             self._refuse("that many unknown words")
         return chr(ord(_ONE) + self.unknowns.index(found))
 
@@ -193,7 +191,7 @@ class Script:
     # lists and conditions: each method returns the success, None if it is unknown
 
     def _run(self, text: str) -> bool | None:
-        held = self._line
+        held, self._room = self._line, self._room - len(text)
         if odd := _ODD.search(text[: 1 << 18]) or len(text) > 1 << 18:
             self._refuse(repr(odd[0]) if isinstance(odd, re.Match) else "a text of that size")
         try:
@@ -241,9 +239,7 @@ class Script:
         return None
 
     def _command(self, tokens: list[Token]) -> bool | None:
-        self._line, self._steps = tokens[0].line, self._steps - 1
-        if self._steps < 0:
-            self._refuse(f"more than {_MOST_STEPS} commands")
+        self._line = tokens[0].line
         texts = [one.text for one in tokens]
         if texts[1:3] == ["(", ")"]:
             if texts[3:4] != ["{"] or texts[-1] != "}":
@@ -289,8 +285,9 @@ class Script:
                 if re.search(rf"(?<![\w-]){re.escape(key[:-2])}(?![\w-])", text):
                     seen.add(key)
                     parts.append(self.state[key] or self._refuse(key))
-            for group in groups(part):
+            for group in syntax.groups(part):
                 self._perhaps(group, where, why)
+        return None
 
     def _perhaps(self, group: list[Token], where: str, why: str) -> None:
         """Make unknown what a command could do besides setting names that it mentions."""
@@ -301,7 +298,8 @@ class Script:
         self._check(words)
         indirect = _SETTERS & set(words) and any(
             "$" in one.partition("=")[0] or "`" in one for one in words[1:])  # fmt: skip
-        if "$" in name or "`" in name or indirect or _ANY & {name, *words}:
+        prints = name == "printf" and re.match(r"printf [\"']?[-$`]", " ".join(words))
+        if re.search(r"[$`{*?]", name) or prints or indirect or _ANY & {name, *words}:
             self._forget_all(why)
         if name in ("shift", "set", "cd", "pushd", "popd"):
             self.state["@" if name[0] == "s" else "PWD"] = self._mark(why)
@@ -316,14 +314,14 @@ class Script:
 
     def _check(self, words: Sequence[str]) -> None:
         """Refuse a command that changes the meaning of others."""
-        if _CHANGING.match(" ".join(words)):
-            self._refuse(" ".join(words))
+        if _CHANGING.match(text := " ".join(words)):
+            self._refuse(text)
 
     # simple commands
 
     def _simple(self, tokens: list[Token]) -> bool | None:
         odd = any(one.kind not in ("word", "<", "test") for one in tokens)
-        if odd or tokens[0].text in KEYWORDS:
+        if odd or tokens[0].text in syntax.KEYWORDS:
             raise ValueError(f"{tokens[0].text!r}")
         redirected = [one.text for one in tokens if one.kind == "<"]
         rest = [one for one in tokens if one.kind != "<"]
@@ -332,10 +330,10 @@ class Script:
         self._check(texts)
         for text in redirected:
             self._scan(text)
-        if texts[count:] and texts[count].startswith("[["):
-            return self._test(texts[count])
-        if texts[count : count + 1] == ["export"]:
-            return self._export(tokens, texts[count + 1 :])
+        if rest and rest[0].kind == "test":
+            return self._test(texts[0])
+        if texts[:1] == ["export"]:
+            return self._export(tokens, texts[1:])
         words = [word for text in texts[count:] for word in self._fields(text)]
         while words and not self._defined(words[0]):
             del words[0]
@@ -354,44 +352,48 @@ class Script:
     ) -> bool | None:
         name, rest = words[0], words[1:]
         self._check(words)
-        if name in ("true", ":", "false", "echo") and f"{name}()" not in self.state:
-            return name != "false"
-        self._condition = " ".join(one.text for one in tokens)
-        if f"{name}()" in self.state or name in _SETTERS | _ANY - {"source", "."}:
+        if name in ("[", "test") and "-v" in rest:
+            self._forget_all(" ".join(words))
+        prints = name == "printf" and (rest[0][:1] == "-" or is_unknown(rest[0][:1]))
+        if f"{name}()" in self.state or name in _SETTERS | _ANY - {"source", "."} or prints:
             return self._maybe(tokens, tokens)
+        if name in ("true", ":", "false", "echo"):
+            return name != "false"
         if name in ("[", "test"):
             return self._compare(rest[:-1] if name == "[" else rest)
         if name in ("source", "."):
             return self._source(rest, tokens)
-        if name == "shift":
-            return self._shift(rest)
-        if name == "set":
-            self.state["@"] = rest[1:] if rest[:1] == ["--"] else self.state["@"]
-            return True
-        if name in ("cd", "pushd", "popd"):
-            return self._maybe(tokens, tokens)
-        if name == "exit":
-            self.exits_at = _short(self._condition) or "exit"
+        if name in ("set", "shift"):
+            return self._set_parameters(words, tokens)
+        self._program(words, tokens, given)
+        return None
+
+    def _program(self, words: list[str], tokens: list[Token], given: Mapping[str, Any]) -> None:
+        if words[0] == "exit":
+            self.exits_at = f"line {self._line}"
             raise _Exit
         nested = {"-c", "-lc", "--wrap"} & {*words} or any(one.document for one in tokens)
-        if nested and _LAUNCHERS.fullmatch(name):
+        if nested and _LAUNCHERS.fullmatch(words[0]):
             text = " ".join([*map(self.written, words), *(one.document or "" for one in tokens)])
             self.perhaps.append((f"line {self._line}: `{_short(text)}`", text.split()[1:]))
         self.commands.append(Command(words, given, tuple(dict.fromkeys(self._assumed))))
-        if name == "exec":
+        if words[0] == "exec":
             raise _Exit
-        if is_unknown(name):
-            self._forget_all(self._condition)
-        return None
+        if is_unknown(words[0]):
+            self._forget_all(" ".join(words))
 
-    def _shift(self, rest: list[str]) -> bool | None:
-        held, count = self.state["@"], int(rest[0]) if rest and rest[0] in "123456789" else 1
-        if isinstance(held, str) or len(rest) > 1 or is_several("".join(held)) or (
-            rest and rest[0] != str(count)):  # fmt: skip
-            self.state["@"] = self._mark("shift")
-            return None
-        self.state["@"] = held[count:] if count <= len(held) else held
-        return count <= len(held)
+    def _set_parameters(self, words: list[str], tokens: list[Token]) -> bool | None:
+        """Evaluate ``shift`` and ``set --``."""
+        held, count = self.state["@"], [*words, "1"][1]
+        if words[0] == "set":
+            self.state["@"] = words[2:] if words[1:2] == ["--"] else held
+        elif is_unknown("".join([*held, *words])) or not count.isdecimal():
+            return self._maybe(tokens, tokens)
+        elif int(count) > len(held):
+            return False
+        else:
+            self.state["@"] = held[int(count) :]
+        return True
 
     def _source(self, rest: list[str], tokens: list[Token]) -> bool | None:
         """Evaluate a file that is certain."""
@@ -450,16 +452,17 @@ class Script:
 
     def _test(self, text: str) -> bool | None:
         """Return the result of ``[[ … ]]``."""
-        self._condition, tokens = text, read_tokens(text[2:-2])
+        tokens = read_tokens(text[2:-2])
         values = [self._text(one.text, empty=True) for one in tokens]
-        odd = any(one.kind != "word" for one in tokens) or any(
-            (re.match(r"[-!=<(]", value) and value != one.text) or re.search(r"[*?\[\\(]", value)
-            for value, one in zip(values, tokens, strict=True)
-        )
-        compared = len(values) == 3 and all(_INTEGER.fullmatch(values[n]) for n in (0, 2))
-        if _COMPARING.search(text) and not compared:
+        if _COMPARING.search(text) and not all(
+            map(_INTEGER.fullmatch, [*values[::2], *values[3:]])
+        ):
             self._forget_all(text)
-        return None if odd else self._compare(values)
+        for one, value in zip(tokens, values, strict=True):
+            operates = value != one.text and re.match(r"[-!=<(]", value)
+            if one.kind != "word" or operates or re.search(r"[*?\[\\(]", value):
+                return None
+        return self._compare(values)
 
     def _compare(self, words: list[str]) -> bool | None:
         """Return the result of ``test`` with these words."""
@@ -482,11 +485,11 @@ class Script:
         """Return the value of ``$((…))`` of integers; any other value could assign."""
         text = self._defined(self._text(piece[3:-2], quoted=True))
         names = {name: self._defined(self._held(name) or "") or "0" for name in _NAME.findall(text)}
-        if re.fullmatch(r"[\w\s+*/%()-]{1,400}", text, re.A) and not re.search(r"\+\+|--", text):
-            if all(map(_INTEGER.fullmatch, names.values())):
-                with suppress(SyntaxError, ValueError, ArithmeticError, RecursionError):
-                    text = _NAME.sub(lambda match: f"({names[match[0]]})", text)
-                    return str(_integer(ast.parse(f"({text})", mode="eval").body))
+        plain = re.fullmatch(r"(?!.*(\+\+|--))[\w\s+*/%()-]{1,400}", text, re.A | re.S)
+        if plain and all(map(_INTEGER.fullmatch, names.values())):
+            with suppress(SyntaxError, ValueError, ArithmeticError, RecursionError):
+                text = _NAME.sub(lambda match: f"({names[match[0]]})", text)
+                return str(_integer(ast.parse(f"({text})", mode="eval").body))
         self._forget_all(piece)
         return self._mark(piece)
 
@@ -507,7 +510,7 @@ class Script:
     def _expand(self, raw: str, *, quoted: bool = False, splits: bool = True) -> str:
         found, plain, at = list[str](), "", 0
         while at < len(raw):
-            end = piece_end(raw, at, quoted)
+            end = syntax.piece_end(raw, at, quoted)
             piece, at = raw[at:end], end
             if piece[0] in "$`<>" and len(piece) > 1:
                 found.append(self._value(piece, quoted, splits))
@@ -589,6 +592,9 @@ class Script:
             return self._mark(piece)
         if given is not (how[-1] == "+"):
             return held or "" if given else ""
+        if how[-1] == "?":
+            self.exits_at = _short(piece)
+            raise _Exit
         value = self._text(word, quoted=True)
         if how[-1] == "=":
             self._set(name, value)
@@ -596,9 +602,9 @@ class Script:
 
     def _scan(self, text: str) -> None:
         """Make unknown what the expansions in a text that is not evaluated could set."""
-        if not text.startswith("$(") or text.startswith("$(("):
-            if _SETTING.search(text) or text.startswith("{"):
-                self._forget(text)
+        own = not text.startswith("$(") or text.startswith("$((")  # not of a subshell
+        if own and (_SETTING.search(text) or text.startswith("{")):
+            self._forget(text)
 
     def _own_folder(self, text: str) -> str:
         """Return the output of ``dirname`` of the script; else nothing."""
