@@ -71,10 +71,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the fields, as ``--json`` prints them."""
         found = asdict(self)
-        of_locks = ("compared", "identity")
-        return (
-            found if self.kind == "lock" else {k: v for k, v in found.items() if k not in of_locks}
-        )
+        left_out = () if self.kind == "lock" else ("compared", "identity")
+        return {name: value for name, value in found.items() if name not in left_out}
 
 
 class Collector:

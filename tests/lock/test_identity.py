@@ -167,7 +167,7 @@ def test_commands_print_it() -> None:
     status, out, _ = cli("lock", *words, "--out", "b.lock")
     assert f"identity of the run {expected}" in out
     status, out, _ = cli("verify", "b.lock", "--json")
-    assert [each["identity"] for each in json.loads(out)["checks"]] == [expected]
+    assert [each["identity"] for each in json.loads(out)["reports"]] == [expected]
     report = report_run("a.lock")
     assert report.identity == report.to_json()["identity"] == expected
     assert expected in report.to_markdown()
