@@ -325,11 +325,11 @@ class _Demo:
                 raise MegaIndexError(f"the check of step {step} of {path} failed")
             say(f"step {step} is what the lock says, from the .idx alone")
         with self._step("   trace") as say:
-            stream = run_of_lock(lock)
-            found = documents_of(stream, step, rank=0)
-            shown = list(origins(stream, found[:3]))
+            locked = run_of_lock(lock)
+            found = documents_of(locked, step, rank=0)
+            shown = list(origins(locked, found[:3]))
             say(f"rank 0 reads {len(found)} spans in step {step}, the first of them:")
-        print_origins(stream, shown, len(shown))
+        print_origins(locked, shown, len(shown))
 
     @contextmanager
     def _step(self, name: str) -> Iterator[Callable[[str], None]]:

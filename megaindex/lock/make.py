@@ -92,18 +92,18 @@ def make_lock(
 
 
 def _lock_of(
-    run: Recipe | RunSettings,
+    settings: Recipe | RunSettings,
     tokens: bool,
     cache_dir: Folder | None,
     progress: Progress | None,
     bar: Bar,
 ) -> Lock:
-    run = _with_absolute_paths(run)
-    opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    streams = runs_of_subsets(run, opened, cache_dir)
-    paths, named = paths_of(run), files_of(run)
+    settings = _with_absolute_paths(settings)
+    opened = open_recipe(settings, cache_dir=cache_dir) if isinstance(settings, Recipe) else None
+    runs = runs_of_subsets(settings, opened, cache_dir)
+    paths, named = paths_of(settings), files_of(settings)
     rows, files = rows_of(paths), rows_of(named)
-    dialect = "megatron" if isinstance(run, Recipe) else run.row.file_dialect
+    dialect = "megatron" if isinstance(settings, Recipe) else settings.row.file_dialect
     cache = ValidationCache(paths, None if cache_dir is None else os.fspath(cache_dir))
     datasets = [cache.open(path, dialect=dialect) for path in paths]
     fingerprints = [cache.fingerprint(dataset) for dataset in datasets]
@@ -125,16 +125,16 @@ def _lock_of(
     ]
     subsets = {
         name: {
-            **resolved_subset(stream, rows, files),
-            "receipts": _receipts(stream, rows, fingerprints, progress),
+            **resolved_subset(run, rows, files),
+            "receipts": _receipts(run, rows, fingerprints, progress),
         }
-        for name, stream in streams.items()
+        for name, run in runs.items()
     }
     content = {
         "format": FORMAT,
         "version": VERSION,
         "written_by": f"megaindex {megaindex.__version__}",
-        "settings": settings_of(run, rows, opened, files),
+        "settings": settings_of(settings, rows, opened, files),
         "root": root,
         "sources": {"columns": list(SOURCE_COLUMNS), "rows": table},
         "dialect": dialect,
@@ -145,29 +145,31 @@ def _lock_of(
     return Lock(path="", content=content)
 
 
-def _with_absolute_paths(run: Recipe | RunSettings) -> Recipe | RunSettings:
+def _with_absolute_paths(settings: Recipe | RunSettings) -> Recipe | RunSettings:
     """Return the run with the absolute paths of its pairs and files; URLs stay."""
-    if isinstance(run, Recipe):
-        evaluation, past = run.evaluation, run.past
+    if isinstance(settings, Recipe):
+        evaluation, past = settings.evaluation, settings.past
         if evaluation is not None:
             evaluation = replace(evaluation, source=_placed(evaluation.source))
         if past is not None:
             past = replace(past, read=tuple(_placed(read, ("documents",)) for read in past.read))
         return replace(
-            run,
-            sources=tuple(map(_placed, run.sources)),
-            skip=tuple(_placed(skip, ("documents",)) for skip in run.skip),
-            mix_changes=_placed_changes(run.mix_changes),
+            settings,
+            sources=tuple(map(_placed, settings.sources)),
+            skip=tuple(_placed(skip, ("documents",)) for skip in settings.skip),
+            mix_changes=_placed_changes(settings.mix_changes),
             past=past,
             evaluation=evaluation,
         )
-    each: dict[str, Any] = {name: tuple(map(_placed, getattr(run.data, name))) for name in SPLITS}
-    names = [source.path for source in run.data.train]
+    each: dict[str, Any] = {
+        name: tuple(map(_placed, getattr(settings.data, name))) for name in SPLITS
+    }
+    names = [source.path for source in settings.data.train]
     skips = []
-    for skip in run.skip:
+    for skip in settings.skip:
         number = None if skip.source is None else str(source_number(skip.source, names))
         skips.append(replace(_placed(skip, ("documents",)), source=number))
-    return replace(run, data=replace(run.data, **each), skip=tuple(skips))
+    return replace(settings, data=replace(settings.data, **each), skip=tuple(skips))
 
 
 def _placed(value: Any, names: Sequence[str] = PATHS) -> Any:
@@ -201,13 +203,13 @@ def _relative(path: str, root: str) -> str:
 
 
 def runs_of_subsets(
-    run: Recipe | RunSettings,
+    settings: Recipe | RunSettings,
     opened: OpenRecipe | None,
     cache_dir: Folder | None,
     wanted: Sequence[Split] = SPLITS,
     most: Mapping[str, int] | None = None,
 ) -> dict[Split, Run]:
-    """Return the stream of each wanted subset that a run has.
+    """Return the run of each wanted subset.
 
     ``most`` are the samples of each subset of a lock, see `most_samples`.
 
@@ -225,36 +227,38 @@ def runs_of_subsets(
         train = run_of_opened(opened)
         evaluated = {} if wanted == ("train",) else _evaluation_stream(opened, train)
         return {"train": train, **evaluated}
-    assert isinstance(run, RunSettings), "only recipes are opened"
+    assert isinstance(settings, RunSettings), "only recipes are opened"
 
-    def stream(name: Split) -> Run:
+    def run(name: Split) -> Run:
         most_samples = None if sizes is None else sizes[name]
-        return run_of_settings(run, subset=name, cache_dir=cache_dir, most_samples=most_samples)
+        return run_of_settings(
+            settings, subset=name, cache_dir=cache_dir, most_samples=most_samples
+        )
 
-    streams: dict[Split, Run] = {"train": stream("train")}
+    runs: dict[Split, Run] = {"train": run("train")}
     if len(wanted) == 1:
-        return streams
-    parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
-    train = streams["train"]  # moved samples make steps behind the others
+        return runs
+    parts = parts_of(settings.data, settings.row, sequence_length=settings.sequence_length)
+    train = runs["train"]  # moved samples make steps behind the others
     steps = train.num_steps if train.skips is None else train.skips.num_steps
-    evaluation = evaluation_of(run, steps, parts)
+    evaluation = evaluation_of(settings, steps, parts)
     if evaluation is not None:
         counts = (evaluation.valid_samples, evaluation.test_samples)
         for name, samples in zip(SPLITS[1:], counts, strict=True):
-            if samples and _has_samples(run, parts[name]):
-                streams[name] = stream(name)
-    return streams
+            if samples and _has_samples(settings, parts[name]):
+                runs[name] = run(name)
+    return runs
 
 
-def _has_samples(run: RunSettings, parts: Sequence[SplitPart]) -> bool:
+def _has_samples(settings: RunSettings, parts: Sequence[SplitPart]) -> bool:
     """Return True if each source has a sample; a framework fails at one that has none."""
-    short = run.row.is_framework or run.row.order == "packed"  # which has shorter samples
-    least = 1 if short else run.sequence_length + 1
+    short = settings.row.is_framework or settings.row.order == "packed"  # which has shorter samples
+    least = 1 if short else settings.sequence_length + 1
     return bool(parts) and all(part.tokens >= least for part in parts)
 
 
 def _evaluation_stream(opened: OpenRecipe, train: Run) -> dict[Split, Run]:
-    """Return the stream of one round of a recipe's evaluation, a single step of all its rows.
+    """Return the run of one round of a recipe's evaluation, a single step of all its rows.
 
     Every round is the same.
     """
@@ -285,21 +289,19 @@ def most_samples(lock: Lock) -> dict[str, int]:
 
 
 def resolved_subsets(
-    run: Recipe | RunSettings,
+    settings: Recipe | RunSettings,
     paths: Sequence[str],
     cache_dir: Folder | None,
     files: Sequence[str],
     most: Mapping[str, int],
 ) -> tuple[dict[Split, Run], dict[str, Any]]:
-    """Return the streams of a run, and its subsets as a lock holds them, without their receipts;
+    """Return the runs of the subsets, and the subsets as a lock holds them, without their receipts;
     ``paths`` and ``files`` are those of the lock's rows, ``most`` its `most_samples`."""
-    opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    streams = runs_of_subsets(run, opened, cache_dir, most=most)
+    opened = open_recipe(settings, cache_dir=cache_dir) if isinstance(settings, Recipe) else None
+    runs = runs_of_subsets(settings, opened, cache_dir, most=most)
     rows, named = rows_of(paths), rows_of(files)
-    ours: dict[str, Any] = {
-        name: resolved_subset(stream, rows, named) for name, stream in streams.items()
-    }
-    return streams, ours
+    ours: dict[str, Any] = {name: resolved_subset(run, rows, named) for name, run in runs.items()}
+    return runs, ours
 
 
 def resolved_subset(run: Run, rows: Mapping[str, int], files: Mapping[str, int]) -> dict[str, Any]:
@@ -309,19 +311,19 @@ def resolved_subset(run: Run, rows: Mapping[str, int], files: Mapping[str, int])
 
 
 def _receipts(
-    stream: Run,
+    run: Run,
     rows: Mapping[str, int],
     fingerprints: Sequence[str],
     progress: Progress | None,
 ) -> dict[str, Any]:
     keys = fingerprint_keys(
-        [fingerprints[rows[absolute(d.path_prefix)]] for d in datasets_of(stream.index)]
+        [fingerprints[rows[absolute(d.path_prefix)]] for d in datasets_of(run.index)]
     )
-    steps, samples = stream.num_steps - first_step(stream.step_bounds), stream.samples_served
+    steps, samples = run.num_steps - first_step(run.step_bounds), run.samples_served
     least = max(ceil_div(steps, _MOST_BLOCKS), ceil_div(_LEAST_BLOCK * steps, samples))
     block_steps = min(steps, least)
-    bounds = block_bounds(stream.step_bounds, block_steps)
-    found = receipts_between(stream.index, bounds, keys, progress=progress)
+    bounds = block_bounds(run.step_bounds, block_steps)
+    found = receipts_between(run.index, bounds, keys, progress=progress)
     return {
         "block_steps": block_steps,
         "blocks": [str(receipt) for receipt in found],

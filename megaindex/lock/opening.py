@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -70,14 +70,13 @@ def open_run(
     """
     lock = read_lock(lock)
     train = lock.content["subsets"]["train"]
-    opened = _open(lock, search, cache_dir)
-    stream = opened.stream
-    if opened.recipe is not None:
+    settings, recipe, run = _open(lock, search, cache_dir)
+    if recipe is not None:
         with torch_needed("megaindex.lock.open_run"):
             from megaindex.loader.recipe_loader import RecipeLoader
 
         return RecipeLoader(
-            opened.recipe,
+            recipe,
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
             micro_batch_size=micro_batch_size,
@@ -94,19 +93,19 @@ def open_run(
     from megaindex.loader.receipts import Recorder
     from megaindex.loader.samplers import MicroBatchSampler
 
-    tail: Literal["drop", "pad"] = "pad" if stream.masked_rows else "drop"
+    tail: Literal["drop", "pad"] = "pad" if run.masked_rows else "drop"
     sampler = MicroBatchSampler(
-        num_samples=stream.index.num_samples,
-        train_samples=stream.num_samples if stream.skips is None else stream.skips.end,
-        consumed_samples=int(stream.step_bounds[stream.past_steps]),
-        global_batch_size=opened.run.batch,
+        num_samples=run.index.num_samples,
+        train_samples=run.num_samples if run.skips is None else run.skips.end,
+        consumed_samples=int(run.step_bounds[run.past_steps]),
+        global_batch_size=settings.batch,
         tail=tail,
-        index=stream.index,
+        index=run.index,
         balance=balance,
         **ranks,
     )
     recorder = Recorder(lock.fingerprints("train"))
-    return Loader(stream.index, sampler, **{"recorder": recorder, **loading})
+    return Loader(run.index, sampler, **{"recorder": recorder, **loading})
 
 
 def _given(size: int | None, locked: int | None) -> int:
@@ -146,39 +145,27 @@ def locked_run(lock: Folder | Lock) -> Recipe | RunSettings:
     Raises:
         MissingFile, StorageError, FormatError: as `open_run`.
     """
-    run: Recipe | RunSettings = _open(read_lock(lock), None, None, wanted=SPLITS).run
-    return run
-
-
-class _OpenRun(NamedTuple):
-    """A locked run whose sources and samples are those of the lock."""
-
-    run: Any
-    """A `Recipe` or `RunSettings`."""
-    recipe: OpenRecipe | None
-    stream: Run
+    return _open(read_lock(lock), None, None, SPLITS)[0]
 
 
 def _open(
     lock: Lock,
     search: Folder | None,
     cache_dir: Folder | None,
-    subset: Split = "train",
     wanted: Sequence[Split] = ("train",),
-) -> _OpenRun:
-    """Open the run of a lock for one subset, and check the wanted subsets."""
+) -> tuple[Recipe | RunSettings, OpenRecipe | None, Run]:
+    """Return the settings of a lock, the recipe opened, and the training run; check subsets."""
     paths, files = sound_paths(lock, search), sound_files(lock, search)
     index = lock.content["subsets"]["train"]["index"]
-    run = read_run(lock.content["settings"], index, paths, lock.path, files)
-    opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
-    streams = runs_of_subsets(run, opened, cache_dir, wanted, most_samples(lock))
+    settings = read_run(lock.content["settings"], index, paths, lock.path, files)
+    opened = open_recipe(settings, cache_dir=cache_dir) if isinstance(settings, Recipe) else None
+    runs = runs_of_subsets(settings, opened, cache_dir, wanted, most_samples(lock))
     rows, named = rows_of(paths), rows_of(files)
     for name in wanted:
-        stream = streams.get(name)
-        ours = None if stream is None else resolved_subset(stream, rows, named)
-        _check_same(lock, name, ours)
-    _check_samples(lock, subset, streams[subset], cache_dir)
-    return _OpenRun(run, opened, streams[subset])
+        run = runs.get(name)
+        _check_same(lock, name, None if run is None else resolved_subset(run, rows, named))
+    _check_samples(lock, "train", runs["train"], cache_dir)
+    return settings, opened, runs["train"]
 
 
 def _check_same(lock: Lock, name: Split, ours: dict[str, Any] | None) -> None:
@@ -194,7 +181,7 @@ def _check_same(lock: Lock, name: Split, ours: dict[str, Any] | None) -> None:
         )
 
 
-def _check_samples(lock: Lock, subset: str, stream: Run, cache_dir: Folder | None) -> None:
+def _check_samples(lock: Lock, subset: str, run: Run, cache_dir: Folder | None) -> None:
     """Refuse cached arrays with other samples than the lock, by the receipt of all samples.
 
     Arrays that are built in memory follow from the description of the index.
@@ -203,8 +190,8 @@ def _check_samples(lock: Lock, subset: str, stream: Run, cache_dir: Folder | Non
         return
     total = lock.content["subsets"][subset]["receipts"]["total"]
     keys = fingerprint_keys(lock.fingerprints(subset))
-    bounds = stream.step_bounds[[0, -1]].tolist()
-    (receipt,) = receipts_between(stream.index, bounds, keys)
+    bounds = run.step_bounds[[0, -1]].tolist()
+    (receipt,) = receipts_between(run.index, bounds, keys)
     if str(receipt) != total:
         raise FormatError(
             f"{cache_dir}: its arrays give samples of receipt {receipt}, and {lock.path} states "

@@ -177,14 +177,14 @@ def report_run(
         MissingFile, StorageError, FormatError: as `megaindex.lock.open_run`.
     """
     lock = read_lock(lock)
-    stream = run_of_lock(lock, search=search, cache_dir=cache_dir)
-    result = audit(stream, progress=progress)
+    run = run_of_lock(lock, search=search, cache_dir=cache_dir)
+    result = audit(run, progress=progress)
     train, fingerprints = lock.content["subsets"]["train"], lock.fingerprints("train")
     skip = result.skip
     masked = {} if skip is None else {row.source: row.tokens for row in skip.masked or ()}
     skipped = 0 if skip is None else skip.steps_dropped + skip.steps_moved
     tokens, made = result.exposure.total.tokens, result.exposure.step_tokens > 0
-    names = [source.name for source in stream.sources]
+    names = [source.name for source in run.sources]
     if lock.content["settings"]["kind"] == "run":  # named by their paths, here as in the lock
         names = [lock.content["sources"]["rows"][row][0] for row in train["sources"]]
     sources = [
@@ -207,18 +207,18 @@ def report_run(
             masked=masked.get(counts.name, 0),
         )
         for number, (counts, source, fingerprint) in enumerate(
-            zip(source_counts(result), stream.sources, fingerprints, strict=True)
+            zip(source_counts(result), run.sources, fingerprints, strict=True)
         )
     ]
     return RunReport(
         identity=lock.identity,
         lock=lock.content["digest"],
         receipt=train["receipts"]["total"],
-        order=stream.order,
-        settings=dict(stream.settings),
-        sequence_length=stream.index.sequence_length,
-        sequence_lengths=stream.sequence_lengths,
-        samples=int(np.diff(stream.step_bounds)[made].sum()),
+        order=run.order,
+        settings=dict(run.settings),
+        sequence_length=run.index.sequence_length,
+        sequence_lengths=run.sequence_lengths,
+        samples=int(np.diff(run.step_bounds)[made].sum()),
         steps=int(made.sum()),
         steps_skipped=skipped,
         padded_rows=train["masked_rows"],
