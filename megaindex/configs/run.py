@@ -25,6 +25,7 @@ from megaindex.validation import (
     check_between,
     check_buffer,
     check_epochs,
+    check_flag,
     check_fraction,
     check_integer,
     check_setting,
@@ -173,6 +174,7 @@ class RunSettings:
         data: sources of each split.
         batch: global batch sizes over the run.
         target: length of the run.
+        exact: GPT-NeoX's train_epochs under ``megaindex.adapters.neox.install(exact=True)``.
         variance_buffer: factor, from 1, of the samples requested of each source of a blend;
             "exact": the samples that the blend draws; None: the framework's own factor.
         surplus: Megatron's --mid-level-dataset-surplus: 1 less than its buffer of weighted blends.
@@ -205,6 +207,7 @@ class RunSettings:
     data: Data
     batch: BatchSchedule
     target: Target
+    exact: bool = False
     variance_buffer: Buffer | None = None
     surplus: float | None = None
     tail: Tail = "drop"
@@ -277,6 +280,8 @@ class RunSettings:
             row = replace(row, framework=self.version.framework)
         if self.surplus is not None:
             row = replace(row, buffer_weighted=1 + self.surplus)
+        if self.exact and row.train_epochs == "repeated":
+            row = replace(row, train_epochs="reshuffled", uncounted_samples=0, left_over="drop")
         return row
 
     @property
@@ -359,6 +364,11 @@ class RunSettings:
 
     def _check_target(self) -> None:
         target = self.target
+        if check_flag("exact", self.exact) and target.kind != "loader_epochs":
+            raise InvalidArgument(
+                "install(exact=True) is planned with train_epochs alone; for other targets plan "
+                "--variance-buffer exact, which it implies"
+            )
         values = target.per_source or (target.value,)
         if min(values) < 0:
             raise InvalidArgument(
@@ -394,7 +404,7 @@ class RunSettings:
                 )
 
     def _check_loader_epochs(self, value: Fraction) -> None:
-        if not self.row.uncounted_samples:
+        if self.row.train_epochs == "none":
             raise InvalidArgument(
                 f"order {self.order} has no train_epochs, a setting of GPT-NeoX; give --epochs"
             )

@@ -303,6 +303,7 @@ def resolve(settings: Settings) -> RunSettings:
         data=_data(settings),
         batch=schedule,
         target=_target(settings, schedule, consumed),
+        exact=settings.exact or False,
         variance_buffer=parse_buffer(settings.variance_buffer),
         surplus=_surplus(settings.mid_level_dataset_surplus),
         tail=check_choice("--tail", settings.tail or "drop", TAILS),

@@ -226,6 +226,7 @@ class Settings:
         iterations_to_skip: iterations, from 1, that Megatron-LM reads without training on them.
         coverage: method of the plan's coverage: auto, exact, expected or none.
         blend_counts: counting of a blend's draws: auto, exact or bounds.
+        exact: GPT-NeoX's train_epochs under the adapter's exact mode.
         notes: warnings for the plan.
         ignored: settings of the framework's data that do not change the plan.
         of_framework: True if `train_iters` counts from the first iteration of the run, as in a
@@ -291,6 +292,7 @@ class Settings:
     iterations_to_skip: tuple[int, ...] | None = None
     coverage: str | None = None
     blend_counts: str | None = None
+    exact: bool | None = None
     notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     of_framework: bool | None = None
@@ -300,7 +302,7 @@ class Settings:
 
 
 _INTEGERS = tuple(field.name for field in fields(Settings) if field.type == "int | None")
-_OF_FILES = ("labels", "documents_alpha", "packing", "train_epochs", "notes", "ignored",
+_OF_FILES = ("labels", "documents_alpha", "packing", "train_epochs", "exact", "notes", "ignored",
              "of_framework")  # fmt: skip
 NAMES = tuple(field.name for field in fields(Settings) if field.name not in _OF_FILES)
 """Settings that flags and arguments of `make_plan` give, by name."""
@@ -370,12 +372,15 @@ def argument_names(framework: str) -> frozenset[str]:
 ADAPTERS = {"neox": "megaindex.adapters.neox", "megatron": "megaindex.adapters.megatron"}
 """Modules of the adapters by the order of their framework."""
 _LINE = re.compile(r"^\s*#\s*megaindex\.adapters\.(\w+)\.install\((.*)\)\s*$", re.MULTILINE)
-_PLANNED = ("variance_buffer", "separate_final_epoch", "final_epoch_threshold")
+_PLANNED = ("exact", "variance_buffer", "separate_final_epoch", "final_epoch_threshold")
 
 
 def adapter_call(order: str, settings: Mapping[str, Any]) -> str:
     """Return a call such as ``megaindex.adapters.neox.install(variance_buffer="exact")``."""
-    given = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+    given = ", ".join(
+        f"{name}={value if isinstance(value, bool) else json.dumps(value)}"
+        for name, value in settings.items()
+    )
     return f"{ADAPTERS[order]}.install({given})"
 
 

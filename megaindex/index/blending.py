@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 
 from megaindex._types import F64, I64, U64, IntArray
+from megaindex.arithmetic import ceil_div
 from megaindex.index.frameworks import FrameworkRules, sum_as
 from megaindex.kernels import active
 
@@ -100,16 +101,20 @@ def fill_blend(
     Returns:
         int64[sources]: draws of each source up to the last position.
     """
-    fills: dict[Rule, Callable[..., None]] = {
+    if counts is None:
+        counts = np.zeros(values.size, np.int64)
+    end = begin + dataset_index.size
+    _kernel(rule)(values, begin, end, counts, dataset_index, dataset_sample_index)
+    return counts
+
+
+def _kernel(rule: Rule) -> Callable[..., None]:
+    kernels: dict[Rule, Callable[..., None]] = {
         "greedy": active().blend_greedy,
         "exhaustive": active().blend_exhaustive,
         "divisor": active().divisor_fill,
     }
-    if counts is None:
-        counts = np.zeros(values.size, np.int64)
-    end = begin + dataset_index.size
-    fills[rule](values, begin, end, counts, dataset_index, dataset_sample_index)
-    return counts
+    return kernels[rule]
 
 
 def exact_values(values: IntArray | F64) -> list[int | str]:
@@ -182,7 +187,7 @@ class DivisorDraws:
 class GreedyDraws:
     """Draws of the frameworks' greedy blend, counted by iteration from the last position."""
 
-    weights: F64
+    weights: F64 | I64
     counting: str = "auto"
     """auto: count up to `FREE_WORK`; exact: count always; bounds: never count."""
     progress: Progress | None = None
@@ -268,7 +273,21 @@ class GreedyDraws:
 
     def _advance(self, end: int, goal: int) -> None:
         if end > self._position:
-            active().blend_greedy(self.weights, self._position, end, self._counts, None, None)
+            _kernel(self.rule)(self.weights, self._position, end, self._counts, None, None)
             self._position = end
             if self.progress is not None:
                 self.progress(end, goal)
+
+
+@dataclass
+class ExhaustiveDraws(GreedyDraws):
+    """Draws of a blend of each sample of its sources once; the weights are their samples."""
+
+    rule: ClassVar[Rule] = "exhaustive"
+
+    def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
+        return sum(limits), True
+
+    def _most(self, samples: int) -> list[int]:
+        total = max(1, int(self.weights.sum()))
+        return [ceil_div(int(size) * samples, total) for size in self.weights]

@@ -97,6 +97,9 @@ class FrameworkRules:
     """Samples of each dataset that its ``len`` omits (1 in GPT-NeoX). The loader starts over after
     the counted ones; a blend that draws a later sample reads the one at its number modulo ``len``.
     """
+    train_epochs: Literal["none", "repeated", "reshuffled"] = "none"
+    """Passes of a loader that starts over: in one order (repeated), or those of training in another
+    order each, in which a blend has each sample of its sources once (reshuffled)."""
     weight_alone: Literal["as given", "ignored", "always"] = "as given"
     """Rule by which the only path of a split counts as weighted, for the variance buffer."""
     zero_weights: bool = False
@@ -192,6 +195,7 @@ FRAMEWORK_RULES: dict[str, FrameworkRules] = {
             width_rule="neox",
             file_dialect="neox",
             uncounted_samples=1,
+            train_epochs="repeated",
             weight_alone="always",
             zero_weights=True,
         ),

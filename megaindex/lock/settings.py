@@ -33,8 +33,8 @@ from megaindex.run.subset import map_leaves, skip_settings, with_files
 from megaindex.validation import error_text
 
 _MANY = 16  # streams of a stage that are written in columns
-_WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "notes", "ignored",
-            "coverage", "blend_counts", "skip")  # fmt: skip
+_WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "exact", "notes",
+            "ignored", "coverage", "blend_counts", "skip")  # fmt: skip
 
 
 def paths_of(run: Recipe | RunSettings) -> list[str]:

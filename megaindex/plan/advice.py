@@ -194,12 +194,17 @@ def _row_error(row: Row) -> str:
 
 def _empty_blends(run: RunSettings, plan: Plan) -> Iterator[str]:
     for loader in plan.loaders:
-        empty = _without_samples(plan, loader.split)
-        if empty and run.data.split is None:
+        if empty := _stopping_sources(run, plan, loader.split):
+            error = "an InvalidArgument" if run.exact else "a ValueError"
             yield (
-                f"{loader.split}: GPT-NeoX ends with a ValueError before step 1: {empty[0].name} "
+                f"{loader.split}: GPT-NeoX ends with {error} before step 1: {empty[0].name} "
                 "has no sample: remove it, or give it more documents"
             )
+
+
+def _stopping_sources(run: RunSettings, plan: Plan, split: str) -> list[Row]:
+    """Return the sources without a sample, if a run stops at them where it begins."""
+    return _without_samples(plan, split) if run.exact or run.data.split is None else []
 
 
 def _without_samples(plan: Plan, split: str) -> list[Row]:
@@ -209,19 +214,22 @@ def _without_samples(plan: Plan, split: str) -> list[Row]:
 def _short_loaders(run: RunSettings, plan: Plan, splits: Sequence[str]) -> Iterator[str]:
     for loader in plan.loaders:
         empty = _without_samples(plan, loader.split)
-        if loader.split not in splits or (empty and run.data.split is None):
+        if loader.split not in splits or _stopping_sources(run, plan, loader.split):
             continue
         if loader.samples_counted == 0 and (loader.split != "test" or loader.samples_read):
             when = "where the test begins" if loader.split == "test" else "before step 1"
             error = "a ValueError" if empty else "a ZeroDivisionError"
             if loader.split == "test" and not empty:
                 error = "a StopIteration"
+            elif run.exact:
+                error = "an InvalidArgument"
             rows = plan.rows(loader.split)
-            held = sum(row.built or 0 for row in rows) - len(rows)
+            held = sum(row.built or 0 for row in rows) - len(rows) * run.row.uncounted_samples
+            short = "" if run.exact else " (one sample fewer for each dataset)"
             yield (
                 f"{loader.split}: GPT-NeoX ends with {error} {when}: its loader counts "
-                f"{max(0, held)} samples (one sample fewer for each dataset), less than one micro "
-                f"batch of all ranks, {run.loader_batch}: {_more_data(run, loader.split)}"
+                f"{max(0, held)} samples{short}, less than one micro batch of all ranks, "
+                f"{run.loader_batch}: {_more_data(run, loader.split)}"
             )
 
 
@@ -430,7 +438,7 @@ def _unseen(row: Row) -> float:
 
 def _loaders_start_over(run: RunSettings, plan: Plan) -> Iterator[str]:
     """Yield NeoX's loaders that start over: its datasets report one sample less than they hold."""
-    if run.target.kind == "loader_epochs" and run.target.value > 1:
+    if run.target.kind == "loader_epochs" and run.target.value > 1 and not run.exact:
         yield (
             f"train_epochs {run.target.value}: NeoX builds one epoch and replays it in the same "
             "order; use train_iters for epochs with orders of their own"
@@ -446,10 +454,13 @@ def _loaders_start_over(run: RunSettings, plan: Plan) -> Iterator[str]:
         if loader.split == "train":
             last = plan.max_train_iters_without_repeat
             remedy = f"train {last} iterations" if last else "give more data"
+        short = (
+            f"NeoX counts {held - len(rows)} of {held} samples (each dataset's length is one "
+            "short), so its"
+        )
         yield (
-            f"{loader.split}: NeoX counts {held - len(rows)} of {held} samples (each dataset's "
-            f"length is one short), so its loader starts over after {counted} and serves "
-            f"{read - counted} of them again: {remedy}"
+            f"{loader.split}: {short if run.row.uncounted_samples else 'its'} loader starts over "
+            f"after {counted} and serves {read - counted} of them again: {remedy}"
         )
         if run.micro_batch_size is None or run.data_parallel_size is None:
             yield (

@@ -14,6 +14,7 @@ from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.builders import build_index
 from megaindex.format import IndexedDataset
 from megaindex.index.blending import Progress
+from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
@@ -42,6 +43,8 @@ class SourceDraw:
     drawn: int
     counted: bool
     """False if `drawn` is an estimate."""
+    reshuffled: bool = False
+    """True if each pass over the samples is in another order."""
 
     @property
     def served(self) -> int:
@@ -68,7 +71,7 @@ def coverage_of(
 
     ``served`` are the samples that the draws serve; None where draws were not counted.
     """
-    if served is not None and any(part != ServedRange(0, draw.served, 1) for part in served):
+    if served and tuple(served) != (ServedRange(0, draw.served, 1),):
         return _coverage_of_repeats(draw, served, method, progress)
     if method == "none" or draw.epochs > _MOST_TIMES:
         return Coverage(method="none")
@@ -288,16 +291,23 @@ def _coverage_of_repeats(
     most = max(part.times for part in served)
     if method == "none" or most > _MOST_TIMES:
         return Coverage(method="none")
-    if draw.epochs == 1 and method != "exact" and draw.part.packing is None:
+    if draw.epochs == 1 and method != "exact" and draw.part.packing is None and not draw.reshuffled:
         shares = [0.0] * (most + 1)
         for part in served:
             shares[part.times] += (part.end - part.begin) * draw.sequence_length / draw.part.tokens
         shares[0] = 1 - sum(shares[1:])
         return Coverage(method="closed-form", tokens=tuple(shares))
-    work = sum(part.size for part in served) + draw.part.sequences * draw.epochs
+    passes = sum(part.times for part in served) if draw.reshuffled else 1
+    work = sum(part.size for part in served) + draw.part.sequences * draw.epochs * passes
     cheap = method == "auto" and work <= BUILD_LIMIT
     if draw.part.source.path and (method == "exact" or cheap):
         return built_coverage(draw, progress, served)
+    if draw.reshuffled:
+        mean = np.ones(1)  # over seeds
+        for part in served:
+            once = part.end * draw.sequence_length / draw.part.tokens
+            mean = np.convolve(mean, _power(np.array([1 - once, once]), part.times))
+        return Coverage(method="expected", tokens=_trimmed(mean.tolist()))
     is_mixed = draw.row.is_framework and not draw.final_epoch().apart  # all epochs at once
     if draw.epochs > _MOST_COPIES or draw.part.packing or not is_mixed:
         return Coverage(method="none")
@@ -341,17 +351,27 @@ def built_coverage(
     """Count in the built index of a source; ``served``: by default its first samples."""
     part = draw.part
     dataset = IndexedDataset(part.source.path, dialect=draw.row.file_dialect)
-    index = build_index(
-        dataset,
-        sequence_length=draw.sequence_length,
-        seed=draw.seed,
-        num_samples=max(draw.requested, draw.served),
-        documents=range(part.begin, part.end),
-        order=order_of_row(draw.row),
-    )
+    ends = [draw.served]
+    if draw.reshuffled and served is not None:
+        ends, served = [p.end for p in served for _ in range(p.times)], None
+    indices = [
+        build_index(
+            dataset,
+            sequence_length=draw.sequence_length,
+            seed=(draw.seed + number) % 2**32,
+            num_samples=max(draw.requested, draw.served),
+            documents=range(part.begin, part.end),
+            order=order_of_row(draw.row),
+        )
+        for number in range(len(ends))
+    ]
+    index: Index = indices[0]
+    if len(ends) > 1:
+        stages = [Stage(index=i, samples=range(end)) for i, end in zip(indices, ends, strict=True)]
+        index = ExtendedIndex(stages=tuple(stages))
     lengths = dataset.sequence_lengths[part.begin : part.end]
     tokens, documents = count_served(
-        index, draw.served if served is None else served, lengths, part.begin, progress
+        index, sum(ends) if served is None else served, lengths, part.begin, progress
     )
     return counted_coverage(tokens, documents)
 

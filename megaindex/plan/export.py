@@ -57,7 +57,7 @@ def adapter_settings(run: RunSettings) -> dict[str, Any]:
         needed["variance_buffer"] = buffer
     elif buffer not in (None, 1.0) and run.row.order == "megatron" and (1, 1.0) in own:
         needed["variance_buffer"] = buffer  # of a path alone, to which Megatron applies no surplus
-    return needed | _final_epoch(run)
+    return needed | _final_epoch(run) | ({"exact": True} if run.exact else {})
 
 
 def _final_epoch(run: RunSettings) -> dict[str, Any]:
@@ -382,6 +382,8 @@ def _refused_by_recipe(plan: Plan, run: RunSettings) -> Iterator[str]:
         )
     if len(data.train) > 1 and data.train[0].weight is None and not run.target.per_source:
         yield "sources of a mix have weights; give them before each path"
+    if len(data.train) > 1 and run.exact:
+        yield "each epoch reads its sources whole; write a recipe with their samples as weights"
     if run.packing is not None or any(source.labels for source in data.train):
         yield "labels and pack_impl are settings of finetuning sources; write a recipe"
     if run.skips(plan.train_iters):

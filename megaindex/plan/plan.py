@@ -250,13 +250,18 @@ def rows_of(
         filled = max((part.end for part in positions), default=0)
     in_blend = sizing.draws.counts(filled)
     per_epoch = sizing.per_epoch()
+    reshuffled = sizing.row.train_epochs == "reshuffled" and split == "train" and steps is None
     rows = []
     for i, part in enumerate(parts):
         count = None if drawn is None else sum(part.size for part in drawn[i])
         served = None
         if drawn is not None and built is not None:
             served = samples_served(sizing, drawn[i], built[i])
-        distinct = None if served is None else sum(part.end - part.begin for part in served)
+            if reshuffled:  # each pass is of other samples
+                served = tuple(part for part in drawn[i] if part.size)
+        distinct = None
+        if served is not None:
+            distinct = sum(p.size if reshuffled else p.end - p.begin for p in served)
         row = Row(
             split=split,
             source=i + 1,
@@ -278,7 +283,7 @@ def rows_of(
             ),
         )
         if run.packing is None:
-            rows.append(_covered(run, sizing, part, row, served))
+            rows.append(_covered(run, sizing, part, row, served, reshuffled=reshuffled))
         else:
             rows.append(_packed(run, part, row, served))
     if run.dataloader == "cyclic" and not (split == "valid" and run.evaluation.full):
@@ -290,6 +295,7 @@ def _abort(run: RunSettings, part: SplitPart) -> str:
     """Return the failed assertion of GPT-NeoX's compiled helpers, or an empty string."""
     if (
         run.row.order != "neox"
+        or run.exact  # the adapter has kernels of its own
         or run.packing is not None
         or min(part.tokens, run.sequence_length) > 1
     ):
@@ -335,11 +341,15 @@ def _covered(
     part: SplitPart,
     row: Row,
     served: Sequence[ServedRange] | None,
+    *,
+    reshuffled: bool,
 ) -> Row:
     """Return the row with its coverage, for uncounted draws that of the middle of their bounds."""
     if row.requested is None or row.epochs is None or row.built is None:
         return row
     likely = sum(row.drawn_bounds) // 2
+    if served is None and likely > row.built:  # some of them again
+        return row
     draw = SourceDraw(
         row=sizing.row,
         part=part,
@@ -351,6 +361,7 @@ def _covered(
         per_epoch=row.samples_per_epoch,
         drawn=likely if row.drawn is None else row.drawn,
         counted=row.drawn is not None,
+        reshuffled=reshuffled,
     )
     return replace(row, coverage=coverage_of(draw, served, run.coverage, sizing.progress))
 
@@ -575,7 +586,7 @@ def _totals(
     epochs = [row.epochs for row in train if row.epochs is not None]
     samples_left = max(0, target.samples_in_view - target.samples_consumed)
     tokens_left = max(0, target.tokens_in_view - tokens_consumed)
-    if sizing.asks_one_epoch:  # some samples are drawn more often than others
+    if sizing.asks_one_epoch and not run.exact:  # some samples are drawn more often than others
         distinct = sum(row.distinct or 0 for row in train)
         samples_left = sum(row.samples_per_epoch for row in train) - distinct
         tokens_left = sum(sizing.tokens) - distinct * run.sequence_length
@@ -631,7 +642,7 @@ def target_text(run: RunSettings) -> str:
     if target.per_source:
         return f"{', '.join(map(_number, target.per_source))} epochs"
     if target.kind == "loader_epochs":
-        return f"train_epochs {target.value}"
+        return f"train_epochs {target.value}{' under install(exact=True)' if run.exact else ''}"
     unit = target.kind if target.value != 1 else target.kind.removesuffix("s")
     return f"{_number(target.value)} {unit}"
 

@@ -19,6 +19,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.blending import (
     DivisorDraws,
     Draws,
+    ExhaustiveDraws,
     GreedyDraws,
     Progress,
     SingleDraws,
@@ -208,6 +209,8 @@ class Sizing:
                 f"{' and '.join(self.names[:3])}: no sample of {self.sequence_length + 1} tokens "
                 "in any source of this split; lower --seq-length, or give more documents"
             )
+        if self.row.train_epochs == "reshuffled":
+            return ExhaustiveDraws(np.array(self.per_epoch()), self.walk, self.progress)
         if not self.row.is_framework:
             return DivisorDraws(divisor_weights(self._weights))
         explicit = self.weights is not None or self.row.request != "megatron"
@@ -333,6 +336,8 @@ class LoaderPasses:
     """Samples served before the resume."""
     resumed_at: int = 0
     """Position at which the loader resumes, and to which it returns when it starts over."""
+    whole: bool = False
+    """True if it returns to the first position instead."""
 
     @property
     def is_empty(self) -> bool:
@@ -346,8 +351,12 @@ class LoaderPasses:
         resumes_in_place = self.before == self.resumed_at
         if self.limit is None or (self.samples <= self.limit and resumes_in_place):
             return (ServedRange(0, self.samples, 1),)
-        first = _cycled(0, self.limit, self.before)
-        return (*first, *_cycled(self.resumed_at, self.limit, self.samples - self.before))
+        before = _cycled(0, self.limit, self.before)
+        rest = self.samples - self.before
+        head = min(rest, self.limit - self.resumed_at)
+        resumed = _cycled(self.resumed_at, self.limit, head)
+        again = 0 if self.whole else self.resumed_at
+        return (*before, *resumed, *_cycled(again, self.limit, rest - head))
 
 
 def _cycled(start: int, end: int, count: int) -> Iterator[ServedRange]:
@@ -361,11 +370,10 @@ def _cycled(start: int, end: int, count: int) -> Iterator[ServedRange]:
 
 def loader_limit(run: RunSettings, built: Sequence[int]) -> int | None:
     """Return the positions of a blend before its loader starts over; None if it does not."""
-    short = run.row.uncounted_samples
-    if not short:
+    if run.row.train_epochs == "none":
         return None
     unit = run.loader_batch
-    return max(0, sum(built) - short * len(built)) // unit * unit
+    return max(0, sum(built) - run.row.uncounted_samples * len(built)) // unit * unit
 
 
 def loader_passes(run: RunSettings, built: Sequence[int], split: str, samples: int) -> LoaderPasses:
@@ -373,6 +381,8 @@ def loader_passes(run: RunSettings, built: Sequence[int], split: str, samples: i
     limit = loader_limit(run, built)
     if split != "train":
         return _evaluation(run, limit, split, samples)
+    if run.row.train_epochs == "reshuffled":  # which continues in its pass
+        return LoaderPasses(samples=samples, limit=limit)
     before = min(run.consumed_samples, samples)
     at = before % limit if limit else before
     return LoaderPasses(samples=samples, limit=limit, before=before, resumed_at=at)
@@ -395,6 +405,7 @@ def _evaluation(run: RunSettings, limit: int | None, split: str, samples: int) -
         limit=limit,
         before=min(rounds * evaluation.iterations * size, samples),
         resumed_at=batches * unit % limit,
+        whole=run.row.train_epochs == "reshuffled",
     )
 
 

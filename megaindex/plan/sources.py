@@ -315,6 +315,8 @@ def sizing_of(
         weights = documents_weights(
             [part.sequences for part in parts], run.data.documents_alpha, row.python_sum
         )
+    if row.train_epochs == "reshuffled":
+        weights = None  # each sample of each source is drawn
     if split != "train":  # Megatron-DeepSpeed has an exact number of epochs for training alone
         row = replace(row, exact_num_epochs=None)
     return Sizing(

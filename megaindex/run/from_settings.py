@@ -133,6 +133,11 @@ def _check(run: RunSettings) -> None:
             "--tokens-per-epoch and --length-histogram have no documents to audit; give "
             "--data-path with the .bin/.idx pair"
         )
+    if run.exact:
+        raise InvalidArgument(
+            "train_epochs under install(exact=True) is planned, and neither audited nor locked; "
+            "give train_iters"
+        )
     if run.dataloader != "single" or run.evaluation.full or run.evaluation.alone:
         raise InvalidArgument(
             "--dataloader-type cyclic, --full-validation and --skip-train cannot be audited; "

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support import neox_stand_in
-from support.neox_corpora import GOLDEN
+from support.neox_corpora import GOLDEN, write_pair
 from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, texts
 
 import megaindex.adapters.neox as adapter
-from megaindex.errors import OutOfRange
+from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.frameworks import framework_rules
+from megaindex.lock import make_lock
+from megaindex.plan import make_plan
 
 
 @pytest.mark.parametrize("seed", [1234, 2**32 - 1])  # the largest of NumPy's generator
@@ -105,3 +109,91 @@ def test_exact_parts_of_a_split_hold_their_own_documents_alone(neox: Any, tmp_pa
     assert tokens - {0} == set(range(bounds[begin], bounds[end]))
     assert all(path.name.split("_doc_idx")[0].endswith("_exact")
                for path in tmp_path.glob("*_doc_idx.npy"))  # fmt: skip
+
+
+def config_of(folder: Path, args: Any, comment: str = "exact=True", **changes: Any) -> str:
+    """The file of a run with the call of the adapter in a comment."""
+    keys = {
+        "seq_length": args.seq_length, "seed": args.seed, "global_num_gpus": 1,
+        "train_micro_batch_size_per_gpu": args.batch_size, "train_epochs": args.train_epochs,
+        "gradient_accumulation_steps": args.gradient_accumulation_steps, "data_impl": "mmap",
+        "eval_interval": args.eval_interval, "eval_iters": args.eval_iters,
+        **{f"{split}_data_paths": args.paths for split in ("train", "valid", "test")}, **changes,
+    }  # fmt: skip
+    text = f"# megaindex.adapters.neox.install({comment})\n{json.dumps(keys)}"
+    (folder / "c.yml").write_text(text)
+    return str(folder / "c.yml")
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+@pytest.mark.parametrize(("size", "accumulation"), [(1, 1), (3, 2), (15, 1), (16, 1), (16, 2)])
+@pytest.mark.parametrize("sizes", [SIZES, [[100, 162]]])  # of 5, 4 and 7 samples, and of 16
+def test_the_plan_of_exact_epochs_is_the_run(
+    sizes: list[list[int]], size: int, accumulation: int, epochs: int, neox: Any, tmp_path: Path
+) -> None:
+    ends = [0, *np.cumsum([sum(row) for row in sizes]).tolist()]
+    for k, row in enumerate(sizes):
+        bounds = itertools.pairwise(np.cumsum([ends[k], *row]).tolist())
+        write_pair(str(tmp_path / f"c{k}"), np.int32, [np.arange(*each) for each in bounds])
+    batch = size * accumulation
+    args = arguments(tmp_path, sizes, train_iters=None, train_epochs=epochs, batch_size=size,
+                     train_batch_size=batch, gradient_accumulation_steps=accumulation)  # fmt: skip
+    file = config_of(tmp_path, args)
+    plan = make_plan(neox_config=[file], coverage="exact")
+
+    adapter.install(exact=True)
+    iterations = len(loaders_of(args)["train"]) * epochs // accumulation
+    rows = texts(args, iterations * accumulation)
+    assert (plan.train_iters, plan.samples_consumed) == (iterations, len(rows))
+    assert [each.samples_counted for each in plan.loaders] == [16 // size * size] * 3
+    assert plan.samples_left_over == epochs * 16 - len(rows)
+    assert plan.tokens_left_over == epochs * ends[-1] - 16 * len(rows)
+    means = make_plan(neox_config=[file], coverage="expected").rows("train")
+    times = np.bincount(np.reshape(rows, (-1, 17)).astype(int)[:, :-1].ravel(), minlength=ends[-1])
+    for k, source in enumerate(plan.rows("train")):
+        served, mean = times[ends[k] : ends[k + 1]], means[k].coverage.tokens
+        assert (source.epochs, source.built) == (1, (served.size - 1) // 16)
+        assert (source.drawn, source.repeated) == (
+            served.sum() // 16, max(0, served.sum() // 16 - source.built)
+        )  # fmt: skip
+        shares = np.bincount(served, minlength=2) / served.size
+        np.testing.assert_allclose(source.coverage.tokens, shares, atol=1e-12)
+        assert mean @ np.arange(len(mean)) == pytest.approx(served.mean())
+    if iterations:
+        later = make_plan(neox_config=[file], coverage="exact", consumed_samples=batch)
+        assert later.train_iters == iterations - 1
+        assert later.rows("train") == plan.rows("train")
+
+
+@pytest.mark.parametrize(("size", "accepted"), [(16, True), (17, False)])
+def test_an_exact_epoch_has_a_micro_batch(
+    size: int, accepted: bool, neox: Any, tmp_path: Path
+) -> None:
+    adapter.install(exact=True)
+    args = arguments(tmp_path, SIZES, train_iters=None, train_epochs=1, batch_size=size,
+                     train_batch_size=size)  # fmt: skip
+    if accepted:
+        assert make_plan(neox_config=[config_of(tmp_path, args)]).train_iters == 1
+        assert len(texts(args, 1)) == size
+        return
+    with pytest.raises(InvalidArgument, match="fewer than one batch of 17"):
+        texts(args, 1)
+    with pytest.raises(InvalidArgument, match="less than a micro batch of 17"):
+        make_plan(neox_config=[config_of(tmp_path, args)])
+
+
+def test_exact_runs_that_are_not_planned_or_locked_are_refused(tmp_path: Path) -> None:
+    args = arguments(tmp_path, SIZES, train_epochs=2, batch_size=2)
+    file = config_of(tmp_path, args)
+    for settings in ({"train_iters": 5}, {"order": "epoch"}):
+        with pytest.raises(InvalidArgument, match="train_epochs"):
+            make_plan(neox_config=[file], **settings)
+    uncounted = make_plan(neox_config=[file], blend_counts="bounds")
+    assert [row.coverage.method for row in uncounted.rows("train")] == ["none"] * 3
+    with pytest.raises(InvalidArgument, match="neither audited nor locked"):
+        make_lock(neox_config=[file])
+    with pytest.raises(InvalidArgument, match="exact must be True or False"):
+        make_plan(neox_config=[config_of(tmp_path, args, "exact='yes'")])
+    off = make_plan(neox_config=[config_of(tmp_path, args, "exact=False")])
+    assert [row.built - 1 for row in off.rows("train")] == [4, 3, 6]
+    assert off.train_iters == (4 + 3 + 6) // 2 * 2

@@ -238,7 +238,7 @@ def test_the_adapter_in_a_comment_is_part_of_the_settings(tmp_path: Path) -> Non
     one, number, wrong, other = write(
         tmp_path, one=line + MODEL, number="{\n  # megaindex.adapters.neox.install("
         "variance_buffer=1.25, separate_final_epoch='always')\n}",
-        wrong="# megaindex.adapters.neox.install(exact=True)\na: 1",
+        wrong="# megaindex.adapters.neox.install(cache_dir='d')\na: 1",
         other="# megaindex.adapters.megatron.install(variance_buffer=2)\na: 1",
     )  # fmt: skip
     assert read_neox([one]).variance_buffer == "exact"

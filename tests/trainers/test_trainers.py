@@ -234,6 +234,26 @@ def test_settings_of_huggingface_that_contradict_the_lock(lock: str, tmp_path: P
         made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+@pytest.mark.parametrize("micro", [1, 4])
+def test_huggingface_reports_its_speed_in_samples(micro: int, lock: str, tmp_path: Path) -> None:
+    need("huggingface")
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    from megaindex.adapters.huggingface import attach
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    arguments = TrainingArguments(
+        str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, num_train_epochs=1,
+        per_device_train_batch_size=micro, gradient_accumulation_steps=24 // micro,
+    )  # fmt: skip
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=256, num_hidden_layers=1, **sizes))
+    trainer = Trainer(model=model, args=arguments)
+    attach(trainer, lock)
+    metrics = trainer.train().metrics
+    seconds = metrics["train_runtime"]  # rounded to 4 digits, as the speed is to 3
+    assert metrics["train_samples_per_second"] == pytest.approx(480 / seconds, rel=1e-3, abs=1e-3)
+
+
 def test_settings_of_lightning_that_contradict_the_lock(lock: str) -> None:
     need("lightning")
     import lightning

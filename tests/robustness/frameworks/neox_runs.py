@@ -42,6 +42,7 @@ from megaindex.plan import Plan, make_plan  # noqa: E402
 from megaindex.plan.export import export_settings  # noqa: E402
 
 SECONDS = 30  # of a run, after which it is taken to be endless
+EXACT = "# megaindex.adapters.neox.install(exact=True)"
 MOST_LIMIT = 400  # iterations of a run at the plan's limit
 
 
@@ -94,6 +95,8 @@ class Tester:
             self.made = neox_runs.Case(rng, builder.MMapIndexedDatasetBuilder, self.folder)
             if number % 4 == 3:
                 self._flags(rng)
+            elif number % 8 == 5:
+                self._exact(rng)
             else:
                 kind = neox_runs.KINDS[rng.randrange(len(neox_runs.KINDS))]
                 self._file(rng, changed(neox_runs.settings(self.made, kind), rng))
@@ -113,6 +116,23 @@ class Tester:
             last = planned.max_train_iters_without_repeat
             if "train_iters" in keys and 0 < last <= MOST_LIMIT:
                 self._at_the_limit({**keys, "train_iters": last})
+
+    def _exact(self, rng: random.Random) -> None:
+        """Compare train_epochs under the adapter's exact mode, also resumed, with its plan."""
+        keys = neox_runs.settings(self.made, rng.choice(["split epochs", "blend epochs"]))
+        keys["train_epochs"] = rng.randint(1, 5)
+        file = self._write("c.yml", keys)
+        file.write_text(f"{EXACT}\n{file.read_text()}")
+        planned, resumed = self._planned(file), 0
+        if isinstance(planned, Plan) and planned.train_iters > 1 and rng.random() < 0.5:
+            resumed = rng.randint(1, planned.train_iters)
+            planned = self._planned(file, resumed * planned.global_batch_size)
+        megaindex.adapters.neox.install(exact=True)
+        try:
+            if self._compare(keys, planned, resumed):
+                self.compared["exact runs"] += 1
+        finally:
+            megaindex.adapters.neox.uninstall()
 
     def _write(self, name: str, keys: dict[str, Any]) -> Path:
         content = {**neox_runs.MODEL, **neox_runs.placed(keys, self.folder)}
