@@ -14,7 +14,7 @@ from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.builders import build_index
 from megaindex.format import IndexedDataset
 from megaindex.index.blending import Progress
-from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.index.extension import ExtendedIndex, Stage
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
