@@ -252,6 +252,20 @@ def test_what_is_left_over_at_the_end_of_an_epoch(samples: int, left: int) -> No
     assert plan["samples_left_over"] == left
 
 
+def test_a_target_may_end_one_sample_after_a_ramp() -> None:
+    plan = plan_json(*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1559)
+    assert plan["samples_consumed"] == 1560
+
+
+@pytest.mark.parametrize(("consumed", "iterations"), [(784, 1), (800, 0)])
+def test_a_ramped_run_resumed_at_its_end_has_no_iteration(consumed: int, iterations: int) -> None:
+    plan = plan_json(
+        *TOKENS, "--rampup-batch-size", 8, 8, 400, "--global-batch-size", 16,
+        "--train-samples", 800, "--consumed-samples", consumed,
+    )  # fmt: skip
+    assert (plan["train_iters"], plan["samples_consumed"]) == (iterations, 800)
+
+
 def test_phases_of_a_target_of_epochs() -> None:
     """The samples of the epochs, divided at the transitions; what repeats is said of the phases."""
     plan = plan_json(*SIZED, "--epochs", 1, "--phase-transition-iterations", 100)
@@ -327,6 +341,7 @@ BAD = [
       "1,1/20"], "--epochs: source 2 gives no sample of 64 tokens; raise its epochs"),
     ([*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1562],
      "ends before the ramp's 1562, where Megatron-LM runs one iteration more"),
+    ([*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1560], "target of 1560 samples ends"),
     (["--order", "neox", "--full-validation", *SIZED, "--epochs", 1],
      "--full-validation is a setting of order megatron, not neox"),
 ]  # fmt: skip
