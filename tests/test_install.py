@@ -181,3 +181,13 @@ def test_the_sdist_holds_the_sources_of_the_core_and_no_tests(tmp_path: Path) ->
     assert sources <= names
     assert {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"} <= names
     assert not [name for name in names if name.startswith("tests") or name.endswith(".so")]
+
+
+def test_the_quick_tests_need_no_optional_package() -> None:
+    """They are collected for every wheel, where no torch and no tokenizers are installed."""
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "--quick", "--collect-only", "-q", "-p",
+         "no:cacheprovider"],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout[-2000:]

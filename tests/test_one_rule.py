@@ -20,6 +20,7 @@ from megaindex.configs.run_builder import resolve
 from megaindex.errors import InvalidArgument
 from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler
 from megaindex.plan import make_plan
+from megaindex.recipe.recipe import Weighting
 from megaindex.recipe.recipe_file import recipe_of
 from megaindex.run.run import run_of_index
 
@@ -158,6 +159,7 @@ CASES = [
       recipe("evaluation.interval")), 0, NOT_COUNTS),
     (EPOCHS, "two", "must be a positive number such as 1, 1.5 or 3/2, got 'two'"),
     (EPOCHS, "0", "must be a positive number such as 1, 1.5 or 3/2, got '0'"),
+    (EPOCHS[:1], "5e-0001", "must be a positive number such as 1, 1.5 or 3/2, got '5e-0001'"),
     (SPLIT, "x,y", "must be up to three non-negative numbers with a positive sum"),
     (SPLIT, "0,0,0", "must be up to three non-negative numbers with a positive sum"),
     (ORDER, "newx", "must be one of megatron, neox, megatron-legacy, paddlenlp, epoch, window, "
@@ -186,6 +188,19 @@ def test_a_wrong_value_breaks_one_rule(
 ) -> None:
     with pytest.raises(InvalidArgument, match=rf"^(source .*: )?{called} {rule}"):
         door(value, corpus)
+
+
+AT_BOUNDS = [
+    (lambda value, path: Weighting(alpha=value), 0),
+    (lambda value, path: Weighting(alpha=value), 1),
+    (run("variance_buffer")[1], 1),
+    (api("epochs")[1], "5e-001"),
+]
+
+
+@pytest.mark.parametrize(("door", "value"), AT_BOUNDS)
+def test_a_value_at_a_bound_is_right(corpus: str, door: Door, value: Any) -> None:
+    door(value, corpus)
 
 
 WEIGHTS = {

@@ -29,7 +29,7 @@ from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, Reci
 from megaindex.recipe.recipe_file import to_mapping
 from megaindex.run.run import RunSource, run_of_index
 from megaindex.tokenize import tokenize
-from megaindex.validation import check_exact, check_fraction, check_integer, check_number
+from megaindex.validation import check_exact, check_fraction, check_integer, check_number, percent
 
 N = Callable[[int], Any]
 """Makes an integer of one kind or another."""
@@ -211,6 +211,16 @@ def test_numbers_keep_their_type() -> None:
     for wrong in ("x", None, float("nan"), [1]):
         with pytest.raises(InvalidArgument, match="x must be a number or a fraction"):
             check_fraction("x", wrong)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0, "0.00%"), (1e-9, "<0.01%"), (0.00005, "0.01%"), (0.99994, "99.99%"),
+     (0.99995, ">99.99%"), (1 - 1e-11, ">99.99%"), (1 - 1e-12, "100.00%"), (1.0, "100.00%")],
+)  # fmt: skip
+def test_a_share_is_shown_as_none_or_all_only_where_it_is(share: float, text: str) -> None:
+    """Errors of rounding aside."""
+    assert percent(share) == text
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -118,6 +118,12 @@ def test_only_processes_that_can_be_seen_are_known_to_have_ended(field: str) -> 
         assert not holder_is_dead(json.dumps({**ended, field: other}))
 
 
+@pytest.mark.parametrize(("pid", "is_one"), [(0, False), (2**31 - 1, True), (2**31, False)])
+def test_only_numbers_of_processes_are_looked_for(pid: int, is_one: bool) -> None:
+    """The largest is beyond those that Linux gives."""
+    assert holder_is_dead(json.dumps({**this_process(), "pid": pid})) == is_one
+
+
 def test_a_machine_without_a_boot_id_is_not_known_by_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -332,8 +338,9 @@ def test_directories(tmp_path: Path) -> None:
 def test_timeout_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MEGAINDEX_BUILD_TIMEOUT", raising=False)
     assert build_timeout() == 3600
-    monkeypatch.setenv("MEGAINDEX_BUILD_TIMEOUT", "2.5")
-    assert build_timeout() == 2.5
+    for text in ("2.5", "0.5"):
+        monkeypatch.setenv("MEGAINDEX_BUILD_TIMEOUT", text)
+        assert build_timeout() == float(text)
     for text in ("0", "-1", "soon", "nan"):
         monkeypatch.setenv("MEGAINDEX_BUILD_TIMEOUT", text)
         with pytest.raises(InvalidArgument, match="must be a positive number of seconds"):

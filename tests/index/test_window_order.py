@@ -236,6 +236,20 @@ def test_bad_settings_are_named(prefix: Path, settings: dict[str, Any], message:
         build(prefix, **settings)
 
 
+@pytest.mark.parametrize(
+    ("per_epoch", "settings"), [(1, {"epochs": 2**63 - 1}), (7, {"num_samples": 2**63 - 1})]
+)
+def test_as_many_samples_as_have_ids(
+    tmp_path: Path, per_epoch: int, settings: dict[str, Any]
+) -> None:
+    write_corpus(tmp_path / "c", [8 * per_epoch + 1])
+    index = megaindex.build_index(
+        tmp_path / "c", sequence_length=8, seed=1, order="window", **settings
+    )
+    assert (index.num_samples, index.samples_per_epoch) == (2**63 - 1, per_epoch)
+    assert windows(index, np.array([2**63 - 2]))[0][1] % 8 == 1
+
+
 def test_sequences_that_do_not_follow_each_other_are_refused() -> None:
     lengths = np.full(6, 10, np.int32)
     settings: dict[str, Any] = {

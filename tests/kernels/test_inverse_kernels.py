@@ -9,7 +9,7 @@ import pytest
 from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
-from megaindex.kernels import load
+from megaindex.kernels import active
 from megaindex.kernels.reference.packing import SKIP, SPLIT, STRIDE, TRUNCATE
 
 KEY = np.array([3, 2**63 + 9], np.uint64)
@@ -27,7 +27,7 @@ def test_an_entry_begins_where_the_spans_have_it(
     backend.epoch_starts(KEY, lengths, copies, stride, starts)
     entries = RNG.permutation(size)
     found = backend.epoch_begins(KEY, lengths, copies, stride, starts, entries, 2)
-    position = load("numba").bijection_invert(KEY, size, entries)
+    position = active().bijection_invert(KEY, size, entries)
     document = np.empty(size, np.int64)
     document[position] = entries % count
     before = np.concatenate(([0], np.cumsum(lengths[document])))
@@ -50,7 +50,7 @@ def test_a_piece_is_in_the_bin_that_has_its_span(
 ) -> None:
     capacity = 30
     lengths = RNG.choice([0, 1, 2, 3, 10, 29, 30, 31, 75], count).astype(np.int32)
-    fast = load("numba")
+    fast = active()
     counts = fast.count_pieces(lengths, capacity, rule)
     documents = np.empty(counts[:-1].sum(), np.int32)
     sample_starts = np.empty(-(-count // STRIDE) + 1, np.int64)

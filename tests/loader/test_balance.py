@@ -189,6 +189,15 @@ def test_a_padded_balanced_step_continues_after_any_round(
                 assert rows.count(None) == 8 - samples
 
 
+def test_the_smallest_balanced_step_continues_between_its_rows() -> None:
+    settings: dict[str, Any] = {
+        "num_samples": 4, "micro_batch_size": 1, "global_batch_size": 2, "balance": COST,
+        "index": Rows(4),
+    }  # fmt: skip
+    first = ranks_of(1, **settings)
+    assert rounds(ranks_of(1, first[0].state_after(1), **settings)) == rounds(first)[1:]
+
+
 def test_a_balanced_step_is_not_finished_on_a_shorter_order() -> None:
     """15 samples are served, those with the most work of the step of samples 12 to 23."""
     settings = {"micro_batch_size": 1, "global_batch_size": 12, "balance": COST, "tail": "wrap"}
@@ -315,10 +324,11 @@ def test_a_begun_step_must_fit_the_run(change: dict[str, Any], message: str) -> 
         {"step": None},
         {"step": {"first": 12, "samples": 12}},
         {"step": {"first": 17, "samples": 12, "rows": 12}},
+        {"step": {"first": 13, "samples": 12, "rows": 12}},  # 9 samples left in 8 rows
         {"step": {"first": 12, "samples": 13, "rows": 12}},
         {"step": {"first": 12, "samples": 3, "rows": 12}},
         {"step": {"first": 9, "samples": 12, "rows": 12}},
-        {"step": {"first": 12, "samples": 12, "rows": 2**40}},
+        {"step": {"first": 12, "samples": 12, "rows": 2**31 + 1}},
         {"step": {"first": 12, "samples": 12, "rows": 8}},
         {"rows_left": 0},
         {"balance": None},

@@ -61,6 +61,13 @@ def test_a_state_at_any_place_goes_on_exactly(kind: str, settings: dict[str, Any
     assert running.state_dict() == initial  # a new iteration starts where the first did
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_batch_size_is_known_of_one_rank_alone(kind: str) -> None:
+    assert sampler(kind, data_parallel_size=1).batch_size == 2
+    with pytest.raises(InvalidArgument, match="rank 0 of 2"):
+        _ = sampler(kind).batch_size
+
+
 def test_torch_checkpoints_hold_a_state() -> None:
     for kind in KINDS:
         running = sampler(kind)
@@ -177,6 +184,20 @@ def test_another_kind_is_refused() -> None:
     changed.load_state_dict(within, allow=["kind"])
     after = changed.state_dict()
     assert (after["consumed_samples"], after["rows_left"]) == (32, 0)  # rows of the other's step
+
+
+def test_a_cyclic_run_of_single_rows_continues_anywhere() -> None:
+    one = dict.fromkeys(("num_samples", "micro_batch_size", "data_parallel_size"), 1)
+    settings = {**one, "train_samples": 3}
+    whole = sampler("cyclic", **settings)
+    assert list(whole) == [[0]] * 3
+    for count in range(4):
+        state = whole.state_after(count)
+        resumed = sampler("cyclic", **settings)
+        with pytest.raises(FormatError, match="rows_left must be a whole number from 0 to 0"):
+            resumed.load_state_dict({**state, "rows_left": 1})
+        resumed.load_state_dict(state)
+        assert list(resumed) == [[0]] * (3 - count)
 
 
 def test_a_cyclic_run_continues_between_rounds_only() -> None:

@@ -204,6 +204,68 @@ def test_phases_build_their_datasets_anew() -> None:
     assert any("each phase builds its datasets anew" in text for text in plan["warnings"])
 
 
+@pytest.mark.parametrize(
+    ("iterations", "transitions", "ends", "last", "without_repeat"),
+    [
+        (250, (100, 250), [100, 250], 445, 445),
+        (251, (100, 250), [100, 250, 251], 445, 445),
+        (300, (195,), [195, 300], 390, 390),
+        (300, (196,), [196, 300], 196 + 390, 195),
+        (300, (391,), [300], 390, 195),
+    ],
+)
+def test_phases_at_the_bounds_of_their_iterations(
+    iterations: int, transitions: tuple[int, ...], ends: list[int], last: int, without_repeat: int
+) -> None:
+    """An epoch holds 195 iterations, two hold 390."""
+    plan = plan_json(
+        *SIZED, "--train-iters", iterations, "--phase-transition-iterations", *transitions
+    )
+    assert [phase["end"] for phase in plan["phases"]] == ends
+    assert plan["max_train_iters_same_epochs"] == last
+    assert plan["max_train_iters_without_repeat"] == without_repeat
+    assert [(n["train_iters"], n["begins"]) for n in plan["neighbours"]] == [
+        (last, ""), (last + 1, "source 1"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("samples", "masked", "ranks"), [(800, 0, 0), (801, 7, 3), (804, 4, 0), (807, 1, 0)]
+)
+def test_tails_of_whole_and_partial_batches(samples: int, masked: int, ranks: int) -> None:
+    """Batches of 8 on 4 ranks, the first 100 of which are full."""
+    plan = plan_json(
+        *TOKENS, "--micro-batch-size", 2, "--data-parallel-size", 4, "--train-samples", samples
+    )
+    names = ("train_iters", "samples_dropped", "samples_masked", "samples_repeated", "ranks_masked")
+    steps = 101 if masked else 100
+    assert {tail["policy"]: tuple(map(tail.get, names)) for tail in plan["tails"]} == {
+        "drop": (100, samples - 800, 0, 0, 0),
+        "pad": (steps, 0, masked, 0, ranks),
+        "wrap": (steps, 0, 0, masked, 0),
+    }
+
+
+@pytest.mark.parametrize(("samples", "left"), [(1561, 1), (1562, 0), (1563, 1561)])
+def test_what_is_left_over_at_the_end_of_an_epoch(samples: int, left: int) -> None:
+    plan = plan_json(*TOKENS, "--global-batch-size", 1, "--train-samples", samples)
+    assert plan["samples_left_over"] == left
+
+
+def test_a_target_may_end_one_sample_after_a_ramp() -> None:
+    plan = plan_json(*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1559)
+    assert plan["samples_consumed"] == 1560
+
+
+@pytest.mark.parametrize(("consumed", "iterations"), [(784, 1), (800, 0)])
+def test_a_ramped_run_resumed_at_its_end_has_no_iteration(consumed: int, iterations: int) -> None:
+    plan = plan_json(
+        *TOKENS, "--rampup-batch-size", 8, 8, 400, "--global-batch-size", 16,
+        "--train-samples", 800, "--consumed-samples", consumed,
+    )  # fmt: skip
+    assert (plan["train_iters"], plan["samples_consumed"]) == (iterations, 800)
+
+
 def test_phases_of_a_target_of_epochs() -> None:
     """The samples of the epochs, divided at the transitions; what repeats is said of the phases."""
     plan = plan_json(*SIZED, "--epochs", 1, "--phase-transition-iterations", 100)
@@ -279,6 +341,7 @@ BAD = [
       "1,1/20"], "--epochs: source 2 gives no sample of 64 tokens; raise its epochs"),
     ([*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1562],
      "ends before the ramp's 1562, where Megatron-LM runs one iteration more"),
+    ([*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1560], "target of 1560 samples ends"),
     (["--order", "neox", "--full-validation", *SIZED, "--epochs", 1],
      "--full-validation is a setting of order megatron, not neox"),
 ]  # fmt: skip

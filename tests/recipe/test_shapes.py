@@ -28,13 +28,6 @@ from megaindex.index.array_index import scan, served_tokens
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.skips import Skip
 from megaindex.index.spans import sequence_lengths_at
-from megaindex.loader import (
-    MicroBatchSampler,
-    RecipeLoader,
-    SourceProgress,
-    check_receipts,
-    join_states,
-)
 from megaindex.lock import make_lock, open_run, verify_lock
 from megaindex.lock.opening import locked_index
 from megaindex.plan import recipe_plan
@@ -51,6 +44,16 @@ from megaindex.recipe.recipe import (
 )
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
 from megaindex.run.subset import step_bounds_of
+
+pytest.importorskip("torch")
+
+from megaindex.loader import (
+    MicroBatchSampler,
+    RecipeLoader,
+    SourceProgress,
+    check_receipts,
+    join_states,
+)
 
 TOKENS = {"web": 1500, "code": 400}
 BLOCKS = {"web": 70, "code": 40}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zstandard
 
 from megaindex.engine import open_engine
 from megaindex.tokenize import Tokenized, tokenize
@@ -123,6 +122,8 @@ def packed(data: bytes, suffix: str) -> bytes:
         half = len(data) // 2
         return gzip.compress(data[:half]) + gzip.compress(data[half:])  # two members
     if suffix == ".zst":
+        import zstandard
+
         half = len(data) // 2
         one = zstandard.ZstdCompressor()
         return one.compress(data[:half]) + one.compress(data[half:])  # two frames
