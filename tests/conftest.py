@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -85,6 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not _needs_more_than_the_core(item)]
     if hasattr(config, "workerinput"):  # one of several processes
         items.sort(key=_place)
+
+
+def pytest_collection_finish() -> None:
+    """Garbage that tests collect is not looked for among all modules and tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -34,17 +34,21 @@ print(megaindex.__file__, megaindex.backend())
 """
 
 
-def install(target: Path, **environment: str) -> None:
+def install(target: Path, *, by_pip: bool, **environment: str) -> None:
+    """Install a copy of this checkout, or only build what pip would install: seconds less."""
     copy = target.parent / "source"
     ignored = shutil.ignore_patterns(
         ".*", "__pycache__", "*.so", "*.egg-info", "demo-data", "tests"
     )
     shutil.copytree(ROOT, copy, ignore=ignored)
     shutil.rmtree(copy / "build", ignore_errors=True)  # of an earlier installation
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
-               "--no-build-isolation", "--disable-pip-version-check", "--target", str(target),
-               str(copy)]  # fmt: skip
-    subprocess.run(command, check=True, env={**os.environ, **environment}, capture_output=True)
+    pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
+           "--disable-pip-version-check", "--no-compile", "--target", str(target), "."]  # fmt: skip
+    build = ["setup.py", "-q", "build", "--build-lib", str(target)]
+    subprocess.run(
+        [sys.executable, *(pip if by_pip else build)], check=True, cwd=copy, capture_output=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
 
 
 def add_compiled_kernels(target: Path) -> None:
@@ -78,7 +82,7 @@ def version(site: Path) -> list[str]:
 def test_without_a_native_core_it_installs_and_runs_on_numba(
     tmp_path: Path, environment: dict[str, str], reason: str
 ) -> None:
-    install(tmp_path / "site", **environment)
+    install(tmp_path / "site", by_pip=environment.get("CC") == "/bin/false", **environment)
     add_compiled_kernels(tmp_path / "site")
     use = USE if "MEGAINDEX_NO_NATIVE" in environment else CHOOSE
     result = subprocess.run(

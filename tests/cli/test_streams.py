@@ -62,11 +62,12 @@ def test_full_output_prints_one_line_with_status_2(folder: Path, verb: str) -> N
     assert status == 2
 
 
-def test_unprinted_findings_exit_with_2(folder: Path) -> None:
-    assert run(folder, ("verify", "damaged"), "")[0] == 1
+def test_unprinted_findings_exit_with_2(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["verify", "damaged"]) == 1
     assert run(folder, ("verify", "damaged"), ">/dev/full")[0] == 2
     assert run(folder, ("verify", "damaged"), ">/dev/full", PYTHONUNBUFFERED="1")[0] == 2
-    assert run(folder, REPEATING, "")[0] == 1
+    assert main(list(REPEATING)) == 1
     assert run(folder, REPEATING, ">/dev/full")[0] == 2
 
 
@@ -88,7 +89,7 @@ def test_closed_streams_do_not_stop_the_work(folder: Path, verb: str, redirectio
     assert (out == "") == (">&-" in redirection.replace("2>&-", ""))
     if verb == "merge":
         assert (folder / "out.bin").read_bytes() == 2 * (folder / "a.bin").read_bytes()
-        assert run(folder, ("verify", "--full", "out"), "")[0] == 0
+        assert main(["verify", "--full", str(folder / "out")]) == 0
 
 
 def test_processes_that_a_command_starts_have_the_streams_that_it_lacks() -> None:

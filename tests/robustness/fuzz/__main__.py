@@ -1,6 +1,6 @@
 """Feed a target with mutated inputs.
 
-``python tests/robustness/fuzz TARGET [--seconds N] [--runs N]``
+``python tests/robustness/fuzz TARGET [TARGET ...] [--seconds N] [--runs N]``
 
 With atheris installed (requirements/fuzz.txt) coverage guides the mutation; for the native core
 that takes the build that run.sh makes. Without it, or with --blind, seeds are mutated at random.
@@ -47,22 +47,27 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     warnings.simplefilter("error")
     signal.signal(signal.SIGVTALRM, _too_long)
-    if options.blind or importlib.util.find_spec("atheris") is None:
-        target, seeds = _load(options.target)
-        _blind(target, seeds, options)
-    else:
-        _guided(options)
+    for name in options.targets:
+        options.target = name
+        if options.blind or importlib.util.find_spec("atheris") is None:
+            target, seeds = _load(options.target)
+            _blind(target, seeds, options)
+        else:
+            _guided(options)  # which ends the process
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/robustness/fuzz", description=__doc__)
-    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("targets", nargs="+", choices=TARGETS, metavar="TARGET")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--runs", type=int, default=0, help="0: as many as fit into --seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--blind", action="store_true", help="mutate without looking at coverage")
     parser.add_argument("--input", type=Path, help="run this one kept input")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if len(options.targets) > 1 and not options.blind:
+        parser.error("several targets are run with --blind")
+    return options
 
 
 def _load(name: str) -> tuple[Target, list[bytes]]:
