@@ -14,10 +14,10 @@ from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.builders import build_index
 from megaindex.format import IndexedDataset
 from megaindex.index.blending import Progress
-from megaindex.index.extension import ExtendedIndex, Stage
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
+from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.plan.model import Coverage
 from megaindex.plan.sizing import BUILD_LIMIT, ServedRange, SplitPart
 
@@ -367,8 +367,9 @@ def built_coverage(
     ]
     index: Index = indices[0]
     if len(ends) > 1:
-        stages = [Stage(index=i, samples=range(end)) for i, end in zip(indices, ends, strict=True)]
-        index = ExtendedIndex(stages=tuple(stages))
+        passes = zip(indices, ends, strict=True)
+        stretches = tuple(Stretch(index=each, samples=range(end)) for each, end in passes)
+        index = StretchedIndex(stretches=stretches)
     lengths = dataset.sequence_lengths[part.begin : part.end]
     tokens, documents = count_served(
         index, sum(ends) if served is None else served, lengths, part.begin, progress
