@@ -266,6 +266,14 @@ def test_a_ramped_run_resumed_at_its_end_has_no_iteration(consumed: int, iterati
     assert (plan["train_iters"], plan["samples_consumed"]) == (iterations, 800)
 
 
+@pytest.mark.parametrize(("samples", "repeated"), [(1562, 0), (1563, None)])
+def test_one_pass_of_a_cyclic_loader_repeats_nothing(samples: int, repeated: int | None) -> None:
+    plan = plan_json(
+        *TOKENS, "--global-batch-size", 1, "--train-samples", samples, "--dataloader-type", "cyclic"
+    )
+    assert plan["datasets"][0]["repeated"] == repeated
+
+
 def test_phases_of_a_target_of_epochs() -> None:
     """The samples of the epochs, divided at the transitions; what repeats is said of the phases."""
     plan = plan_json(*SIZED, "--epochs", 1, "--phase-transition-iterations", 100)

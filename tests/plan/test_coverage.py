@@ -344,6 +344,32 @@ def test_samples_that_are_served_thousands_of_times_have_no_table() -> None:
         assert coverage_module.coverage_of(draw, served, "auto").method == method
 
 
+@pytest.mark.parametrize(("epochs", "method"), [(10_000, "expected"), (10_001, "none")])
+def test_more_epochs_than_a_table_has_times_have_none(epochs: int, method: str) -> None:
+    samples = framework_rules("neox").samples_in_epochs(epochs, 1000, 10)
+    draw = draw_of({"order": "neox"}, tokens=1000, length=10, asked=samples, served=samples)
+    assert draw.epochs == epochs
+    assert coverage_module.coverage_of(draw, None, "auto").method == method
+
+
+@pytest.mark.parametrize(("short", "method"), [(0, "built"), (1, "expected")])
+@pytest.mark.parametrize("again", [0, 1])
+def test_what_is_counted_has_a_bound(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, short: int, method: str, again: int
+) -> None:
+    """Documents times epochs, and samples besides where one is served again."""
+    row = plan_of(corpus, 170, "--order", "neox")["datasets"][0]
+    work = 500 * row["epochs"] + again * row["drawn"]
+    draw = replace(
+        draw_of({"order": "neox"}, row["tokens_per_epoch"], 24, row["requested"], row["drawn"]),
+        part=SplitPart(source=Source(path=str(corpus)), begin=0, end=500,
+                       tokens=row["tokens_per_epoch"]),
+    )  # fmt: skip
+    served = [ServedRange(0, 1, 2), ServedRange(1, row["drawn"] - 1, 1)] if again else None
+    monkeypatch.setattr(counting, "BUILD_LIMIT", work - short)
+    assert coverage_module.coverage_of(draw, served, "auto").method == method
+
+
 def test_draws_that_are_not_counted_have_no_counted_coverage(tmp_path: Path) -> None:
     """They are an estimate, whatever was asked for."""
     paths = [tmp_path / name for name in "ab"]

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Coverage-guided fuzzing of every target: run.sh [SECONDS each] [TARGET …]. Needs atheris
-# (requirements/fuzz.txt). The native core is rebuilt with the address and undefined-behaviour
-# sanitizers and with edge counters that libFuzzer reads.
+# (requirements/fuzz.txt). For the target native the core is rebuilt with the address and
+# undefined-behaviour sanitizers and with edge counters that libFuzzer reads; the others, which call
+# kernels too, run with the one of the environment.
 set -eu
 cd "$(dirname "$0")/../../.."
 BIN=$(cd "${BIN:-.venv/bin}" && pwd)
@@ -21,12 +22,11 @@ MEGAINDEX_DEV=1 MEGAINDEX_CXXFLAGS="$flags" \
     "$BIN/python" setup.py -q build --build-base "$work/tmp" --build-lib "$work/lib" 2>/dev/null
 
 cd "$work"
-export PYTHONPATH="$work/lib${PYTHONPATH:+:$PYTHONPATH}"
 for target in $targets; do
     log="$work/$target.log"
     if [ "$target" = native ]; then
         # a leak is no crash: CPython keeps memory until the end on purpose
-        FUZZ_SECONDS_A_CALL=0.05 \
+        FUZZ_SECONDS_A_CALL=0.05 PYTHONPATH="$work/lib${PYTHONPATH:+:$PYTHONPATH}" \
             LD_PRELOAD="$("$CXX" -print-file-name=libasan.so) $("$CXX" -print-file-name=libstdc++.so)" \
             ASAN_OPTIONS=detect_leaks=0,allocator_may_return_null=1,max_allocation_size_mb=256 \
             "$BIN/python" "$fuzz" "$target" --seconds "$seconds" >"$log" 2>&1 && status=0 || status=$?
