@@ -26,6 +26,7 @@ _MARK = re.compile("[\U000f0000-\U0010ffef]")  # of one unknown word, or of any 
 _MOST_EXPANDED, _MOST_UNKNOWN = 1 << 22, 10_000  # characters of all expansions; marks
 _NAME = re.compile(r"[A-Za-z_]\w*", re.A)
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})", re.A)
+_ALL = "$["  # a text that could set every name
 _GLOB, _BRACE = re.compile(r"[*?]|\[.+\]"), re.compile(r"\{.*(,|\.\.).*\}|(^|[:=])~", re.S)
 _READ = re.compile(r"IFS=\S*(?=\s+read\b)|\$(\w+|\{\w+(\[[@*\d]+\])?\})", re.A)
 _HARMLESS = re.compile(r"\d*>&[12]|[12&]?>\s*/dev/null|<<.*", re.S)  # redirections that succeed
@@ -180,9 +181,6 @@ class Script:
                 key: self.state[key] for key in functions}  # fmt: skip
         self.state |= dict.fromkeys(_NAME.findall(_READ.sub("", text)), mark)
 
-    def _forget_all(self, why: str) -> None:
-        self._forget("$[", why)
-
     def _spend(self, length: int) -> None:
         self._room -= 100 + length
         if self._room < 0:
@@ -300,7 +298,7 @@ class Script:
             "$" in one.partition("=")[0] or "`" in one for one in words[1:])  # fmt: skip
         prints = name == "printf" and re.match(r"printf [\"']?[-$`]", " ".join(words))
         if re.search(r"[$`{*?]", name) or prints or indirect or _ANY & {name, *words}:
-            self._forget_all(why)
+            self._forget(_ALL, why)
         if name in ("shift", "set", "cd", "pushd", "popd"):
             self.state["@" if name[0] == "s" else "PWD"] = self._mark(why)
         if {"exit", "exec"} & set(words):
@@ -353,7 +351,7 @@ class Script:
         name, rest = words[0], words[1:]
         self._check(words)
         if name in ("[", "test") and "-v" in rest:
-            self._forget_all(" ".join(words))
+            self._forget(_ALL, " ".join(words))
         prints = name == "printf" and (rest[0][:1] == "-" or is_unknown(rest[0][:1]))
         if f"{name}()" in self.state or name in _SETTERS | _ANY - {"source", "."} or prints:
             return self._maybe(tokens, tokens)
@@ -380,7 +378,7 @@ class Script:
         if words[0] == "exec":
             raise _Exit
         if is_unknown(words[0]):
-            self._forget_all(" ".join(words))
+            self._forget(_ALL, " ".join(words))
 
     def _set_parameters(self, words: list[str], tokens: list[Token]) -> bool | None:
         """Evaluate ``shift`` and ``set --``."""
@@ -426,7 +424,7 @@ class Script:
             assert match is not None
             (name, index, append), value = match.groups(), text[match.end() :]
             if index:
-                self._forget("$[" + text, text)
+                self._forget(_ALL + text, text)
             elif value.startswith("("):
                 raws = [one.text for one in read_tokens(value[1:-1]) if one.kind != "\n"]
                 items = [word for raw in raws for word in self._fields(raw)]
@@ -454,10 +452,9 @@ class Script:
         """Return the result of ``[[ … ]]``."""
         tokens = read_tokens(text[2:-2])
         values = [self._text(one.text, empty=True) for one in tokens]
-        if _COMPARING.search(text) and not all(
-            map(_INTEGER.fullmatch, [*values[::2], *values[3:]])
-        ):
-            self._forget_all(text)
+        numbers = [*values[::2], *values[3:]]
+        if _COMPARING.search(text) and not all(map(_INTEGER.fullmatch, numbers)):
+            self._forget(_ALL, text)
         for one, value in zip(tokens, values, strict=True):
             operates = value != one.text and re.match(r"[-!=<(]", value)
             if one.kind != "word" or operates or re.search(r"[*?\[\\(]", value):
@@ -476,9 +473,9 @@ class Script:
             return (words[-1] == "") is (len(words) == 2 and words[0] == "-z")
         if len(words) == 3 and words[1] in ("=", "==", "!="):
             return (words[0] == words[2]) is (words[1] != "!=")
-        if len(words) == 3 and all(_INTEGER.fullmatch(words[n]) for n in (0, 2)):
-            compare = _COMPARED.get(words[1])
-            return None if compare is None else bool(compare(int(words[0]), int(words[2])))
+        integers = all(map(_INTEGER.fullmatch, words[::2]))
+        if len(words) == 3 and words[1] in _COMPARED and integers:
+            return bool(_COMPARED[words[1]](int(words[0]), int(words[2])))
         return None
 
     def _sum(self, piece: str) -> str:
@@ -490,7 +487,7 @@ class Script:
             with suppress(SyntaxError, ValueError, ArithmeticError, RecursionError):
                 text = _NAME.sub(lambda match: f"({names[match[0]]})", text)
                 return str(_integer(ast.parse(f"({text})", mode="eval").body))
-        self._forget_all(piece)
+        self._forget(_ALL, piece)
         return self._mark(piece)
 
     # words
@@ -525,9 +522,8 @@ class Script:
                 plain += piece
         if not quoted and (_BRACE.search(plain) or _GLOB.search(plain)):
             mark = self._mark(raw)
-            if splits:
-                return self._several(mark)
-            return mark if "~" in plain else "".join(found)
+            if splits or "~" in plain:
+                return self._several(mark) if splits else mark
         return "".join(found)
 
     def _value(self, piece: str, quoted: bool, splits: bool) -> str:
