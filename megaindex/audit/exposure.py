@@ -153,7 +153,7 @@ class _Tally:
     """Sums over blocks of documents."""
 
     def __init__(self, run: Run, stretch_of: I64) -> None:
-        self._stream = run
+        self._run = run
         self._stretch_of = stretch_of
         self.past = _Counts(len(run.sources))
         self.total = _Counts(len(run.sources))
@@ -168,7 +168,7 @@ class _Tally:
         self.first_repeats = np.full(num_sources, run.num_steps, np.int64)
 
     def add(self, served: _Served, documents: range) -> None:
-        bounds = self._stream.token_base[documents.start : documents.stop + 1]
+        bounds = self._run.token_base[documents.start : documents.stop + 1]
         filled = np.flatnonzero(np.diff(bounds))
         low, high = np.searchsorted(served.begin, bounds[[0, -1]], "left")
         begin, end, step = (a[low:high] for a in (served.begin, served.end, served.step))
@@ -176,12 +176,12 @@ class _Tally:
         segment, step = self._history(begin, end, step, cuts)
         width = np.diff(cuts)
         first = np.searchsorted(cuts, bounds[filled])
-        source = np.searchsorted(
-            self._stream.document_base, documents.start + filled, "right"
-        ).astype(np.int64)
+        source = np.searchsorted(self._run.document_base, documents.start + filled, "right").astype(
+            np.int64
+        )
         of_segment = np.repeat(source - 1, np.diff(first, append=width.size))
         self._steps(segment, step, width[segment], of_segment[segment])
-        before = segment[step < self._stream.past_steps]
+        before = segment[step < self._run.past_steps]
         for counts, servings in ((self.past, before), (self.total, segment)):
             times = np.bincount(servings, minlength=width.size)
             counts.add(times, width, of_segment, first)
@@ -191,9 +191,9 @@ class _Tally:
         first = np.searchsorted(cuts, begin)
         counts = np.searchsorted(cuts, end) - first
         segment = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        key = segment * self._stream.num_steps + np.repeat(step, counts)
+        key = segment * self._run.num_steps + np.repeat(step, counts)
         key.sort()
-        segment, steps = np.divmod(key, self._stream.num_steps)
+        segment, steps = np.divmod(key, self._run.num_steps)
         return segment, steps
 
     def _steps(self, segment: I64, step: I64, width: I64, source: I64) -> None:
@@ -295,7 +295,7 @@ class ExposureLog:
     def __init__(
         self, run: Run, *, points: int | None = None, progress: Progress | None = None
     ) -> None:
-        self._stream = run
+        self._run = run
         self._names = [source.name for source in run.sources]
         most = max(1, _MOST_COUNTS // len(self._names))
         points = most if points is None else check_between("points", points, 1)
@@ -309,7 +309,7 @@ class ExposureLog:
     @property
     def num_steps(self) -> int:
         """Number of steps of the run."""
-        return self._stream.num_steps
+        return self._run.num_steps
 
     def step_of(self, consumed_samples: int) -> int:
         """Return the number of whole steps in these samples, over all ranks.
@@ -317,9 +317,9 @@ class ExposureLog:
         Raises:
             InvalidArgument: the run has fewer samples.
         """
-        most = self._stream.num_samples
+        most = self._run.num_samples
         consumed = check_between("consumed_samples", consumed_samples, 0, most)
-        return int(np.searchsorted(self._stream.step_bounds, consumed, "right")) - 1
+        return int(np.searchsorted(self._run.step_bounds, consumed, "right")) - 1
 
     def after(self, step: int) -> list[SourceExposure]:
         """Return the exposure of all sources together, then of each, after ``step`` steps.

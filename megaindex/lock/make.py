@@ -225,7 +225,7 @@ def runs_of_subsets(
                 f"{sizes['train']}; restore the settings"
             )
         train = run_of_opened(opened)
-        evaluated = {} if wanted == ("train",) else _evaluation_stream(opened, train)
+        evaluated = {} if wanted == ("train",) else _evaluation_run(opened, train)
         return {"train": train, **evaluated}
     assert isinstance(settings, RunSettings), "only recipes are opened"
 
@@ -257,7 +257,7 @@ def _has_samples(settings: RunSettings, parts: Sequence[SplitPart]) -> bool:
     return bool(parts) and all(part.tokens >= least for part in parts)
 
 
-def _evaluation_stream(opened: OpenRecipe, train: Run) -> dict[Split, Run]:
+def _evaluation_run(opened: OpenRecipe, train: Run) -> dict[Split, Run]:
     """Return the run of one round of a recipe's evaluation, a single step of all its rows.
 
     Every round is the same.

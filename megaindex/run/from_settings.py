@@ -44,7 +44,7 @@ def run_of_settings(
     most_samples: int | None = None,
     **settings: Any,
 ) -> Run:
-    """Return the stream of a run under a framework, by the rules of its version.
+    """Return the run of a framework's settings, by the rules of its version.
 
     Args:
         run: the run, such as `megaindex.plan.resolve` returns; its consumed samples are the past.
@@ -94,7 +94,7 @@ def _run_of_settings(
         schedule, consumed, total = _evaluations(run, subset, target, parts)
         index = _index(run, sizing, parts[subset], total, total, cache_dir, most, subset)
     bounds, past = step_bounds(schedule, consumed, total)
-    stream = Run(
+    found = Run(
         index=index,
         sources=tuple(_source(run, part) for part in parts[subset]),
         step_bounds=bounds,
@@ -105,9 +105,7 @@ def _run_of_settings(
         micro_batch_size=run.micro_batch_size,
         data_parallel_size=run.data_parallel_size,
     )
-    return (
-        skipped_run(stream, run.skips(bounds.size - 1), schedule) if subset == "train" else stream
-    )
+    return skipped_run(found, run.skips(bounds.size - 1), schedule) if subset == "train" else stream
 
 
 def _settings(run: RunSettings, subset: Split) -> dict[str, Any]:
