@@ -105,7 +105,7 @@ def _run_of_settings(
         micro_batch_size=run.micro_batch_size,
         data_parallel_size=run.data_parallel_size,
     )
-    return skipped_run(found, run.skips(bounds.size - 1), schedule) if subset == "train" else stream
+    return skipped_run(found, run.skips(bounds.size - 1), schedule) if subset == "train" else found
 
 
 def _settings(run: RunSettings, subset: Split) -> dict[str, Any]:
