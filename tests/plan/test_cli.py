@@ -311,6 +311,17 @@ def test_neox_ends_where_its_loader_counts_no_sample(tokens: int, counted: int) 
     assert ("its loader counts 0 samples" in plan["caution"]) == (counted == 0)
 
 
+@pytest.mark.parametrize(("iterations", "requested"), [(1, [1, 1]), (3, [2, 1])])
+def test_neox_is_asked_for_one_sample_of_a_source_at_least(
+    iterations: int, requested: list[int]
+) -> None:
+    plan = plan_json(
+        "--tokens-per-epoch", 1000, 1000, "--seq-length", 64, "--global-batch-size", 1, "--order",
+        "neox", "--train-iters", iterations, "--variance-buffer", "exact", "--weights", 2, 1,
+    )  # fmt: skip
+    assert [row["requested"] for row in plan["datasets"]] == requested
+
+
 def test_a_source_may_hold_one_sample_or_in_a_framework_one_token() -> None:
     words = ["--seq-length", 64, "--global-batch-size", 1]
     plan = plan_json("--tokens-per-epoch", 65, *words, "--order", "epoch", "--epochs", 1)
