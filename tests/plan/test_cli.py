@@ -308,6 +308,7 @@ def test_neox_ends_where_its_loader_counts_no_sample(tokens: int, counted: int) 
     plan = plan_json("--tokens-per-epoch", tokens, "--seq-length", 64, "--order", "neox",
                      "--global-batch-size", 1, "--epochs", 1)  # fmt: skip
     assert plan["loaders"][0]["samples_counted"] == counted
+    assert plan["datasets"][0]["repeated"] == counted
     assert ("its loader counts 0 samples" in plan["caution"]) == (counted == 0)
 
 
