@@ -303,6 +303,34 @@ def test_neox_loader_is_one_sample_short(tmp_path: Path) -> None:
     assert not any("NeoX counts" in text for text in plan["warnings"])
 
 
+@pytest.mark.parametrize(("tokens", "counted"), [(65, 0), (129, 1)])
+def test_neox_ends_where_its_loader_counts_no_sample(tokens: int, counted: int) -> None:
+    plan = plan_json("--tokens-per-epoch", tokens, "--seq-length", 64, "--order", "neox",
+                     "--global-batch-size", 1, "--epochs", 1)  # fmt: skip
+    assert plan["loaders"][0]["samples_counted"] == counted
+    assert plan["datasets"][0]["repeated"] == counted
+    assert ("its loader counts 0 samples" in plan["caution"]) == (counted == 0)
+
+
+@pytest.mark.parametrize(("iterations", "requested"), [(1, [1, 1]), (3, [2, 1])])
+def test_neox_is_asked_for_one_sample_of_a_source_at_least(
+    iterations: int, requested: list[int]
+) -> None:
+    plan = plan_json(
+        "--tokens-per-epoch", 1000, 1000, "--seq-length", 64, "--global-batch-size", 1, "--order",
+        "neox", "--train-iters", iterations, "--variance-buffer", "exact", "--weights", 2, 1,
+    )  # fmt: skip
+    assert [row["requested"] for row in plan["datasets"]] == requested
+
+
+def test_a_source_may_hold_one_sample_or_in_a_framework_one_token() -> None:
+    words = ["--seq-length", 64, "--global-batch-size", 1]
+    plan = plan_json("--tokens-per-epoch", 65, *words, "--order", "epoch", "--epochs", 1)
+    assert plan["datasets"][0]["built"] == 1
+    plan = plan_json("--tokens-per-epoch", 1, 1000, *words, "--order", "neox", "--train-iters", 3)
+    assert [row["built"] for row in plan["datasets"]] == [2, 15]
+
+
 def test_our_orders_size_exactly_and_say_what_1_005_would_have_done() -> None:
     words = ["--tokens-per-epoch", *["100K"] * 30, "--weights", *range(1, 31)]
     plan = plan_json(*words, "--seq-length", 64, "--global-batch-size", 8, "--epochs", "1",
