@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
@@ -140,13 +140,7 @@ def loader_of(index: Index, corpus: IndexedDataset, batches: int, **changes: Any
     return made
 
 
-QUICK = settings(
-    max_examples=75,
-    derandomize=True,
-    phases=[Phase.generate],  # what is drawn is small already
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+QUICK = settings(phases=[Phase.generate])  # what is drawn is small already
 
 
 @QUICK
