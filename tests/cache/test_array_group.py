@@ -32,7 +32,7 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_group._Frozen, "are_known", False)
 
 
-@pytest.mark.usefixtures("unknown")
+@pytest.mark.usefixtures("unknown", "unfrozen")
 def test_what_is_made_counts_as_old() -> None:
     gc.collect()
     with uncollected():
@@ -44,7 +44,7 @@ def test_what_is_made_counts_as_old() -> None:
     assert not any(object_ is lists for object_ in gc.get_objects(generation=0))
 
 
-@pytest.mark.usefixtures("unknown")
+@pytest.mark.usefixtures("unknown", "unfrozen")
 def test_what_was_frozen_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     count = gc.get_freeze_count
     counts: list[int] = []

@@ -7,6 +7,8 @@ import os
 import weakref
 from pathlib import Path
 
+import pytest
+
 from megaindex.cache.array_files import Listing
 from megaindex.cache.array_group import uncollected
 
@@ -54,6 +56,7 @@ class Node:
         self.other = self
 
 
+@pytest.mark.usefixtures("unfrozen")
 def test_what_was_made_without_collections_is_collected_later() -> None:
     with uncollected():
         assert not gc.isenabled()
