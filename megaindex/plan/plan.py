@@ -330,7 +330,7 @@ def _packed(
             repeated = 1
         row = replace(row, epochs=index.num_epochs, samples_per_epoch=held, repeated=repeated)
     row = replace(row, error=packing_error(run, part, index, served or ()))
-    if row.error or not asked or not served:
+    if row.error or not asked or served is None:
         return row
     return replace(row, coverage=packing_coverage(run, part, index, served))
 

@@ -176,6 +176,16 @@ def test_a_source_of_weight_0_ends_packings(folder: Path) -> None:
     assert plan["max_train_iters_without_repeat"] == 0
 
 
+def test_a_packed_source_that_is_not_drawn_is_unseen(folder: Path) -> None:
+    keys = {**TWO, "train_data_weights": [1, 0.001], "pack_impl": "pack_until_overflow"}
+    one = {"train_iters": 1, "train_micro_batch_size_per_gpu": 1}
+    plan = plan_json("--neox-config", file_of(folder, {**keys, **one}))
+    drawn, left = (row for row in plan["datasets"] if row["split"] == "train")
+    assert (drawn["drawn"] > 0, left["drawn"]) == (True, 0)
+    assert left["coverage_method"] == drawn["coverage_method"] == "built"
+    assert left["coverage"]["seen_0"] == 1
+
+
 def test_draws_that_are_not_counted_are_no_loader_without_a_batch() -> None:
     run = [
         "--tokens-per-epoch",
