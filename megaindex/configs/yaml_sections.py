@@ -83,17 +83,19 @@ def _loader(*, last_wins: bool) -> Any:
 
     class Loader(yaml.SafeLoader):
         def flatten_mapping(self, node: Any) -> None:
-            size = len(node.value)
-            for merged in _merged_nodes(node):
-                self.flatten_mapping(merged)
-                size += len(merged.value)
-                if size > _MOST_MERGED:
+            """Expand merge keys, of whose mappings the first wins, in every release of PyYAML."""
+            merged: list[Any] = []
+            for each in _merged_nodes(node):
+                self.flatten_mapping(each)
+                merged += each.value
+                if len(node.value) + len(merged) > _MOST_MERGED:
                     line = node.start_mark.line + 1
                     raise yaml.YAMLError(
                         f"line {line}: the merge keys (<<) of one mapping expand to more than "
                         f"{_MOST_MERGED} entries; merge fewer"
                     )
-            super().flatten_mapping(node)
+            node.value = merged + [pair for pair in node.value if not _merges_mappings(*pair)]
+            super().flatten_mapping(node)  # which refuses the merge keys that are left
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             if not last_wins and isinstance(node, yaml.MappingNode):
@@ -104,14 +106,23 @@ def _loader(*, last_wins: bool) -> Any:
 
 
 def _merged_nodes(node: Any) -> list[Any]:
-    """Return the mapping nodes that the merge keys of a mapping node name, with repetitions."""
+    """Return the mapping nodes that the merge keys of a mapping node name; later ones win."""
+    named = [_nodes(value) for key, value in node.value if _merges_mappings(key, value)]
+    return [each for nodes in named for each in reversed(nodes)]
+
+
+def _merges_mappings(key: Any, value: Any) -> bool:
     import yaml
 
-    values = [value for key, value in node.value if key.tag == _MERGE]
-    nodes: list[Any] = []
-    for value in values:
-        nodes += value.value if isinstance(value, yaml.SequenceNode) else [value]
-    return [merged for merged in nodes if isinstance(merged, yaml.MappingNode)]
+    is_mapping = (isinstance(each, yaml.MappingNode) for each in _nodes(value))
+    return key.tag == _MERGE and all(is_mapping)
+
+
+def _nodes(value: Any) -> list[Any]:
+    """Return the nodes of a sequence node, or the node itself."""
+    import yaml
+
+    return value.value if isinstance(value, yaml.SequenceNode) else [value]
 
 
 def _refuse_equal_keys(node: Any) -> None:
