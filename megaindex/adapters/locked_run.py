@@ -20,7 +20,7 @@ from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.lock.check import refuse, sound_files, source_fault
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.run.subset import block_bounds, step_bounds_of, with_files
+from megaindex.run.subset import block_bounds, first_part, step_bounds_of, with_files
 from megaindex.validation import shown
 
 _REMEDY = "give the framework the settings of the lock, or lock the run again"
@@ -100,13 +100,10 @@ class LockedRun:
         """Compare the receipts of all blocks of steps."""
         locked = self._lock.subset(subset)
         node, passes = locked["index"], self.passes(subset)
-        skipped = node if node["order"] == "skipped" else None
-        while node["order"] in ("skipped", "sequence"):
-            node = node["index"] if node["order"] == "skipped" else node["parts"][0]["index"]
-        ours = fill_uncounted(index, node.get("uncounted", 0))
-        if skipped is not None:
+        ours = fill_uncounted(index, first_part(node).get("uncounted", 0))
+        if node["order"] == "skipped":
             documents = [self._lock.sources[row].sequences for row in locked["sources"]]
-            ours = skipped_index(skipped, ours, documents, self._files)
+            ours = skipped_index(node, ours, documents, self._files)
         elif len(passes) > 1:
             ours = StretchedIndex(
                 stretches=tuple(Stretch(index=ours, samples=range(*each)) for each in passes)

@@ -365,17 +365,11 @@ def _mixing(node: Node) -> FixedMixing:
 
 
 def _stretches(parts: Iterable[tuple[Index, Sequence[Sequence[int]]]]) -> Iterator[Stretch]:
-    """Yield the stretches (begin, end, times) of parts; of one in stages, those of all of it."""
+    """Yield the stretches (begin, end, times) of parts."""
     for index, ranges in parts:
-        joined = isinstance(index, StretchedIndex) and index.first_position
-        if joined or isinstance(index, StagedIndex):
-            whole = [[0, index.num_samples, 1]]
-            if ranges != whole:
-                raise InvalidArgument(
-                    f"ranges of parts with stages must be {whole}; restore the lock"
-                )
-        if isinstance(index, StretchedIndex) and joined:
-            yield from index.stretches
-            continue
+        whole = [[0, index.num_samples, 1]]
+        in_stages = isinstance(index, StagedIndex) or getattr(index, "first_position", 0)
+        if in_stages and ranges != whole:
+            raise InvalidArgument(f"ranges of parts with stages must be {whole}; restore the lock")
         for begin, end, times in ranges:
             yield Stretch(index=index, samples=range(begin, end), times=times)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MOST_NESTED = 40
+_MOST_NESTED = 40
 _BLANK = re.compile(r"(?:[ \t]|\\\n)+|#[^\n]*")
 _OPERATOR = re.compile(r"&&|\|\||;;&?|;&|\|&?|[;()\n]|&(?!>)")
 _REDIRECT = re.compile(r"(?:\d+|\{\w+\}|&)?(?:<<<|<<-?|<>|[<>]&|>>|>\||[<>](?!\())[ \t]*", re.A)
@@ -59,7 +59,7 @@ def piece_end(text: str, at: int, quoted: bool = False, depth: int = 0) -> int:
 def _close(text: str, at: int, close: str, depth: int = 0) -> int:
     """Return the place after ``close``, past quotations and expansions."""
     while text[at] != close:
-        if depth > MOST_NESTED or (close == "}" and text[at] == "'"):
+        if depth > _MOST_NESTED or (close == "}" and text[at] == "'"):
             raise ValueError("expansions that are not read")
         if close == "`":
             at += 1 + (text[at] == "\\")

@@ -210,7 +210,7 @@ class StretchedIndex(CombinedIndex):
     def sequence_length(self) -> int:
         return max(index.sequence_length for index in self._bases)
 
-    @property
+    @cached_property
     def part_lengths(self) -> tuple[int, ...]:
         """Sequence length of each index, in the order of their first stretches."""
         found: list[int] = []
@@ -240,7 +240,7 @@ class StretchedIndex(CombinedIndex):
         if len(set(self.part_lengths)) == 1:
             return self.part_lengths[0]
         lengths = np.empty_like(ids)
-        for places, index, samples in self._divided(ids):
+        for places, index, samples in self._divided(ids, self._stretches_at(ids)):
             lengths[places] = sequence_lengths_at(index, samples)
         return lengths
 
@@ -249,9 +249,9 @@ class StretchedIndex(CombinedIndex):
 
         Samples of a source are numbered at each sequence length from its start.
         """
-        ids = self._served(sample_ids)
+        ids, which = self._served(sample_ids)
         source, sample = np.empty_like(ids), np.empty_like(ids)
-        for places, index, samples in self._divided(ids):
+        for places, index, samples in self._divided(ids, which):
             origin = getattr(index, "origin", None)
             found = (0, samples) if origin is None else origin(samples)
             source[places], sample[places] = found
@@ -263,34 +263,33 @@ class StretchedIndex(CombinedIndex):
         Raises:
             OutOfRange: an id is not a position, or that of a hole.
         """
-        ids = self._served(sample_ids)
-        return self._marked(ids, self._locate(ids))
+        ids, which = self._served(sample_ids)
+        return self._marked(ids, self._locate(ids, which))
 
     def locate_any(self, positions: I64) -> Spans:
         """Return the spans at any positions, those of skipped samples too, without masks."""
-        return self._locate(check_sample_ids(positions, self.num_samples))
+        ids = check_sample_ids(positions, self.num_samples)
+        return self._locate(ids, self._stretches_at(ids))
 
-    def _locate(self, ids: I64) -> Spans:
-        pieces = [(places, index.locate(those)) for places, index, those in self._divided(ids)]
+    def _locate(self, ids: I64, which: I64) -> Spans:
+        pieces = [(at, index.locate(samples)) for at, index, samples in self._divided(ids, which)]
         return pieces[0][1] if len(pieces) == 1 else join_spans(pieces, ids.size)
 
-    def _served(self, sample_ids: npt.ArrayLike) -> I64:
-        """Return sample ids as int64[n]; OutOfRange unless all are served."""
+    def _served(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
+        """Return sample ids and their stretches, int64[n] each; OutOfRange unless all are served."""
         ids = check_sample_ids(sample_ids, self.num_samples)
-        if self._is_hole.any():
-            which = self._stretches_at(ids)
-            wrong = self._is_hole[which]
-            if wrong.any():
-                first = int(wrong.argmax())
-                raise OutOfRange(f"sample {int(ids[first])} {self.stretches[which[first]].hole}")
-        return ids
+        which = self._stretches_at(ids)
+        wrong = self._is_hole[which]
+        if wrong.any():
+            first = int(wrong.argmax())
+            raise OutOfRange(f"sample {int(ids[first])} {self.stretches[which[first]].hole}")
+        return ids, which
 
     def _stretches_at(self, ids: I64) -> I64:
         return np.searchsorted(self._bounds, ids, side="right") - 1
 
-    def _divided(self, ids: I64) -> Iterator[tuple[I64, Index, I64]]:
+    def _divided(self, ids: I64, which: I64) -> Iterator[tuple[I64, Index, I64]]:
         """Yield places in ``ids``, the index that serves them, and its sample at each."""
-        which = self._stretches_at(ids)
         bases, shifts, consecutive = self._table
         samples = ids + shifts[which]
         for number in np.unique(which[~consecutive[which]]).tolist():

@@ -130,10 +130,8 @@ def run_of_lock(
         MissingFile, StorageError, FormatError: as `open_run`.
     """
     lock = read_lock(lock)
-    locked, paths = lock.subset(subset), sound_paths(lock, search)
-    dialect = lock.content["dialect"]
-    datasets = [IndexedDataset(paths[row], dialect=dialect) for row in locked["sources"]]
-    files = sound_files(lock, search)
+    locked, files = lock.subset(subset), sound_files(lock, search)
+    datasets = _datasets(lock, locked, search)
     run = run_of_subset(locked, datasets, files, cache_dir=cache_dir)
     _check_samples(lock, subset, run, cache_dir)
     return run
@@ -205,10 +203,14 @@ def locked_index(lock: Lock, search: Folder | None = None) -> Index:
     Raises:
         MissingFile, StorageError, FormatError: as `open_run`.
     """
-    train = lock.subset("train")
-    rows, paths = train["sources"], sound_paths(lock, search)
-    datasets = [IndexedDataset(paths[row], dialect=lock.content["dialect"]) for row in rows]
-    return build_described(train["index"], datasets, files=sound_files(lock, search))
+    train, files = lock.subset("train"), sound_files(lock, search)
+    return build_described(train["index"], _datasets(lock, train, search), files=files)
+
+
+def _datasets(lock: Lock, subset: Mapping[str, Any], search: Folder | None) -> list[IndexedDataset]:
+    """Return the sound dataset of each source of a subset."""
+    paths, dialect = sound_paths(lock, search), lock.content["dialect"]
+    return [IndexedDataset(paths[row], dialect=dialect) for row in subset["sources"]]
 
 
 def locked_skips(lock: Lock) -> tuple[Skip, ...]:

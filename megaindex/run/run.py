@@ -263,7 +263,7 @@ def _sources_of(index: Index) -> list[RunSource]:
     if not sources or tokens != index.tokens_per_epoch:
         raise InvalidArgument(
             f"the sources of {shown(index)} are missing: it holds {tokens} tokens of datasets and "
-            f"reads {index.tokens_per_epoch}; give an RunSource for each"
+            f"reads {index.tokens_per_epoch}; give a RunSource for each"
         )
     return sources
 
@@ -276,7 +276,7 @@ def _cumulated(counts: npt.ArrayLike) -> I64:
 
 
 def skipped_run(run: Run, skip: Sequence[Skip], schedule: BatchSchedule) -> Run:
-    """Return the run of a run in steps of ``schedule`` with skips.
+    """Return a run in steps of ``schedule`` with skips.
 
     Raises:
         InvalidArgument: a skip does not fit the run.

@@ -146,10 +146,16 @@ def run_of_subset(
     )
 
 
-def _sources(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the descriptions of the sources of an index, of its first part."""
+def first_part(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the description of the first part of an index, without skips."""
     while node["order"] in ("skipped", "sequence"):
         node = node["index"] if node["order"] == "skipped" else node["parts"][0]["index"]
+    return node
+
+
+def _sources(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the descriptions of the sources of an index, of its first part."""
+    node = first_part(node)
     if "sources" not in node:
         return [node]
     return [{**node["common"], **each} for each in node["sources"]]
