@@ -18,8 +18,8 @@ from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import Skips, read_skips
 from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
-from megaindex.lock.check import refuse, sound_files, source_fault
 from megaindex.lock.lock_file import Lock, read_lock
+from megaindex.lock.pinned_files import refuse, sound_files, source_fault
 from megaindex.run.subset import block_bounds, first_part, step_bounds_of, with_files
 from megaindex.validation import shown
 

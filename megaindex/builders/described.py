@@ -368,7 +368,7 @@ def _stretches(parts: Iterable[tuple[Index, Sequence[Sequence[int]]]]) -> Iterat
     """Yield the stretches (begin, end, times) of parts."""
     for index, ranges in parts:
         whole = [[0, index.num_samples, 1]]
-        in_stages = isinstance(index, StagedIndex) or getattr(index, "first_position", 0)
+        in_stages = isinstance(index, StagedIndex) or getattr(index, "first_position", 0) > 0
         if in_stages and ranges != whole:
             raise InvalidArgument(f"ranges of parts with stages must be {whole}; restore the lock")
         for begin, end, times in ranges:

@@ -276,7 +276,7 @@ class StretchedIndex(CombinedIndex):
         return pieces[0][1] if len(pieces) == 1 else join_spans(pieces, ids.size)
 
     def _served(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
-        """Return sample ids and their stretches, int64[n] each; OutOfRange unless all are served."""
+        """Return ids and their stretches, int64[n] each; OutOfRange unless all are served."""
         ids = check_sample_ids(sample_ids, self.num_samples)
         which = self._stretches_at(ids)
         wrong = self._is_hole[which]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any
@@ -16,7 +16,6 @@ from megaindex.errors import (
     FormatError,
     InvalidArgument,
     MegaIndexError,
-    MissingFile,
     OutOfRange,
     StorageError,
 )
@@ -25,14 +24,17 @@ from megaindex.format.findings import Collector, Report
 from megaindex.format.header import Fault
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import Index
-from megaindex.io.paths import absolute
-from megaindex.lock.lock_file import Lock, LockedFile, LockedSource, parse_lock
-from megaindex.lock.make import (
+from megaindex.lock.lock_file import Lock, parse_lock
+from megaindex.lock.make import most_samples, resolved_subsets
+from megaindex.lock.pinned_files import (
+    RESTORE,
+    SEARCH,
     Folder,
-    file_facts,
-    idx_hash,
-    most_samples,
-    resolved_subsets,
+    file_fault,
+    located,
+    located_files,
+    pin_fault,
+    source_fault,
     token_hashes,
 )
 from megaindex.lock.settings import differences, read_run, step_bounds_by_settings
@@ -43,8 +45,6 @@ from megaindex.validation import error_text, shown
 
 Progress = Callable[[int, int], None]
 
-_RESTORE = "restore the file, or lock the run again if the change is intended"
-_SEARCH = "restore it, or give the folder that it was moved to with --search"
 _MOST_DIFFERENCES = 8
 
 
@@ -91,7 +91,7 @@ def verify_lock(
     except FormatError as error:
         found = Collector()
         reason = str(error).removeprefix(f"{name}: ")
-        found.add(name, _fault("lock", "the file", reason, "a lock"))
+        found.add(name, pin_fault("lock", "the file", reason, "a lock"))
         return found.report(name, "lock", full=False, counted={})
     check = _Check(lock=lock, cache_dir=cache_dir, progress=progress, bar=bar)
     if edited is not None:
@@ -159,11 +159,11 @@ class _Check:
         expected: str,
         *,
         file: str = "",
-        remedy: str = _RESTORE,
+        remedy: str = RESTORE,
         count: int = 1,
     ) -> None:
         """Add a fault of a file, by default of the lock."""
-        fault = _fault(rule, where, value, expected, remedy)
+        fault = pin_fault(rule, where, value, expected, remedy)
         self.found.add(file or self.lock.path, fault, count=count)
 
     def places(self, search: Folder | None) -> list[str | None]:
@@ -172,7 +172,7 @@ class _Check:
         for source, place in zip(self.lock.sources, paths, strict=True):
             if place is None:
                 self.add("missing", "the pair", "no .idx or no .bin", "both files",
-                         file=source.path, remedy=_SEARCH)  # fmt: skip
+                         file=source.path, remedy=SEARCH)  # fmt: skip
         return paths
 
     def files_of(self, search: Folder | None) -> bool:
@@ -362,129 +362,3 @@ def _receipt(text: str) -> Receipt:
 
 def _words(text: str) -> list[str]:
     return [text[k : k + 16] for k in range(0, len(text), 16)]
-
-
-def located(lock: Lock, search: Folder | None = None) -> list[str | None]:
-    """Return the prefix of each pair of a lock: its path, or where it was moved, sought by content
-    in the folder ``search``; None: missing."""
-    found: list[str | None] = [
-        source.path if IndexedDataset.exists(source.path) else None for source in lock.sources
-    ]
-    if search is None or None not in found:
-        return found
-    candidates = {prefix: os.path.getsize(f"{prefix}.bin") for prefix in _pairs_below(search)}
-    for number, source in enumerate(lock.sources):
-        if found[number] is None:
-            same_size = [p for p, size in candidates.items() if size == source.bin_bytes]
-            # of several with the same content, that of the same name
-            same_size.sort(key=lambda p: os.path.basename(p) != os.path.basename(source.path))
-            found[number] = next((p for p in same_size if idx_hash(p) == source.idx), None)
-    return found
-
-
-def located_files(lock: Lock, search: Folder | None = None) -> list[str]:
-    """Return the path of each file of skipped documents: its path, or where it was moved."""
-    found = [file.path for file in lock.files]
-    if search is None or all(map(os.path.exists, found)):
-        return found
-    candidates = {
-        path: os.path.getsize(path)
-        for place, _, names in os.walk(search)
-        for path in (os.path.join(place, name) for name in names)
-        if os.path.isfile(path)
-    }
-    for number, file in enumerate(lock.files):
-        if not os.path.exists(file.path):
-            same_size = sorted(path for path, size in candidates.items() if size == file.bytes)
-            same = (path for path in same_size if file_fault(file, path) is None)
-            found[number] = absolute(next(same, file.path))
-    return found
-
-
-def file_fault(file: LockedFile, path: str) -> tuple[str, Fault] | None:
-    """Return a file of skipped documents that differs from the lock, and how, or None."""
-    if not os.path.isfile(path):
-        found, expected = "no file", "a file"
-        return path, _fault("missing", "the skipped documents", found, expected, _SEARCH)
-    facts = file_facts(path)
-    for rule, where in (("bytes", "its size in bytes"), ("sha256", "SHA-256 of its content")):
-        if facts[rule] != getattr(file, rule):
-            return path, _fault(rule, where, str(facts[rule]), str(getattr(file, rule)))
-    return None
-
-
-def _pairs_below(folder: Folder) -> Iterator[str]:
-    if not os.path.isdir(folder):
-        raise MissingFile(f"{os.fspath(folder)}: is not a folder; give one that holds the pairs")
-    for place, _, names in os.walk(folder):
-        for name in sorted(names):
-            prefix = os.path.join(place, name.removesuffix(".idx"))
-            if name.endswith(".idx") and os.path.isfile(f"{prefix}.bin"):
-                yield absolute(prefix)
-
-
-def sound_paths(lock: Lock, search: Folder | None = None) -> list[str]:
-    """Return the prefix of each pair of a lock, see `located`.
-
-    Raises:
-        MissingFile, StorageError: a pair does not exist, or cannot be read.
-        FormatError: it is not what it was.
-    """
-    found = located(lock, search)
-    missing = [s.path for s, p in zip(lock.sources, found, strict=True) if p is None]
-    if missing:
-        raise MissingFile(
-            f"{missing[0]}: {lock.path} names this pair, and its .idx or .bin does not exist"
-            + (f", nor those of {len(missing) - 1} other pairs" if len(missing) > 1 else "")
-            + "; restore it, or give the folder that it was moved to as search"
-        )
-    paths = [path for path in found if path is not None]
-    for source, path in zip(lock.sources, paths, strict=True):
-        refuse(lock, source_fault(source, path))
-    return paths
-
-
-def source_fault(source: LockedSource, path: str) -> tuple[str, Fault] | None:
-    """Return the file of a pair that differs from the lock, with its difference, or None."""
-    info, expected = stat_path(f"{path}.bin"), str(source.bin_bytes)
-    size = "no file" if info is None else str(info.nbytes)
-    if size != expected:
-        return f"{path}.bin", _fault("size", "its size in bytes", size, expected)
-    found = idx_hash(path)
-    if found != source.idx:
-        return f"{path}.idx", _fault("idx", "XXH3-64 of all bytes", found, source.idx)
-    return None
-
-
-def refuse(lock: Lock, found: tuple[str, Fault] | None, note: str = "") -> None:
-    """Raise the error of a file that differs from a lock, if one was found.
-
-    Raises:
-        MissingFile: the file is not there.
-        FormatError: it is another.
-    """
-    if found is None:
-        return
-    file, fault = found
-    kind = MissingFile if fault.rule == "missing" else FormatError
-    raise kind(
-        f"{file}: {fault.where}: must be {fault.expected}, as in {lock.path}{note}, got "
-        f"{fault.found}; {fault.remedy}"
-    )
-
-
-def sound_files(lock: Lock, search: Folder | None = None) -> list[str]:
-    """Return the path of each file of skipped documents, see `located_files`.
-
-    Raises:
-        MissingFile, StorageError: a file cannot be read.
-        FormatError: it is not what it was.
-    """
-    paths = located_files(lock, search)
-    for file, path in zip(lock.files, paths, strict=True):
-        refuse(lock, file_fault(file, path))
-    return paths
-
-
-def _fault(rule: str, where: str, found: str, expected: str, remedy: str = _RESTORE) -> Fault:
-    return Fault(rule=rule, where=where, found=found, expected=expected, remedy=remedy)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import xxhash
 
 import megaindex
 from megaindex.arithmetic import ceil_div
@@ -17,16 +15,17 @@ from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import OpenRecipe, ValidationCache, open_recipe
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
-from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.skips import source_number
 from megaindex.index.spans import datasets_of
-from megaindex.io.paths import FileInfo, absolute, as_storage_error, is_remote, open_regular
+from megaindex.io.paths import absolute, is_remote
 from megaindex.lock.lock_file import Lock, compact
+from megaindex.lock.pinned_files import Folder, all_token_hashes, file_facts, idx_hash
 from megaindex.lock.settings import files_of, leaves, paths_of, settings_of
-from megaindex.lock.shape import FORMAT, LEAST_CHUNK, PATHS, SOURCE_COLUMNS, VERSION
-from megaindex.objects.files import each_of, read_ranges, stat_path
+from megaindex.lock.shape import FORMAT, PATHS, SOURCE_COLUMNS, VERSION
+from megaindex.objects.files import each_of
 from megaindex.plan.plan import evaluation_of
 from megaindex.plan.sizing import SplitPart
 from megaindex.plan.sources import parts_of
@@ -38,13 +37,10 @@ from megaindex.run.from_settings import run_of_settings
 from megaindex.run.run import Run
 from megaindex.run.subset import block_bounds, first_step, rows_of, subset_of
 
-Folder = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
 _MOST_BLOCKS = 1024  # with a receipt of their own
 _LEAST_BLOCK = 1 << 12  # samples
-_PIECE = 16 << 20  # bytes read at a time
-_MOST_CHUNKS = 1024
 
 
 def make_lock(
@@ -138,7 +134,7 @@ def _lock_of(
         "root": root,
         "sources": {"columns": list(SOURCE_COLUMNS), "rows": table},
         "dialect": dialect,
-        "tokens": _token_hashes(paths, bar) if tokens else None,
+        "tokens": all_token_hashes(paths, bar) if tokens else None,
         "files": [{"path": _relative(path, root), **file_facts(path)} for path in named],
         "subsets": subsets,
     }
@@ -329,66 +325,3 @@ def _receipts(
         "blocks": [str(receipt) for receipt in found],
         "total": str(sum(found, Receipt())),
     }
-
-
-def file_facts(path: str) -> dict[str, Any]:
-    """Return size and SHA-256 of a file that the run reads besides its pairs.
-
-    Raises:
-        MissingFile, StorageError: it cannot be read.
-    """
-    if not os.path.lexists(path):
-        raise MissingFile(
-            f"{path}: the file of skipped documents or mix changes is not there; restore it"
-        )
-    action = "cannot read"
-    with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
-
-
-def idx_hash(prefix: str) -> str:
-    """Return XXH3-64 of all bytes of the .idx of a pair, 16 hex digits.
-
-    Raises:
-        MissingFile, StorageError: it cannot be read.
-    """
-    info = _file_info(f"{prefix}.idx")
-    return next(_hashes(info, max(1, info.nbytes)), xxhash.xxh3_64_hexdigest(b""))
-
-
-def _file_info(path: str) -> FileInfo:
-    info = stat_path(path)
-    if info is None:
-        raise MissingFile(f"{path}: does not exist; restore it")
-    return info
-
-
-def _hashes(info: FileInfo, chunk: int, read: Callable[[int], None] | None = None) -> Iterator[str]:
-    """Yield XXH3-64 of each chunk of a file."""
-    buffer = memoryview(bytearray(min(_PIECE, max(1, info.nbytes))))
-    for first in range(0, info.nbytes, chunk):
-        digest = xxhash.xxh3_64()
-        end = min(first + chunk, info.nbytes)
-        for begin in range(first, end, _PIECE):
-            piece = buffer[: min(_PIECE, end - begin)]
-            read_ranges(info, [(begin, piece)])
-            digest.update(piece)
-            if read is not None:
-                read(len(piece))
-        yield digest.hexdigest()
-
-
-def _token_hashes(paths: Sequence[str], bar: Bar) -> dict[str, Any]:
-    infos = [_file_info(f"{path}.bin") for path in paths]
-    total = sum(info.nbytes for info in infos)
-    chunk = LEAST_CHUNK
-    while total > _MOST_CHUNKS * chunk:
-        chunk *= 2
-    return {"chunk_bytes": chunk, "hashes": token_hashes(infos, chunk, bar)}
-
-
-def token_hashes(infos: Sequence[FileInfo], chunk: int, bar: Bar = silent) -> list[str]:
-    """Return the hashes of the chunks of each .bin, one text of 16 hex digits a chunk."""
-    read = bar(sum(info.nbytes for info in infos))
-    return ["".join(_hashes(info, chunk, read)) for info in infos]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,9 +19,9 @@ from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import Skip, Skips, skips_of, without_holes
 from megaindex.index.spans import Index
-from megaindex.lock.check import sound_files, sound_paths
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.make import Folder, most_samples, resolved_subset, runs_of_subsets
+from megaindex.lock.make import most_samples, resolved_subset, runs_of_subsets
+from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.settings import differences, leaves, read_run
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe

@@ -11,8 +11,8 @@ import numpy as np
 from megaindex.audit.report import audit, source_counts
 from megaindex.errors import visible
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.make import Folder
 from megaindex.lock.opening import run_of_lock
+from megaindex.lock.pinned_files import Folder
 from megaindex.plan.model import json_object
 from megaindex.run.run import lengths_text
 

@@ -16,9 +16,9 @@ from megaindex.index.spans import Index, datasets_of
 from megaindex.io.paths import absolute
 from megaindex.loader.checkpoint import Contents, contents, stored_contents
 from megaindex.loader.targets import targets_of, targets_of_sources, targets_text
-from megaindex.lock.check import sound_files, sound_paths
 from megaindex.lock.lock_file import Lock
-from megaindex.lock.make import runs_of_subsets, token_hashes
+from megaindex.lock.make import runs_of_subsets
+from megaindex.lock.pinned_files import sound_files, sound_paths, token_hashes
 from megaindex.lock.settings import differences, read_run
 from megaindex.lock.shape import PATHS
 from megaindex.objects.files import stat_path

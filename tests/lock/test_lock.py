@@ -161,11 +161,11 @@ def test_hashes_do_not_depend_on_the_pieces_that_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not on a last piece that is shorter either."""
-    monkeypatch.setattr("megaindex.lock.make.LEAST_CHUNK", 3000)
+    monkeypatch.setattr("megaindex.lock.pinned_files.LEAST_CHUNK", 3000)
     write_corpus(tmp_path / "web", [100] * 90)
     locks = []
     for piece in (1 << 24, 1000, 999):
-        monkeypatch.setattr("megaindex.lock.make._PIECE", piece)
+        monkeypatch.setattr("megaindex.lock.pinned_files._PIECE", piece)
         settings = {"data_path": tmp_path / "web", "seq_length": 16, "global_batch_size": 4}
         locks.append(make_lock(epochs=1, tokens=True, **settings))
     tokens = (tmp_path / "web.bin").read_bytes()
@@ -372,9 +372,9 @@ def test_a_padded_last_step_is_served() -> None:
 
 
 def test_hashes_of_large_corpora_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("make", "shape"):
+    for module in ("pinned_files", "shape"):
         monkeypatch.setattr(f"megaindex.lock.{module}.LEAST_CHUNK", 64)
-    monkeypatch.setattr("megaindex.lock.make._MOST_CHUNKS", 8)
+    monkeypatch.setattr("megaindex.lock.pinned_files._MOST_CHUNKS", 8)
     settings: dict[str, Any] = {
         "data_path": ["data/web", "data/code"], "order": "epoch", "seq_length": 8,
         "global_batch_size": 4, "train_iters": 2,

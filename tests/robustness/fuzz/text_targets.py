@@ -127,7 +127,13 @@ def _text(choices: Choices) -> str:
 
 
 _KINDS = {name: str(kind) for name, kind in get_type_hints(Settings).items()}
-_NO_FLAGS = ("notes", "ignored", "companions", "packing", "labels")  # structured, filled by the readers
+_NO_FLAGS = (
+    "notes",
+    "ignored",
+    "companions",
+    "packing",
+    "labels",
+)  # structured, filled by the readers
 _NAMES = [f.name for f in fields(Settings) if f.name not in _NO_FLAGS]
 
 

@@ -1,0 +1,216 @@
+"""The files that a lock pins: pairs, and files of documents and mix changes, by size and hash."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import xxhash
+
+from megaindex.errors import FormatError, MissingFile
+from megaindex.format import IndexedDataset
+from megaindex.format.header import Fault
+from megaindex.io.paths import FileInfo, absolute, as_storage_error, open_regular
+from megaindex.lock.lock_file import Lock, LockedFile, LockedSource
+from megaindex.lock.shape import LEAST_CHUNK
+from megaindex.objects.files import read_ranges, stat_path
+from megaindex.progress import Bar, silent
+
+Folder = str | os.PathLike[str]
+
+RESTORE = "restore the file, or lock the run again if the change is intended"
+SEARCH = "restore it, or give the folder that it was moved to with --search"
+_PIECE = 16 << 20  # bytes read at a time
+_MOST_CHUNKS = 1024
+
+
+def file_facts(path: str) -> dict[str, Any]:
+    """Return size and SHA-256 of a file that the run reads besides its pairs.
+
+    Raises:
+        MissingFile, StorageError: it cannot be read.
+    """
+    if not os.path.lexists(path):
+        raise MissingFile(
+            f"{path}: the file of skipped documents or mix changes is not there; restore it"
+        )
+    action = "cannot read"
+    with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+
+
+def idx_hash(prefix: str) -> str:
+    """Return XXH3-64 of all bytes of the .idx of a pair, 16 hex digits.
+
+    Raises:
+        MissingFile, StorageError: it cannot be read.
+    """
+    info = _file_info(f"{prefix}.idx")
+    return next(_hashes(info, max(1, info.nbytes)), xxhash.xxh3_64_hexdigest(b""))
+
+
+def _file_info(path: str) -> FileInfo:
+    info = stat_path(path)
+    if info is None:
+        raise MissingFile(f"{path}: does not exist; restore it")
+    return info
+
+
+def _hashes(info: FileInfo, chunk: int, read: Callable[[int], None] | None = None) -> Iterator[str]:
+    """Yield XXH3-64 of each chunk of a file."""
+    buffer = memoryview(bytearray(min(_PIECE, max(1, info.nbytes))))
+    for first in range(0, info.nbytes, chunk):
+        digest = xxhash.xxh3_64()
+        end = min(first + chunk, info.nbytes)
+        for begin in range(first, end, _PIECE):
+            piece = buffer[: min(_PIECE, end - begin)]
+            read_ranges(info, [(begin, piece)])
+            digest.update(piece)
+            if read is not None:
+                read(len(piece))
+        yield digest.hexdigest()
+
+
+def all_token_hashes(paths: Sequence[str], bar: Bar) -> dict[str, Any]:
+    """Return ``tokens`` of a lock: the size of a chunk, and the hashes of those of each .bin."""
+    infos = [_file_info(f"{path}.bin") for path in paths]
+    total = sum(info.nbytes for info in infos)
+    chunk = LEAST_CHUNK
+    while total > _MOST_CHUNKS * chunk:
+        chunk *= 2
+    return {"chunk_bytes": chunk, "hashes": token_hashes(infos, chunk, bar)}
+
+
+def token_hashes(infos: Sequence[FileInfo], chunk: int, bar: Bar = silent) -> list[str]:
+    """Return the hashes of the chunks of each .bin, one text of 16 hex digits a chunk."""
+    read = bar(sum(info.nbytes for info in infos))
+    return ["".join(_hashes(info, chunk, read)) for info in infos]
+
+
+def located(lock: Lock, search: Folder | None = None) -> list[str | None]:
+    """Return the prefix of each pair of a lock: its path, or where it was moved, sought by content
+    in the folder ``search``; None: missing."""
+    found: list[str | None] = [
+        source.path if IndexedDataset.exists(source.path) else None for source in lock.sources
+    ]
+    if search is None or None not in found:
+        return found
+    candidates = {prefix: os.path.getsize(f"{prefix}.bin") for prefix in _pairs_below(search)}
+    for number, source in enumerate(lock.sources):
+        if found[number] is None:
+            same_size = [p for p, size in candidates.items() if size == source.bin_bytes]
+            # of several with the same content, that of the same name
+            same_size.sort(key=lambda p: os.path.basename(p) != os.path.basename(source.path))
+            found[number] = next((p for p in same_size if idx_hash(p) == source.idx), None)
+    return found
+
+
+def located_files(lock: Lock, search: Folder | None = None) -> list[str]:
+    """Return the path of each file of skipped documents: its path, or where it was moved."""
+    found = [file.path for file in lock.files]
+    if search is None or all(map(os.path.exists, found)):
+        return found
+    candidates = {
+        path: os.path.getsize(path)
+        for place, _, names in os.walk(search)
+        for path in (os.path.join(place, name) for name in names)
+        if os.path.isfile(path)
+    }
+    for number, file in enumerate(lock.files):
+        if not os.path.exists(file.path):
+            same_size = sorted(path for path, size in candidates.items() if size == file.bytes)
+            same = (path for path in same_size if file_fault(file, path) is None)
+            found[number] = absolute(next(same, file.path))
+    return found
+
+
+def file_fault(file: LockedFile, path: str) -> tuple[str, Fault] | None:
+    """Return a file of skipped documents that differs from the lock, and how, or None."""
+    if not os.path.isfile(path):
+        found, expected = "no file", "a file"
+        return path, pin_fault("missing", "the skipped documents", found, expected, SEARCH)
+    facts = file_facts(path)
+    for rule, where in (("bytes", "its size in bytes"), ("sha256", "SHA-256 of its content")):
+        if facts[rule] != getattr(file, rule):
+            return path, pin_fault(rule, where, str(facts[rule]), str(getattr(file, rule)))
+    return None
+
+
+def _pairs_below(folder: Folder) -> Iterator[str]:
+    if not os.path.isdir(folder):
+        raise MissingFile(f"{os.fspath(folder)}: is not a folder; give one that holds the pairs")
+    for place, _, names in os.walk(folder):
+        for name in sorted(names):
+            prefix = os.path.join(place, name.removesuffix(".idx"))
+            if name.endswith(".idx") and os.path.isfile(f"{prefix}.bin"):
+                yield absolute(prefix)
+
+
+def sound_paths(lock: Lock, search: Folder | None = None) -> list[str]:
+    """Return the prefix of each pair of a lock, see `located`.
+
+    Raises:
+        MissingFile, StorageError: a pair does not exist, or cannot be read.
+        FormatError: it is not what it was.
+    """
+    found = located(lock, search)
+    missing = [s.path for s, p in zip(lock.sources, found, strict=True) if p is None]
+    if missing:
+        raise MissingFile(
+            f"{missing[0]}: {lock.path} names this pair, and its .idx or .bin does not exist"
+            + (f", nor those of {len(missing) - 1} other pairs" if len(missing) > 1 else "")
+            + "; restore it, or give the folder that it was moved to as search"
+        )
+    paths = [path for path in found if path is not None]
+    for source, path in zip(lock.sources, paths, strict=True):
+        refuse(lock, source_fault(source, path))
+    return paths
+
+
+def source_fault(source: LockedSource, path: str) -> tuple[str, Fault] | None:
+    """Return the file of a pair that differs from the lock, with its difference, or None."""
+    info, expected = stat_path(f"{path}.bin"), str(source.bin_bytes)
+    size = "no file" if info is None else str(info.nbytes)
+    if size != expected:
+        return f"{path}.bin", pin_fault("size", "its size in bytes", size, expected)
+    found = idx_hash(path)
+    if found != source.idx:
+        return f"{path}.idx", pin_fault("idx", "XXH3-64 of all bytes", found, source.idx)
+    return None
+
+
+def refuse(lock: Lock, found: tuple[str, Fault] | None, note: str = "") -> None:
+    """Raise the error of a file that differs from a lock, if one was found.
+
+    Raises:
+        MissingFile: the file is not there.
+        FormatError: it is another.
+    """
+    if found is None:
+        return
+    file, fault = found
+    kind = MissingFile if fault.rule == "missing" else FormatError
+    raise kind(
+        f"{file}: {fault.where}: must be {fault.expected}, as in {lock.path}{note}, got "
+        f"{fault.found}; {fault.remedy}"
+    )
+
+
+def sound_files(lock: Lock, search: Folder | None = None) -> list[str]:
+    """Return the path of each file of skipped documents, see `located_files`.
+
+    Raises:
+        MissingFile, StorageError: a file cannot be read.
+        FormatError: it is not what it was.
+    """
+    paths = located_files(lock, search)
+    for file, path in zip(lock.files, paths, strict=True):
+        refuse(lock, file_fault(file, path))
+    return paths
+
+
+def pin_fault(rule: str, where: str, found: str, expected: str, remedy: str = RESTORE) -> Fault:
+    return Fault(rule=rule, where=where, found=found, expected=expected, remedy=remedy)
