@@ -36,6 +36,7 @@ from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.skips import read_ids, with_skips
+from megaindex.index.source_targets import LossKind, SourceTargets
 from megaindex.index.spans import Index, check_same_lengths
 from megaindex.index.staged_index import StagedIndex
 from megaindex.index.stretches import Stretch, StretchedIndex, sequence
@@ -164,7 +165,7 @@ class OpenSource:
 
     corpus: RecipeSource
     dataset: IndexedDataset
-    targets: IndexedDataset | None
+    targets: SourceTargets | None
     """Labels or loss mask of a finetuning source, one for each token."""
     epoch: Epochs
     """Index of one epoch."""
@@ -172,6 +173,11 @@ class OpenSource:
     """Documents that were read before the run joined; None without such a list."""
     unread: EpochIndex | None = None
     """Index of the other documents; None if they fill no sample."""
+
+    @property
+    def companion(self) -> IndexedDataset | None:
+        """Dataset of the labels or the loss mask."""
+        return None if self.targets is None else self.targets.companion
 
     @property
     def size(self) -> SourceSize:
@@ -258,8 +264,8 @@ class OpenRecipe:
             (
                 self.validation_cache.content(source.dataset, whole=whole),
                 None
-                if source.targets is None
-                else self.validation_cache.content(source.targets, whole=True),
+                if source.companion is None
+                else self.validation_cache.content(source.companion, whole=True),
             )
             for source in self.sources
         ]
@@ -326,7 +332,7 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
         None if validation is None else validation.size,
     )
     opened = [*sources, *([] if validation is None else [validation])]
-    cache.keep([d for s in opened for d in (s.dataset, s.targets) if d is not None])
+    cache.keep([d for s in opened for d in (s.dataset, s.companion) if d is not None])
     made = OpenRecipe(layout=layout, sources=sources, validation_cache=cache, validation=validation)
     if recipe.skip:
         _ = made.index  # checks the ids of skipped documents
@@ -397,9 +403,12 @@ def _open(
         )
     dataset = cache.open(corpus.path)
     companion = _companion(corpus)
-    targets = cache.open(companion) if companion else None
-    if targets is not None:
-        check_same_lengths(dataset, targets, "labels" if corpus.labels else "loss mask")
+    targets = None
+    if companion:
+        kind: LossKind = "labels" if corpus.labels else "loss_mask"
+        entries = cache.open(companion)
+        check_same_lengths(dataset, entries, kind.replace("_", " "))
+        targets = SourceTargets(kind=kind, companion=entries)
     past = recipe.past_reads.get(corpus.name) if corpus in recipe.sources else None
     epoch = _epoch(corpus, dataset, recipe, length)
     opened = OpenSource(corpus=corpus, dataset=dataset, targets=targets, epoch=epoch)

@@ -125,14 +125,12 @@ def _sets(
     run: Recipe | RunSettings, target: ExportFormat, options: argparse.Namespace
 ) -> list[ExportedSet]:
     """Return the arrays of each subset that the framework builds."""
-    from megaindex.builders.recipe import open_recipe
-    from megaindex.lock.make import runs_of_subsets
+    from megaindex.lock.settings import settings_of
 
     _check_run(run, options)
-    opened = open_recipe(run) if isinstance(run, Recipe) else None
     wanted = [each for each in target.subsets if each in (options.subset or SPLITS)]
-    streams = runs_of_subsets(run, opened, None, wanted if wanted == ["train"] else SPLITS)
-    if opened is not None:  # a recipe evaluates by rules of its own
+    streams = settings_of(run).runs(wanted if wanted == ["train"] else SPLITS)
+    if isinstance(run, Recipe):  # a recipe evaluates by rules of its own
         streams = {"train": streams["train"]}
     requests = _requests(run, streams, target, options.split)
     found = [

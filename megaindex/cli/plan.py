@@ -438,12 +438,12 @@ def locked_run_of(options: argparse.Namespace) -> Recipe | RunSettings:
 
     Raises:
         InvalidArgument: other flags describe a run too.
-        MissingFile, StorageError, FormatError: as `megaindex.lock.opening.locked_run`.
+        MissingFile, StorageError, FormatError: as `megaindex.lock.settings.locked_settings`.
     """
-    from megaindex.lock.opening import locked_run
+    from megaindex.lock.settings import locked_settings
 
     _check_lock_alone(options)
-    return locked_run(options.lock)
+    return locked_settings(options.lock)
 
 
 def _run_of_lock(options: argparse.Namespace) -> Run:

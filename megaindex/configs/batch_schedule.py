@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,12 +24,50 @@ _EXACT_DOUBLE = 2**53
 _SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ListedSteps:
+    """Steps of sizes that are listed, in the place of a batch size.
+
+    Attributes:
+        bounds (int64[steps + 1]): rows before each step, from 0 on, and behind the last one; steps
+            behind it have its size.
+        batch_sizes: the sizes of the steps, each once.
+    """
+
+    bounds: I64
+    batch_sizes: tuple[int, ...]
+
+    def samples_after(self, steps: int) -> int:
+        """Return the samples of the first ``steps``."""
+        last = self.bounds.size - 1
+        beyond = max(0, steps - last)
+        size = int(self.bounds[-1] - self.bounds[-2])
+        return int(self.bounds[min(steps, last)]) + beyond * size
+
+    def batches_within(self, samples: int) -> int:
+        """Return the most steps that have at most ``samples`` in all."""
+        end, size = int(self.bounds[-1]), int(self.bounds[-1] - self.bounds[-2])
+        beyond = max(0, samples - end) // size
+        return int(np.searchsorted(self.bounds, samples, "right")) - 1 + beyond
+
+    def sizes_between(self, begin: int, end: int) -> I64:
+        """Return int64[n]: samples of steps ``begin`` to ``end - 1``."""
+        last, steps = self.bounds.size - 1, np.arange(begin, end + 1)
+        beyond = np.maximum(0, steps - last) * int(self.bounds[-1] - self.bounds[-2])
+        sizes: I64 = np.diff(self.bounds[np.minimum(steps, last)] + beyond)
+        return sizes
+
+
+StepSizes: TypeAlias = int | PerStream | ListedSteps
+"""Size of every step, or the sizes of the steps."""
+
+
 class StepRun(NamedTuple):
     """Consecutive steps of one batch size, or of the draws of one stage."""
 
     base: int
     """Samples before its first step."""
-    size: int | PerStream
+    size: StepSizes
     done: int
     """Steps of it that are left out."""
     steps: int | None
@@ -81,7 +119,7 @@ class BatchSchedule:
         InvalidArgument: the stages do not begin with sample 0, fall, or have a batch below 1.
     """
 
-    stages: tuple[tuple[int, int | PerStream], ...]
+    stages: tuple[tuple[int, StepSizes], ...]
     ramp: tuple[int, int, int] | None = None
     stepped: bool = False
 
@@ -89,7 +127,7 @@ class BatchSchedule:
         plain = tuple(
             (
                 check_integer("the first sample of a stage", first),
-                size if isinstance(size, PerStream) else check_integer("a batch", size),
+                check_integer("a batch", size) if isinstance(size, int | np.integer) else size,
             )
             for first, size in self.stages
         )
@@ -107,6 +145,39 @@ class BatchSchedule:
         """Return the schedule of one batch size."""
         return cls(stages=((0, check_setting("global_batch_size", size)),))
 
+    @classmethod
+    def of_steps(
+        cls, bounds: I64, masked_rows: int = 0, changes: Sequence[int] = ()
+    ) -> BatchSchedule:
+        """Return the schedule of the steps of a run, with a stage from each of ``changes`` on.
+
+        Args:
+            bounds (int64[steps + 1]): positions of the steps. Steps without samples at the start
+                are those of a past in another system.
+            masked_rows: rows of padding in the last step.
+            changes: starts of steps, in order.
+
+        Raises:
+            InvalidArgument: no step begins at one of ``changes``.
+        """
+        rows = bounds.copy()
+        rows[-1] += masked_rows
+        at = np.searchsorted(bounds, changes).tolist()
+        wrong = [first for first, k in zip(changes, at, strict=True) if bounds[k] != first]
+        if wrong:
+            raise InvalidArgument(f"no step begins with sample {wrong[0]}; restore the steps")
+        rows[0] = 0
+        stages = []
+        for begin, end in itertools.pairwise([0, *at, bounds.size - 1]):
+            first = int(rows[begin])
+            sizes = np.diff(bounds[begin:end])
+            sizes = np.unique(np.append(sizes, rows[end] - bounds[end - 1]))
+            sizes = sizes[sizes > 0].tolist()
+            listed = ListedSteps(bounds=rows[begin : end + 1] - first, batch_sizes=tuple(sizes))
+            is_plain = len(sizes) == 1 and int(bounds[begin]) == first
+            stages.append((first, sizes[0] if is_plain else listed))
+        return cls(stages=tuple(stages))
+
     def check_multiple_of(self, rows: int, begin: int = 0, end: int | None = None) -> None:
         """Refuse batch sizes that are not multiples of the rows of one micro batch on all ranks.
 
@@ -119,7 +190,7 @@ class BatchSchedule:
                     f"size = {rows}; change the batch, its schedule or the ranks"
                 )
 
-    def between(self, begin: int, end: int | None) -> tuple[tuple[int, int | PerStream], ...]:
+    def between(self, begin: int, end: int | None) -> tuple[tuple[int, StepSizes], ...]:
         """Return the stages of the steps from position ``begin`` to ``end`` alone."""
         at = self._stage_at(begin)
         later = [each for each in self.stages[at + 1 :] if end is None or each[0] < end]
@@ -204,7 +275,7 @@ class BatchSchedule:
             if until is not None and position >= until:
                 continue
             run = StepRun(position, size, 0, None)
-            if isinstance(size, PerStream):
+            if not isinstance(size, int):
                 run = StepRun(first, size, size.batches_within(max(0, position - first)), None)
                 if run.samples_after(0) != position:
                     raise InvalidArgument(

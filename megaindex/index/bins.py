@@ -167,6 +167,10 @@ class BinIndex(SeededOrder):
     order: Literal["epoch"] = field(default="epoch", init=False)
 
     @property
+    def separates_documents(self) -> tuple[bool, ...]:
+        return (True,)
+
+    @property
     def samples_per_epoch(self) -> int:
         return self.bins.num_bins
 

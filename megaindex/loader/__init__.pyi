@@ -2,6 +2,7 @@ from megaindex.index.balance import CostModel as CostModel
 from megaindex.index.receipts import Receipt as Receipt
 from megaindex.index.receipts import fingerprint_keys as fingerprint_keys
 from megaindex.index.receipts import planned_receipt as planned_receipt
+from megaindex.index.source_targets import SourceTargets as SourceTargets
 from megaindex.loader.batch import BatchMaker as BatchMaker
 from megaindex.loader.batch import Buffers as Buffers
 from megaindex.loader.batch import SampleOptions as SampleOptions
@@ -22,7 +23,6 @@ from megaindex.loader.sampler_state import CyclicSampler as CyclicSampler
 from megaindex.loader.samplers import EvaluationSampler as EvaluationSampler
 from megaindex.loader.samplers import MicroBatchSampler as MicroBatchSampler
 from megaindex.loader.samplers import RandomAccessSampler as RandomAccessSampler
-from megaindex.loader.targets import SourceTargets as SourceTargets
 from megaindex.loader.targets import Targets as Targets
 from megaindex.loader.targets import targets_of as targets_of
 from megaindex.loader.token_readers import MappedTokens as MappedTokens

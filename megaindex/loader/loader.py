@@ -9,7 +9,7 @@ checkpoint["data"] = loader.state_dict()
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
@@ -43,9 +43,10 @@ from megaindex.loader.positional_reader import any_remote, make_reader, reader_o
 from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
 from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.samplers import EvaluationSampler
-from megaindex.loader.targets import Targets
+from megaindex.loader.targets import Targets, targets_of
 from megaindex.loader.token_readers import TokenReader
 from megaindex.loader.torch_dataset import GPTDataset
+from megaindex.run.run import Run
 from megaindex.validation import CheckpointReader, check_between, shown
 
 VERSION = 1
@@ -92,6 +93,7 @@ class Loader:
             256 KiB of each source at fixed offsets; ``whole``, all tokens too; None, the lengths
             alone. Labels and loss masks are covered whole, unless it is None. Fingerprints are
             computed here, or for the first checkpoint if sources are opened later.
+        evaluation: function that returns the run of one round of an evaluation, for `evaluation`.
 
     Raises:
         InvalidArgument: an argument is out of range, or the datasets do not belong to the index.
@@ -115,6 +117,7 @@ class Loader:
         restore_fields: bool = True,
         targets: Targets | None = None,
         content: Literal["sampled", "whole"] | None = "sampled",
+        evaluation: Callable[[], Run | None] | None = None,
     ) -> None:
         if sampler is None:  # Loader(index, sampler)
             datasets, sampler = None, _check_sampler(datasets)
@@ -160,6 +163,12 @@ class Loader:
         self._bytes_ahead = bytes_ahead
         self._index = index
         self._content, self._sources, self._targets = content, sources, targets
+        self._evaluation = evaluation
+        self._same: dict[str, Any] = {
+            "options": options, "reader": reader if isinstance(reader, str) else "auto",
+            "read_ahead": read_ahead, "num_threads": num_threads, "bytes_ahead": bytes_ahead,
+            "pin_memory": pin_memory, "device": device, "restore_fields": restore_fields,
+        }  # fmt: skip
         if self._has_state and all(dataset.is_open for dataset in sources):
             _ = self._contents
         self._iteration = 0
@@ -203,6 +212,27 @@ class Loader:
         reader = reader_of(self._index, self._sources)
         maker = self._make(self._index, reader, fingerprints=fingerprints)
         return GPTDataset.from_maker(maker)
+
+    def evaluation(self) -> Iterator[Batch]:
+        """Return this rank's batches of one evaluation, in the order of `EvaluationSampler`.
+
+        Raises:
+            InvalidArgument: the run has no evaluation whose rounds are all the same.
+        """
+        run = None if self._evaluation is None else self._evaluation()
+        if run is None:
+            raise InvalidArgument(
+                "the run must have an evaluation, the same in every round; add one to its recipe"
+            )
+        ranks = self._sampler.ranks
+        sampler = EvaluationSampler(
+            num_samples=run.num_samples,
+            micro_batch_size=run.micro_batch_size or 1,
+            data_parallel_rank=ranks.data_parallel_rank,
+            data_parallel_size=ranks.data_parallel_size,
+        )
+        targets = targets_of(run)
+        return iter(Loader(run.index, sampler, targets=targets, content=None, **self._same))
 
     @property
     def batches_left(self) -> int:

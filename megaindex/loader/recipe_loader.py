@@ -23,18 +23,13 @@ from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.balance import CostModel
 from megaindex.loader.batch import SampleOptions
-from megaindex.loader.batch_reader import Batch
 from megaindex.loader.checkpoint import Contents, SourceProgress, check_content, check_contents
 from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import Recorder
+from megaindex.loader.run_sampler import micro_batches_of, ranks_of, with_micro_batches
 from megaindex.loader.sampler_state import decided_samples
-from megaindex.loader.samplers import EvaluationSampler, MicroBatchSampler
-from megaindex.loader.targets import (
-    source_targets,
-    targets_of,
-    targets_of_sources,
-    targets_text,
-)
+from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.loader.targets import targets_of, targets_text
 from megaindex.loader.torch_dataset import GPTDataset
 from megaindex.recipe.amend import check_past
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
@@ -42,6 +37,7 @@ from megaindex.recipe.mix_changes import MixChanges, given_weights
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
+from megaindex.run.from_recipe import evaluation_of_opened, shapes_of
 from megaindex.validation import (
     CheckpointReader,
     check_between,
@@ -293,11 +289,9 @@ class RecipeLoader(Loader):
         self._micro_batch_size = micro_batch_size
         self._losses: dict[str, tuple[int, float, float]] = {}
         self._has_dataset = False
-        ranks = _ranks_of(layout.recipe, data_parallel_size)
         self._ranks: dict[str, Any] = {
-            "micro_batch_size": _first_of(micro_batch_size, layout.recipe.micro_batch_size, 1),
             "data_parallel_rank": data_parallel_rank,
-            "data_parallel_size": ranks,
+            "data_parallel_size": ranks_of(shapes_of(layout), data_parallel_size),
         }
         self.recorder = Recorder(opened.fingerprints)
         """Recorder of the samples that this rank received."""
@@ -309,6 +303,7 @@ class RecipeLoader(Loader):
             recorder=self.recorder,
             targets=targets_of(opened),
             content=None,
+            evaluation=lambda: with_micro_batches(evaluation_of_opened(opened), micro_batch_size),
             **loading,
         )
         self.ledger = SourceProgress(opened.layout)
@@ -318,9 +313,10 @@ class RecipeLoader(Loader):
         layout, ranks = opened.layout, self._ranks["data_parallel_size"]
         return MicroBatchSampler(
             num_samples=opened.index.num_samples,
-            micro_batch_size=_micro_batches(layout, self._micro_batch_size, ranks),
-            data_parallel_rank=self._ranks["data_parallel_rank"],
-            data_parallel_size=ranks,
+            micro_batch_size=micro_batches_of(
+                shapes_of(layout), layout.batch, self._micro_batch_size, ranks
+            ),
+            **self._ranks,
             consumed_samples=layout.recipe.first_sample,
             global_batch_size=layout.batch,
             tail="pad" if layout.samples_masked else "drop",
@@ -524,27 +520,6 @@ class RecipeLoader(Loader):
     def __repr__(self) -> str:
         return f"RecipeLoader({self._opened!r}, {self.consumed_samples:,} samples consumed)"
 
-    def evaluation(self) -> Iterator[Batch]:
-        """Return this rank's batches of one evaluation, in the order of `EvaluationSampler`.
-
-        Raises:
-            InvalidArgument: the recipe has no evaluation.
-        """
-        source, rounds = self._opened.validation, self._opened.layout.evaluation
-        if source is None or rounds is None:
-            raise InvalidArgument("the recipe must have an evaluation; add one, with a source")
-        sampler = EvaluationSampler(num_samples=rounds.samples, **self._ranks)
-        loader = Loader(
-            source.index(rounds.samples),
-            source.dataset,
-            sampler,
-            options=self._options,
-            targets=targets_of_sources([source]),
-            content=None,
-            **self._loading,
-        )
-        return iter(loader)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank and its run, as JSON values."""
         import yaml
@@ -668,59 +643,6 @@ def _contents_of(
     found = {}
     hashes = opened.contents(whole=content == "whole")
     for source, (tokens, targets) in zip(opened.sources, hashes, strict=True):
-        target = source_targets(source)
-        kind = "text" if target is None else target.kind
+        kind = "text" if source.targets is None else source.targets.kind
         found[source.corpus.name] = Contents(tokens=tokens, kind=kind, targets=targets)
     return found
-
-
-def _ranks_of(recipe: Recipe, given: int | None) -> int:
-    """Return the number of ranks: as given, or that of all stages."""
-    named = {recipe.ranks_of(stage) for stage in recipe.stages}
-    if given is None and len(named) > 1:
-        raise InvalidArgument(
-            "data_parallel_size is missing: the stages are for different numbers of ranks; give "
-            "that of this process"
-        )
-    return check_between("data_parallel_size", _first_of(given, *named, 1), 1)
-
-
-def _micro_batches(
-    layout: RecipeLayout, given: int | None, ranks: int
-) -> int | list[tuple[int, int | None]]:
-    """Return the rows of a micro batch from each stage on that differs in shape from the last.
-
-    None stands for a stage that is for another number of ranks and whose batches these do not
-    divide.
-    """
-    recipe = layout.recipe
-    stages = {stage.name: stage for stage in recipe.stages}
-    firsts = {piece.name: piece.first_sample for piece in reversed(layout.stages)}
-    begins = sorted((first, name) for name, first in firsts.items())
-    changes: list[tuple[int, int | None]] = []
-    before: tuple[int, int | None] | None = None
-    for k, (first, name) in enumerate(begins):
-        stage = stages[name]
-        rows = check_between(
-            "micro_batch_size", _first_of(given, recipe.micro_batch_of(stage), 1), 1
-        )
-        end = begins[k + 1][0] if k + 1 < len(begins) else None
-        sizes = layout.batch.sizes(first, end)
-        is_other = recipe.common_data_parallel_size is None and recipe.ranks_of(stage) != ranks
-        divides = all(size % (rows * ranks) == 0 for size in sizes)
-        shape = recipe.length_of(stage), None if is_other and not divides else rows
-        if shape != before:
-            changes.append((first if changes else 0, shape[1]))
-            before = shape
-    if all(rows is None for _, rows in changes):
-        raise InvalidArgument(
-            f"data_parallel_size: no stage is for {ranks} ranks, and none has batches that they "
-            "divide; start with the number of ranks of the stage"
-        )
-    first_rows = changes[0][1]
-    return changes if len(changes) > 1 or first_rows is None else first_rows
-
-
-def _first_of(*values: int | None) -> int:
-    """Return the first that is not None."""
-    return next(value for value in values if value is not None)

@@ -13,44 +13,19 @@ loss mask (0: not a target). A row of two documents of 3 and 2 tokens, with the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import F32, I64, IntArray
-from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.cache.fingerprint import corpus_fingerprint
-from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import IGNORED_LABEL, Index, Spans, separates_documents
 from megaindex.loader.positional_reader import plain_reader
 from megaindex.loader.token_readers import TokenReader, row_tokens
-
-LossKind = Literal["labels", "loss_mask", "all"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceTargets:
-    """Loss targets of one source of instruction data.
-
-    Attributes:
-        kind: labels: the companion holds the label of each token, -100 if it is not a target;
-            loss_mask: it holds 1 for each token that is a target, else 0; all: every token but
-            the first of a document is a target.
-        companion: dataset with the sequence lengths of the source.
-
-    Raises:
-        InvalidArgument: a companion is missing, or given with kind ``all``.
-    """
-
-    kind: LossKind
-    companion: IndexedDataset | None = None
-
-    def __post_init__(self) -> None:
-        if (self.kind == "all") != (self.companion is None):
-            raise InvalidArgument(f"targets {self.kind}: labels and masks need a companion dataset")
 
 
 class Targets:
@@ -180,30 +155,37 @@ def targets_within_documents(index: Index, targets: Targets | None) -> Targets |
     return Targets(sources) if targets is None else targets.of_sources(sources)
 
 
-def targets_of(opened: OpenRecipe) -> Targets | None:
-    """Return the loss targets of an open recipe's sources; None if all are text."""
-    return targets_of_sources(opened.sources)
+class LossSource(Protocol):
+    """Source of a run or of an open recipe."""
+
+    @property
+    def targets(self) -> SourceTargets | None: ...
 
 
-def targets_of_sources(sources: Sequence[OpenSource]) -> Targets | None:
-    targets = [source_targets(source) for source in sources]
+class LossSources(Protocol):
+    """Run or open recipe."""
+
+    @property
+    def sources(self) -> Sequence[LossSource]: ...
+
+
+def targets_of(run: LossSources) -> Targets | None:
+    """Return the loss targets of the sources of a run or an open recipe.
+
+    None if those of all sources follow from their orders.
+    """
+    return targets_of_sources(run.sources)
+
+
+def targets_of_sources(sources: Sequence[LossSource]) -> Targets | None:
+    """Return the loss targets of sources; None if those of all follow from their orders."""
+    targets = [source.targets for source in sources]
     return Targets(targets) if any(target is not None for target in targets) else None
 
 
-def source_targets(source: OpenSource) -> SourceTargets | None:
-    """Return the loss targets of one source; None for text whose documents are concatenated."""
-    if source.corpus.kind == "pretraining":
-        return SourceTargets(kind="all") if source.corpus.order == "packed" else None
-    if source.targets is None:
-        return SourceTargets(kind="all")
-    kind: Any = "labels" if source.corpus.labels else "loss_mask"
-    return SourceTargets(kind=kind, companion=source.targets)
-
-
-def targets_text(source: OpenSource) -> str:
+def targets_text(source: LossSource) -> str:
     """Return text that identifies the tokens of a source that carry loss."""
-    corpus = source.corpus
-    if corpus.kind == "pretraining" or source.targets is None:
+    targets = source.targets
+    if targets is None or targets.companion is None:
         return "all tokens"
-    kind = "labels" if corpus.labels else "loss mask"
-    return f"{kind} {corpus_fingerprint(source.targets)}"
+    return f"{targets.kind.replace('_', ' ')} {corpus_fingerprint(targets.companion)}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
-from typing import Any
+from itertools import zip_longest
 
 from megaindex._types import U64
 from megaindex.builders.described import build_described
@@ -22,10 +21,10 @@ from megaindex.errors import (
 from megaindex.format import IndexedDataset
 from megaindex.format.findings import Collector, Report
 from megaindex.format.header import Fault
+from megaindex.index.frameworks import SPLITS
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import Index
 from megaindex.lock.lock_file import Lock, parse_lock
-from megaindex.lock.make import most_samples, resolved_subsets
 from megaindex.lock.pinned_files import (
     RESTORE,
     SEARCH,
@@ -37,7 +36,7 @@ from megaindex.lock.pinned_files import (
     source_fault,
     token_hashes,
 )
-from megaindex.lock.settings import differences, read_run, step_bounds_by_settings
+from megaindex.lock.settings import most_samples, read_settings, unlike
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.run.subset import block_bounds, first_step, step_bounds_of
@@ -247,8 +246,8 @@ class _Check:
                 f"{step}"
             )
         self.compared.append("the lengths of the sources")
-        run = self._read_run(paths)
-        ours = step_bounds_by_settings(run, subset, name, self.cache_dir)[step : step + 2].tolist()
+        settings = read_settings(self.lock, paths, self.files, self.cache_dir)
+        ours = settings.step_bounds(name, subset)[step : step + 2].tolist()
         theirs = bounds[step : step + 2].tolist()
         if ours != theirs:
             begin, end = ours if len(ours) == 2 else (0, 0)
@@ -280,34 +279,23 @@ class _Check:
         self.compared.append("every .bin")
         return sum(info.nbytes for info in infos)
 
-    def _read_run(self, paths: Sequence[str]) -> Any:
-        """Return the run of the settings."""
-        index = self.lock.content["subsets"]["train"]["index"]
-        return read_run(self.lock.content["settings"], index, paths, self.lock.path, self.files)
-
     def _settings(self, paths: Sequence[str]) -> None:
         """Resolve the settings again and compare the result with the subsets."""
         try:
-            run = self._read_run(paths)
-            streams, ours = resolved_subsets(
-                run, paths, self.cache_dir, self.files, most_samples(self.lock)
-            )
+            settings = read_settings(self.lock, paths, self.files, self.cache_dir)
+            runs = settings.runs(SPLITS, most_samples(self.lock))
         except StorageError:
             raise
         except MegaIndexError as error:
             reason = error_text(error)
             self.add("settings", "settings", reason, "settings of a run")
             return
-        theirs = {
-            name: {key: value for key, value in subset.items() if key != "receipts"}
-            for name, subset in self.lock.content["subsets"].items()
-        }
-        for name, subset in theirs.items():
-            described = ("index", "sources")
-            if name in ours and all(subset.get(key) == ours[name][key] for key in described):
-                self.resolved[name] = streams[name].index
-        differing = islice(differences(theirs, ours, "subsets"), _MOST_DIFFERENCES)
-        for where, locked, resolved in differing:
+        differing = list(unlike(self.lock, runs, paths, self.files))
+        others = [where.split(".")[1:3] for where, _, _ in differing]
+        for name, run in runs.items():
+            if not any([name, part] in others for part in ("index", "sources")):
+                self.resolved[name] = run.index
+        for where, locked, resolved in differing[:_MOST_DIFFERENCES]:
             self.add(f"resolved {where}", where, shown(locked),
                      f"{shown(resolved)}, as the settings give")  # fmt: skip
 

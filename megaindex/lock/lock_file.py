@@ -131,6 +131,12 @@ class Lock:
         """Return the fingerprints of the sources of a subset, by their numbers in its index."""
         return [self.sources[row].fingerprint for row in self.content["subsets"][subset]["sources"]]
 
+    def names(self, subset: str) -> list[str]:
+        """Return the names of the sources of a subset, by their numbers in its index."""
+        content = self.content["subsets"][subset]
+        pairs = zip(content["sources"], content["note"]["names"], strict=True)
+        return [name or self.sources[row].path for row, name in pairs]
+
     @cached_property
     def identity(self) -> str:
         """Identity of the run, 32 hex digits: see docs/lock-format.md."""

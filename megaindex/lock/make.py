@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 import megaindex
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.extend import ExtendedRun
-from megaindex.builders.recipe import OpenRecipe, ValidationCache, open_recipe
+from megaindex.builders.recipe import ValidationCache
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
-from megaindex.index.skips import source_number
 from megaindex.index.spans import datasets_of
 from megaindex.io.paths import absolute, is_remote
-from megaindex.lock.lock_file import Lock, compact
+from megaindex.lock.lock_file import Lock
 from megaindex.lock.pinned_files import Folder, all_token_hashes, file_facts, idx_hash
-from megaindex.lock.settings import files_of, leaves, paths_of, settings_of
-from megaindex.lock.shape import FORMAT, PATHS, SOURCE_COLUMNS, VERSION
+from megaindex.lock.settings import LockedSettings, resolved_subset, settings_of
+from megaindex.lock.shape import FORMAT, SOURCE_COLUMNS, VERSION
 from megaindex.objects.files import each_of
-from megaindex.plan.plan import evaluation_of
-from megaindex.plan.sizing import SplitPart
-from megaindex.plan.sources import parts_of
 from megaindex.progress import Bar, silent
-from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
-from megaindex.run.from_recipe import run_of_opened, source_of_opened
-from megaindex.run.from_settings import run_of_settings
 from megaindex.run.run import Run
-from megaindex.run.subset import block_bounds, first_step, rows_of, subset_of
+from megaindex.run.subset import block_bounds, first_step, rows_of
 
 Progress = Callable[[int, int], None]
 
@@ -71,35 +60,31 @@ def make_lock(
             of `megaindex.amend_run` or `megaindex.extend_run`.
         FormatError, StorageError: a source cannot be read.
     """
-    if isinstance(run, Recipe):
-        if settings:
-            raise InvalidArgument(
-                f"a recipe has all settings, also {next(iter(settings))}; change the recipe"
-            )
-        return _lock_of(run, tokens, cache_dir, progress, bar)
     if isinstance(run, ExtendedRun):
         raise InvalidArgument(
             "an amended or extended run cannot be locked, because the order of its samples behind "
             "the change could only be written out; lock the run as it began and keep the changes, "
             "or begin such runs as a recipe, in which changes are stages"
         )
-    with given_run(run, settings) as given:
-        return _lock_of(given, tokens, cache_dir, progress, bar)
+    if run is not None:
+        if settings:
+            raise InvalidArgument(
+                f"a recipe has all settings, also {next(iter(settings))}; change the recipe"
+            )
+        return _lock_of(settings_of(run, cache_dir), tokens, cache_dir, progress, bar)
+    with given_run(None, settings) as given:
+        return _lock_of(settings_of(given, cache_dir), tokens, cache_dir, progress, bar)
 
 
 def _lock_of(
-    settings: Recipe | RunSettings,
+    settings: LockedSettings,
     tokens: bool,
     cache_dir: Folder | None,
     progress: Progress | None,
     bar: Bar,
 ) -> Lock:
-    settings = _with_absolute_paths(settings)
-    opened = open_recipe(settings, cache_dir=cache_dir) if isinstance(settings, Recipe) else None
-    runs = runs_of_subsets(settings, opened, cache_dir)
-    paths, named = paths_of(settings), files_of(settings)
-    rows, files = rows_of(paths), rows_of(named)
-    dialect = "megatron" if isinstance(settings, Recipe) else settings.row.file_dialect
+    runs, paths, named = settings.runs(), settings.paths, settings.files
+    rows, files, dialect = rows_of(paths), rows_of(named), settings.dialect
     cache = ValidationCache(paths, None if cache_dir is None else os.fspath(cache_dir))
     datasets = [cache.open(path, dialect=dialect) for path in paths]
     fingerprints = [cache.fingerprint(dataset) for dataset in datasets]
@@ -130,7 +115,7 @@ def _lock_of(
         "format": FORMAT,
         "version": VERSION,
         "written_by": f"megaindex {megaindex.__version__}",
-        "settings": settings_of(settings, rows, opened, files),
+        "settings": {"kind": settings.kind, settings.kind: settings.to_json(rows, files)},
         "root": root,
         "sources": {"columns": list(SOURCE_COLUMNS), "rows": table},
         "dialect": dialect,
@@ -141,53 +126,6 @@ def _lock_of(
     return Lock(path="", content=content)
 
 
-def _with_absolute_paths(settings: Recipe | RunSettings) -> Recipe | RunSettings:
-    """Return the run with the absolute paths of its pairs and files; URLs stay."""
-    if isinstance(settings, Recipe):
-        evaluation, past = settings.evaluation, settings.past
-        if evaluation is not None:
-            evaluation = replace(evaluation, source=_placed(evaluation.source))
-        if past is not None:
-            past = replace(past, read=tuple(_placed(read, ("documents",)) for read in past.read))
-        return replace(
-            settings,
-            sources=tuple(map(_placed, settings.sources)),
-            skip=tuple(_placed(skip, ("documents",)) for skip in settings.skip),
-            mix_changes=_placed_changes(settings.mix_changes),
-            past=past,
-            evaluation=evaluation,
-        )
-    each: dict[str, Any] = {
-        name: tuple(map(_placed, getattr(settings.data, name))) for name in SPLITS
-    }
-    names = [source.path for source in settings.data.train]
-    skips = []
-    for skip in settings.skip:
-        number = None if skip.source is None else str(source_number(skip.source, names))
-        skips.append(replace(_placed(skip, ("documents",)), source=number))
-    return replace(settings, data=replace(settings.data, **each), skip=tuple(skips))
-
-
-def _placed(value: Any, names: Sequence[str] = PATHS) -> Any:
-    """Return a dataclass with absolute paths in the fields of these names that hold one."""
-    given = {name: getattr(value, name, None) for name in names}
-    return replace(
-        value, **{k: absolute(path) for k, path in given.items() if isinstance(path, str) and path}
-    )
-
-
-def _placed_changes(changes: MixChanges | None) -> MixChanges | None:
-    """Return the changes with the absolute path of their file."""
-    if changes is None or not (changes.size or changes.path):
-        return None
-    if not changes.path:
-        raise InvalidArgument(
-            "mix_changes of a recipe to lock must be a file, got changes that none holds; write "
-            "them with MixChanges.write"
-        )
-    return replace(changes, path=absolute(changes.path))
-
-
 def _root(paths: Sequence[str]) -> str:
     """Return the deepest folder that holds all local pairs; empty without any."""
     local = [os.path.dirname(path) for path in paths if not is_remote(path)]
@@ -196,114 +134,6 @@ def _root(paths: Sequence[str]) -> str:
 
 def _relative(path: str, root: str) -> str:
     return path if is_remote(path) else os.path.relpath(path, root).replace(os.sep, "/")
-
-
-def runs_of_subsets(
-    settings: Recipe | RunSettings,
-    opened: OpenRecipe | None,
-    cache_dir: Folder | None,
-    wanted: Sequence[Split] = SPLITS,
-    most: Mapping[str, int] | None = None,
-) -> dict[Split, Run]:
-    """Return the run of each wanted subset.
-
-    ``most`` are the samples of each subset of a lock, see `most_samples`.
-
-    Raises:
-        InvalidArgument: the run cannot be built, or has more samples than the lock.
-    """
-    sizes = None if most is None else {name: most.get(name, 0) for name in SPLITS}
-    if opened is not None:
-        end = opened.layout.end_sample
-        if sizes is not None and end > sizes["train"]:
-            raise InvalidArgument(
-                f"train: the settings ask for {end} samples, and must for at most "
-                f"{sizes['train']}; restore the settings"
-            )
-        train = run_of_opened(opened)
-        evaluated = {} if wanted == ("train",) else _evaluation_run(opened, train)
-        return {"train": train, **evaluated}
-    assert isinstance(settings, RunSettings), "only recipes are opened"
-
-    def run(name: Split) -> Run:
-        most_samples = None if sizes is None else sizes[name]
-        return run_of_settings(
-            settings, subset=name, cache_dir=cache_dir, most_samples=most_samples
-        )
-
-    runs: dict[Split, Run] = {"train": run("train")}
-    if len(wanted) == 1:
-        return runs
-    parts = parts_of(settings.data, settings.row, sequence_length=settings.sequence_length)
-    train = runs["train"]  # moved samples make steps behind the others
-    steps = train.num_steps if train.skips is None else train.skips.num_steps
-    evaluation = evaluation_of(settings, steps, parts)
-    if evaluation is not None:
-        counts = (evaluation.valid_samples, evaluation.test_samples)
-        for name, samples in zip(SPLITS[1:], counts, strict=True):
-            if samples and _has_samples(settings, parts[name]):
-                runs[name] = run(name)
-    return runs
-
-
-def _has_samples(settings: RunSettings, parts: Sequence[SplitPart]) -> bool:
-    """Return True if each source has a sample; a framework fails at one that has none."""
-    short = settings.row.is_framework or settings.row.order == "packed"  # which has shorter samples
-    least = 1 if short else settings.sequence_length + 1
-    return bool(parts) and all(part.tokens >= least for part in parts)
-
-
-def _evaluation_run(opened: OpenRecipe, train: Run) -> dict[Split, Run]:
-    """Return the run of one round of a recipe's evaluation, a single step of all its rows.
-
-    Every round is the same.
-    """
-    rounds, source = opened.layout.evaluation, opened.validation
-    if rounds is None or source is None:
-        return {}
-    return {
-        "valid": replace(
-            train,
-            index=source.index(rounds.samples),
-            sources=(source_of_opened(source),),
-            step_bounds=np.array([0, rounds.samples], np.int64),
-            past_steps=0,
-            masked_rows=rounds.masked,
-        )
-    }
-
-
-def most_samples(lock: Lock) -> dict[str, int]:
-    """Return for each subset of a lock the sum of the samples that it states.
-
-    A run asks for no more: some of them may fill no batch, or are asked of the sources together.
-    """
-    return {
-        name: sum(each for where, each in leaves(lock.subset(name)) if where.endswith("samples"))
-        for name in lock.content["subsets"]
-    }
-
-
-def resolved_subsets(
-    settings: Recipe | RunSettings,
-    paths: Sequence[str],
-    cache_dir: Folder | None,
-    files: Sequence[str],
-    most: Mapping[str, int],
-) -> tuple[dict[Split, Run], dict[str, Any]]:
-    """Return the runs of the subsets, and the subsets as a lock holds them, without their receipts;
-    ``paths`` and ``files`` are those of the lock's rows, ``most`` its `most_samples`."""
-    opened = open_recipe(settings, cache_dir=cache_dir) if isinstance(settings, Recipe) else None
-    runs = runs_of_subsets(settings, opened, cache_dir, most=most)
-    rows, named = rows_of(paths), rows_of(files)
-    ours: dict[str, Any] = {name: resolved_subset(run, rows, named) for name, run in runs.items()}
-    return runs, ours
-
-
-def resolved_subset(run: Run, rows: Mapping[str, int], files: Mapping[str, int]) -> dict[str, Any]:
-    """Return the fields of a subset as a lock holds them, without its receipts."""
-    subset = subset_of(run, rows, files)
-    return {**subset, "index": compact(subset["index"])}
 
 
 def _receipts(

@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from megaindex._lazy import torch_needed
 from megaindex.audit.diff_inputs import Side
-from megaindex.builders.described import build_described
-from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.run import RunSettings
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
 from megaindex.index.balance import CostModel
-from megaindex.index.frameworks import SPLITS, Split
+from megaindex.index.frameworks import Split
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import Skip, Skips, skips_of, without_holes
 from megaindex.index.spans import Index
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.make import most_samples, resolved_subset, runs_of_subsets
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
-from megaindex.lock.settings import differences, leaves, read_run
+from megaindex.lock.settings import leaves
 from megaindex.recipe.mix_changes import MixChanges
-from megaindex.recipe.recipe import Recipe
 from megaindex.run.run import Run
-from megaindex.run.subset import rows_of, run_of_subset, source_nodes, step_bounds_of
+from megaindex.run.subset import run_of_subset, source_nodes, step_bounds_of
 from megaindex.validation import shown
 
 if TYPE_CHECKING:
     from megaindex.loader.loader import Loader
-    from megaindex.loader.recipe_loader import RecipeLoader
+
+
+class LockedFiles:
+    """The pairs and other files of a lock, found and compared with it.
+
+    Raises:
+        MissingFile, StorageError: one cannot be read.
+        FormatError: one is not what it was; the message names it.
+    """
+
+    def __init__(self, lock: Lock, search: Folder | None = None) -> None:
+        self.paths, self.files = sound_paths(lock, search), sound_files(lock, search)
+        self._lock, self._opened = lock, dict[int, IndexedDataset]()
+
+    def pair(self, row: int) -> IndexedDataset:
+        """Return the dataset of a row, which is opened once."""
+        if row not in self._opened:
+            dialect = self._lock.content["dialect"]
+            self._opened[row] = IndexedDataset(self.paths[row], dialect=dialect)
+        return self._opened[row]
+
+    def run(self, subset: str, cache_dir: Folder | None = None) -> Run:
+        """Return a subset of the lock."""
+        run = run_of_subset(self._lock.subset(subset), self.pair, self.files, cache_dir=cache_dir)
+        _check_samples(self._lock, subset, run, cache_dir)
+        return run
 
 
 def open_run(
@@ -44,8 +63,11 @@ def open_run(
     cache_dir: Folder | None = None,
     balance: CostModel | None = None,
     **loading: Any,
-) -> RecipeLoader | Loader:
+) -> Loader:
     """Return the loader of one rank of a locked run, after checking its sources.
+
+    The samples are those of the lock's subset ``train``; its settings are not read. So the mix of
+    a locked recipe does not change: open its recipe for `megaindex.loader.RecipeLoader.set_mix`.
 
     Args:
         lock: the lock, or its path.
@@ -56,61 +78,41 @@ def open_run(
         cache_dir: cache of built indices, whose samples are compared with the lock, all of them;
             None: build in memory.
         balance: cost model by which each step's samples are assigned to the ranks.
-        loading: other arguments of `megaindex.loader.RecipeLoader` for a recipe, of
-            `megaindex.loader.Loader` for others.
+        loading: other arguments of `megaindex.loader.Loader`.
 
     Returns:
-        For a recipe a `megaindex.loader.RecipeLoader`, else a `megaindex.loader.Loader` with the
-        run's sampler, after the steps made before the lock, and a recorder of receipts.
+        A `megaindex.loader.Loader` with the sampler of the run, after the steps made before the
+        lock, its loss targets, its evaluation if every round of it is the same, and a recorder of
+        receipts.
 
     Raises:
         MissingFile, StorageError: the lock or a source cannot be read.
-        FormatError: the lock is damaged, a source is not what it was, or the settings give another
-            order than the lock; the message names the file.
+        FormatError: the lock is damaged, or a source is not what it was; the message names the
+            file.
     """
     lock = read_lock(lock)
-    train = lock.content["subsets"]["train"]
-    settings, recipe, run = _open(lock, search, cache_dir)
-    if recipe is not None:
-        with torch_needed("megaindex.lock.open_run"):
-            from megaindex.loader.recipe_loader import RecipeLoader
-
-        return RecipeLoader(
-            recipe,
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=data_parallel_size,
-            micro_batch_size=micro_batch_size,
-            balance=balance,
-            **loading,
-        )
-    ranks: dict[str, Any] = {
-        "data_parallel_rank": data_parallel_rank,
-        "data_parallel_size": _given(data_parallel_size, train["data_parallel_size"]),
-        "micro_batch_size": _given(micro_batch_size, train["micro_batch_size"]),
-    }
+    opened = LockedFiles(lock, search)
+    run = opened.run("train", cache_dir)
     with torch_needed("megaindex.lock.open_run"):
         from megaindex.loader.loader import Loader
     from megaindex.loader.receipts import Recorder
-    from megaindex.loader.samplers import MicroBatchSampler
+    from megaindex.loader.run_sampler import sampler_of, with_micro_batches
+    from megaindex.loader.targets import targets_of
 
-    tail: Literal["drop", "pad"] = "pad" if run.masked_rows else "drop"
-    sampler = MicroBatchSampler(
-        num_samples=run.index.num_samples,
-        train_samples=run.num_samples if run.skips is None else run.skips.end,
-        consumed_samples=int(run.step_bounds[run.past_steps]),
-        global_batch_size=settings.batch,
-        tail=tail,
-        index=run.index,
+    def evaluation() -> Run | None:
+        valid = lock.content["subsets"].get("valid")
+        is_round = valid is not None and len(valid["steps"]) == valid["steps"][0][2] == 1
+        return with_micro_batches(opened.run("valid"), micro_batch_size) if is_round else None
+
+    sampler = sampler_of(
+        run,
+        data_parallel_rank=data_parallel_rank,
+        data_parallel_size=data_parallel_size,
+        micro_batch_size=micro_batch_size,
         balance=balance,
-        **ranks,
     )
-    recorder = Recorder(lock.fingerprints("train"))
-    return Loader(run.index, sampler, **{"recorder": recorder, **loading})
-
-
-def _given(size: int | None, locked: int | None) -> int:
-    """Return a size of the call, else that of the lock, else 1."""
-    return (1 if locked is None else locked) if size is None else size
+    own = {"targets": targets_of(run), "recorder": Recorder(lock.fingerprints("train"))}
+    return Loader(run.index, sampler, evaluation=evaluation, **{**own, **loading})
 
 
 def run_of_lock(
@@ -130,53 +132,8 @@ def run_of_lock(
         MissingFile, StorageError, FormatError: as `open_run`.
     """
     lock = read_lock(lock)
-    locked, files = lock.subset(subset), sound_files(lock, search)
-    datasets = _datasets(lock, locked, search)
-    run = run_of_subset(locked, datasets, files, cache_dir=cache_dir)
-    _check_samples(lock, subset, run, cache_dir)
-    return run
-
-
-def locked_run(lock: Folder | Lock) -> Recipe | RunSettings:
-    """Return the settings of a locked run, after checking its sources and all its subsets.
-
-    Raises:
-        MissingFile, StorageError, FormatError: as `open_run`.
-    """
-    return _open(read_lock(lock), None, None, SPLITS)[0]
-
-
-def _open(
-    lock: Lock,
-    search: Folder | None,
-    cache_dir: Folder | None,
-    wanted: Sequence[Split] = ("train",),
-) -> tuple[Recipe | RunSettings, OpenRecipe | None, Run]:
-    """Return the settings of a lock, the recipe opened, and the training run; check subsets."""
-    paths, files = sound_paths(lock, search), sound_files(lock, search)
-    index = lock.content["subsets"]["train"]["index"]
-    settings = read_run(lock.content["settings"], index, paths, lock.path, files)
-    opened = open_recipe(settings, cache_dir=cache_dir) if isinstance(settings, Recipe) else None
-    runs = runs_of_subsets(settings, opened, cache_dir, wanted, most_samples(lock))
-    rows, named = rows_of(paths), rows_of(files)
-    for name in wanted:
-        run = runs.get(name)
-        _check_same(lock, name, None if run is None else resolved_subset(run, rows, named))
-    _check_samples(lock, "train", runs["train"], cache_dir)
-    return settings, opened, runs["train"]
-
-
-def _check_same(lock: Lock, name: Split, ours: dict[str, Any] | None) -> None:
-    """Refuse a lock whose settings this release resolves to other samples of a subset."""
-    theirs = lock.content["subsets"].get(name)
-    if theirs is not None:
-        theirs = {key: value for key, value in theirs.items() if key != "receipts"}
-    for where, locked, resolved in differences(theirs, ours, f"subsets.{name}"):
-        raise FormatError(
-            f"{lock.path}: {where} is {shown(locked)}, and this release resolves the settings to "
-            f"{shown(resolved)}; use the release that wrote the lock, "
-            f"{lock.content['written_by']}"
-        )
+    lock.subset(subset)
+    return LockedFiles(lock, search).run(subset, cache_dir)
 
 
 def _check_samples(lock: Lock, subset: str, run: Run, cache_dir: Folder | None) -> None:
@@ -203,14 +160,7 @@ def locked_index(lock: Lock, search: Folder | None = None) -> Index:
     Raises:
         MissingFile, StorageError, FormatError: as `open_run`.
     """
-    train, files = lock.subset("train"), sound_files(lock, search)
-    return build_described(train["index"], _datasets(lock, train, search), files=files)
-
-
-def _datasets(lock: Lock, subset: Mapping[str, Any], search: Folder | None) -> list[IndexedDataset]:
-    """Return the sound dataset of each source of a subset."""
-    paths, dialect = sound_paths(lock, search), lock.content["dialect"]
-    return [IndexedDataset(paths[row], dialect=dialect) for row in subset["sources"]]
+    return LockedFiles(lock, search).run("train").index
 
 
 def locked_skips(lock: Lock) -> tuple[Skip, ...]:

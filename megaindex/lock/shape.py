@@ -322,8 +322,10 @@ _SUBSET = {
     "steps": _list(_tuple(_COUNT, _COUNT, _SIZE), 1),
     "past_steps": _COUNT,
     "masked_rows": _integer(0, INT32_MAX),
-    "micro_batch_size": _or_null(_SIZE),
-    "data_parallel_size": _or_null(_SIZE),
+    "shapes": _list(_tuple(_COUNT, _or_null(_SIZE), _or_null(_SIZE)), 1),
+    "targets": _list(_or_null(_tuple(_one_of("labels", "loss_mask"), _row)), 1),
+    "rounds": _SIZE,
+    "every": _or_null(_SIZE),
     "skip": _or_null(_SKIPS),
     "note": _object(
         {
@@ -398,10 +400,12 @@ def _subset(subset: Any, where: str, given: _Given) -> None:
     expected = f"{blocks} receipts, of {receipts['block_steps']} steps each"
     _require(len(receipts["blocks"]) == blocks, f"{where}.receipts.blocks", expected,
              len(receipts["blocks"]))  # fmt: skip
-    names = subset["note"]["names"]
-    _require(
-        len(names) == len(subset["sources"]), f"{where}.note.names", "a name of each source", names
-    )
+    many = len(subset["sources"])
+    for place, values in (("note.names", subset["note"]["names"]), ("targets", subset["targets"])):
+        _require(len(values) == many, f"{where}.{place}", f"{many}, one of each source", values)
+    firsts = [shape[0] for shape in subset["shapes"]]
+    in_order = firsts[0] == 0 and firsts == sorted({*firsts}) and firsts[-1] < samples
+    _require(in_order, f"{where}.shapes", f"in order from position 0 to {samples - 1}", firsts)
     skips, index = subset["skip"], subset["index"]
     masks = [each for each in skips or () if "steps" not in each]
     is_same = (skips is not None) == (index["order"] == "skipped")

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from megaindex._types import I64
-from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
+from megaindex.configs.batch_schedule import BatchSchedule, StepSizes, step_bounds
 from megaindex.errors import InvalidArgument
-from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream
+from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing
 from megaindex.index.skips import Skips, resolve_skips
 from megaindex.index.staged_index import MixedStage
 from megaindex.kernels.reference.blending import UNIT
@@ -489,7 +489,7 @@ class _LayoutBuilder:
         self._set_batch([(self.position, batches.batch_size or batches)])
         return batches.batch_size is None
 
-    def _set_batch(self, sizes: Sequence[tuple[int, int | PerStream]]) -> None:
+    def _set_batch(self, sizes: Sequence[tuple[int, StepSizes]]) -> None:
         """Continue the schedule with these stages, of which the first begins at the position."""
         earlier = [each for each in self.batch.stages if each[0] < self.position]
         goes_on = bool(earlier) and earlier[-1][1] == sizes[0][1]

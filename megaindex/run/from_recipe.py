@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
 from megaindex.builders.recipe import OpenRecipe, OpenSource, open_recipe
+from megaindex.recipe.layout import RecipeLayout
 from megaindex.recipe.recipe import Recipe
-from megaindex.run.run import Run, RunSource, skipped_run
+from megaindex.run.run import Run, RunSource, StepShape, skipped_run
 from megaindex.validation import check_between
 
 
@@ -36,15 +39,8 @@ def run_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> Run:
         step_bounds=opened.layout.step_bounds(),
         masked_rows=opened.layout.samples_masked,
         order=_order_of(opened),
-        settings={
-            "seed": recipe.seed,
-            "stages": ", ".join(stage.name for stage in recipe.stages),
-            "tail": recipe.tail,
-            "exhaustion": recipe.exhaustion,
-            **({} if recipe.past is None else {"past": f"{recipe.past.steps} steps elsewhere"}),
-        },
-        micro_batch_size=recipe.common_micro_batch_size,
-        data_parallel_size=recipe.common_data_parallel_size,
+        settings=_settings(opened),
+        shapes=shapes_of(opened.layout),
     )
     run = skipped_run(run, recipe.skip, opened.layout.batch)
     end = int(run.step_bounds[-1])
@@ -56,15 +52,66 @@ def run_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> Run:
     return replace(run, past_steps=past)
 
 
+def evaluation_of_opened(opened: OpenRecipe) -> Run | None:
+    """Return one round of a recipe's evaluation, a single step of all its rows; None without one.
+
+    Every round is the same.
+    """
+    layout, source = opened.layout, opened.validation
+    rounds, evaluation = layout.evaluation, layout.recipe.evaluation
+    if rounds is None or source is None or evaluation is None:
+        return None
+    recipe = layout.recipe
+    return Run(
+        index=source.index(rounds.samples),
+        sources=(source_of_opened(source),),
+        step_bounds=np.array([0, rounds.samples], np.int64),
+        masked_rows=rounds.masked,
+        order=_order_of(opened),
+        settings=_settings(opened),
+        shapes=(StepShape(0, recipe.micro_batch_size, recipe.data_parallel_size),),
+        rounds=rounds.count,
+        every=evaluation.interval,
+    )
+
+
+def shapes_of(layout: RecipeLayout) -> tuple[StepShape, ...]:
+    """Return the division of the steps of each stage whose batches have another shape."""
+    recipe, shapes = layout.recipe, list[StepShape]()
+    stages = {stage.name: stage for stage in recipe.stages}
+    firsts = {piece.name: piece.first_sample for piece in reversed(layout.stages)}
+    before: tuple[int | None, ...] = ()
+    for name, first in sorted(firsts.items(), key=itemgetter(1)):
+        stage = stages[name]
+        ranks = recipe.micro_batch_of(stage), recipe.ranks_of(stage)
+        if (recipe.length_of(stage), *ranks) != before:
+            shapes.append(StepShape(first if shapes else 0, *ranks))
+            before = recipe.length_of(stage), *ranks
+    return tuple(shapes)
+
+
 def source_of_opened(source: OpenSource) -> RunSource:
     """Return a source of an opened recipe."""
     return RunSource(
+        targets=source.targets,
         name=source.corpus.name,
         lengths=source.dataset.sequence_lengths,
         cut_tokens=source.size.cut_tokens,
         cut_by=f"long_documents {source.corpus.long_documents}",
         path_prefix=source.dataset.path_prefix,
     )
+
+
+def _settings(opened: OpenRecipe) -> dict[str, Any]:
+    recipe = opened.layout.recipe
+    past = {} if recipe.past is None else {"past": f"{recipe.past.steps} steps elsewhere"}
+    return {
+        "seed": recipe.seed,
+        "stages": ", ".join(stage.name for stage in recipe.stages),
+        "tail": recipe.tail,
+        "exhaustion": recipe.exhaustion,
+        **past,
+    }
 
 
 def _order_of(opened: OpenRecipe) -> str:

@@ -30,7 +30,7 @@ from megaindex.plan.target import (
     phases_of,
     resolve_target,
 )
-from megaindex.run.run import Run, RunSource, skipped_run
+from megaindex.run.run import Run, RunSource, StepShape, skipped_run
 
 Folder: TypeAlias = str | os.PathLike[str]
 
@@ -102,8 +102,8 @@ def _run_of_settings(
         masked_rows=masked_rows(run, target) if subset == "train" else 0,
         order=run.row.order,
         settings=_settings(run, subset),
-        micro_batch_size=run.micro_batch_size,
-        data_parallel_size=run.data_parallel_size,
+        shapes=(StepShape(0, run.micro_batch_size, run.data_parallel_size),),
+        every=run.evaluation.interval if subset == "valid" else None,
     )
     return skipped_run(found, run.skips(bounds.size - 1), schedule) if subset == "train" else found
 

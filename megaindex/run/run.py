@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,10 +14,25 @@ from megaindex._types import I32, I64
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import Skip, Skips, skips_of, with_skips
+from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at
 from megaindex.validation import check_setting, setting_or_none, shown
 
 _SAMPLES_AT_ONCE = 1 << 16
+
+
+class StepShape(NamedTuple):
+    """Division of the steps from a position on into micro batches.
+
+    Attributes:
+        first: the position, the start of a step.
+        micro_batch_size: samples of a micro batch of one rank; None: unknown.
+        data_parallel_size: number of data-parallel ranks; None: unknown.
+    """
+
+    first: int
+    micro_batch_size: int | None
+    data_parallel_size: int | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +48,7 @@ class RunSource:
             skipped.
         cut_by: setting that leaves these tokens out.
         path_prefix: prefix of the pair; empty if it is unknown.
+        targets: labels or loss mask; None: the loss follows from the order and the options.
     """
 
     name: str
@@ -41,6 +57,7 @@ class RunSource:
     cut_tokens: int = 0
     cut_by: str = ""
     path_prefix: str = ""
+    targets: SourceTargets | None = None
 
 
 class TokenRuns(NamedTuple):
@@ -94,8 +111,9 @@ class Run:
         past_steps: steps made already.
         masked_rows: rows of the last step that are padding without loss.
         order: name of the order, for display.
-        micro_batch_size: samples of a micro batch of one rank; None: unknown.
-        data_parallel_size: number of data-parallel ranks; None: unknown.
+        shapes: division of the steps into micro batches; it decides no sample of a step.
+        rounds: number of times that the samples are served; of an evaluation, its rounds.
+        every: steps of training from one round of an evaluation to the next; None: unknown.
         settings: further settings of the run by name, for display.
 
     Raises:
@@ -108,8 +126,9 @@ class Run:
     past_steps: int = 0
     masked_rows: int = 0
     order: str = ""
-    micro_batch_size: int | None = None
-    data_parallel_size: int | None = None
+    shapes: tuple[StepShape, ...] = (StepShape(0, None, None),)
+    rounds: int = 1
+    every: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,6 +142,22 @@ class Run:
                 f"the steps consume {last} samples, the index holds {self.index.num_samples}; "
                 "build it for more samples, or audit fewer steps"
             )
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Samples of a micro batch of one rank; None if it is unknown or changes."""
+        return _only({shape.micro_batch_size for shape in self.shapes})
+
+    @property
+    def data_parallel_size(self) -> int | None:
+        """Number of data-parallel ranks; None if it is unknown or changes."""
+        return _only({shape.data_parallel_size for shape in self.shapes})
+
+    @cached_property
+    def batch(self) -> BatchSchedule:
+        """The rows of each step, those of padding too."""
+        changes = [shape.first for shape in self.shapes[1:]]
+        return BatchSchedule.of_steps(self.step_bounds, self.masked_rows, changes)
 
     @property
     def num_steps(self) -> int:
@@ -201,6 +236,11 @@ class Run:
         )
 
 
+def _only(values: Set[int | None]) -> int | None:
+    """Return the only value; None of several."""
+    return next(iter(values)) if len(values) == 1 else None
+
+
 def run_of_index(
     index: Index,
     sources: Sequence[RunSource] | None = None,
@@ -243,8 +283,13 @@ def run_of_index(
         past_steps=past,
         order=str(getattr(index, "order", "")),
         settings={"seed": index.seed} if hasattr(index, "seed") else {},
-        micro_batch_size=setting_or_none("micro_batch_size", micro_batch_size),
-        data_parallel_size=setting_or_none("data_parallel_size", data_parallel_size),
+        shapes=(
+            StepShape(
+                0,
+                setting_or_none("micro_batch_size", micro_batch_size),
+                setting_or_none("data_parallel_size", data_parallel_size),
+            ),
+        ),
     )
 
 

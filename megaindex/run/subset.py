@@ -17,15 +17,23 @@ from megaindex.builders.described import build_described
 from megaindex.format import IndexedDataset
 from megaindex.index.description import describe_index
 from megaindex.index.skips import Skip, read_skips, skips_of, source_number, unskipped
+from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import datasets_of, sources_of
 from megaindex.index.stretches import StretchedIndex
 from megaindex.io.paths import absolute
-from megaindex.run.run import Run, RunSource
+from megaindex.run.run import Run, RunSource, StepShape
 
 
 def rows_of(paths: Sequence[str]) -> dict[str, int]:
     """Return the row of each path in the lock."""
     return {path: number for number, path in enumerate(paths)}
+
+
+def paths_of(run: Run) -> list[str]:
+    """Return the prefixes of the pairs of a run, those of labels and loss masks too."""
+    companions = [each.targets.companion for each in run.sources if each.targets is not None]
+    pairs = [*datasets_of(run.index), *(pair for pair in companions if pair is not None)]
+    return list(dict.fromkeys(absolute(pair.path_prefix) for pair in pairs))
 
 
 def subset_of(run: Run, rows: Mapping[str, int], files: Mapping[str, int]) -> dict[str, Any]:
@@ -44,8 +52,13 @@ def subset_of(run: Run, rows: Mapping[str, int], files: Mapping[str, int]) -> di
         "steps": _steps(run.step_bounds),
         "past_steps": run.past_steps,
         "masked_rows": run.masked_rows,
-        "micro_batch_size": run.micro_batch_size,
-        "data_parallel_size": run.data_parallel_size,
+        "shapes": [list(shape) for shape in run.shapes],
+        "targets": [
+            None if source.targets is None else _named_targets(source.targets, rows)
+            for source in run.sources
+        ],
+        "rounds": run.rounds,
+        "every": run.every,
         "skip": None if skips is None else skip_settings(skips.settings, files),
         "note": {
             "order": run.order,
@@ -55,6 +68,12 @@ def subset_of(run: Run, rows: Mapping[str, int], files: Mapping[str, int]) -> di
             "settings": [[name, value] for name, value in run.settings.items()],
         },
     }
+
+
+def _named_targets(targets: SourceTargets, rows: Mapping[str, int]) -> list[Any]:
+    """Return the kind of loss targets, and the row of their pair."""
+    assert targets.companion is not None, "targets without a pair follow from the order"
+    return [targets.kind, rows[absolute(targets.companion.path_prefix)]]
 
 
 def _node_of(run: Run, files: Mapping[str, int]) -> dict[str, Any]:
@@ -92,7 +111,7 @@ def _steps(bounds: I64) -> list[list[int]]:
 
 def run_of_subset(
     subset: Mapping[str, Any],
-    datasets: Sequence[IndexedDataset],
+    pair: Callable[[int], IndexedDataset],
     files: Sequence[str],
     *,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -101,7 +120,7 @@ def run_of_subset(
 
     Args:
         subset: its result.
-        datasets: dataset of each source of the subset, in its order.
+        pair: function that returns the dataset of a row.
         files: files of documents and mix changes, by their row.
         cache_dir: cache of built arrays, as for `megaindex.build_index`.
 
@@ -109,6 +128,7 @@ def run_of_subset(
         InvalidArgument: the description does not fit the datasets.
     """
     bounds = step_bounds_of(subset)
+    datasets = [pair(row) for row in subset["sources"]]
     index = build_described(subset["index"], datasets, cache_dir=cache_dir, files=files)
     nodes = [next(source_nodes(each)) for each in _sources(subset["index"])]
     sources = [
@@ -119,9 +139,15 @@ def run_of_subset(
             cut_tokens=getattr(leaf, "cut_tokens", 0),
             cut_by=f"long_documents {node.get('long_documents')}",
             path_prefix=dataset.path_prefix,
+            targets=targets and SourceTargets(kind=targets[0], companion=pair(targets[1])),
         )
-        for name, node, dataset, leaf in zip(
-            subset["note"]["names"], nodes, datasets, sources_of(index), strict=True
+        for name, node, dataset, leaf, targets in zip(
+            subset["note"]["names"],
+            nodes,
+            datasets,
+            sources_of(index),
+            subset["targets"],
+            strict=True,
         )
     ]
     skips = skips_of(index)
@@ -140,8 +166,9 @@ def run_of_subset(
         past_steps=subset["past_steps"],
         masked_rows=subset["masked_rows"],
         order=subset["note"]["order"],
-        micro_batch_size=subset["micro_batch_size"],
-        data_parallel_size=subset["data_parallel_size"],
+        shapes=tuple(StepShape(*shape) for shape in subset["shapes"]),
+        rounds=subset["rounds"],
+        every=subset["every"],
         settings=dict(subset["note"]["settings"]),
     )
 

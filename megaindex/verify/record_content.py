@@ -8,27 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.builders.recipe import OpenRecipe
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import FormatError
-from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index, datasets_of
-from megaindex.io.paths import absolute
 from megaindex.loader.checkpoint import Contents, contents, stored_contents
-from megaindex.loader.targets import targets_of, targets_of_sources, targets_text
+from megaindex.loader.targets import targets_of, targets_text
 from megaindex.lock.lock_file import Lock
-from megaindex.lock.make import runs_of_subsets
-from megaindex.lock.pinned_files import sound_files, sound_paths, token_hashes
-from megaindex.lock.settings import differences, read_run
-from megaindex.lock.shape import PATHS
+from megaindex.lock.opening import LockedFiles
+from megaindex.lock.pinned_files import token_hashes
+from megaindex.lock.settings import differences
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
-from megaindex.recipe.recipe import Recipe
-from megaindex.recipe.recipe_file import to_mapping
-from megaindex.run.subset import rows_of, subset_of
-from megaindex.validation import CheckpointReader, error_text, shown
+from megaindex.run.from_recipe import evaluation_of_opened
+from megaindex.run.subset import paths_of, rows_of, subset_of
+from megaindex.validation import CheckpointReader, shown
 
-_RESOLVED = ("samples", "index", "steps")  # of a subset for evaluation
+_RESOLVED = ("samples", "index", "steps", "every")  # of a subset for evaluation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,95 +97,62 @@ def held_by_state(
         ]
     if opened is None:
         return HeldContent(sources=sources, without=without)
-    recipe, validation = opened.layout.recipe, opened.validation
-    if validation is None:
+    valid = evaluation_of_opened(opened)
+    if valid is None:
         return HeldContent(sources=sources, evaluation={}, without=without)
-    stream = runs_of_subsets(recipe, opened, None)["valid"]
-    rows = rows_of([absolute(each.path_prefix) for each in datasets_of(stream.index)])
-    source = HeldSource(
-        fingerprint=corpus_fingerprint(validation.dataset),
-        targets=targets_text(validation),
-        content=contents([validation.dataset], targets_of_sources([validation]), whole=False)[0],
+    (read,) = contents(datasets_of(valid.index), targets_of(valid), whole=False)
+    (source,) = valid.sources
+    held = HeldSource(
+        fingerprint=corpus_fingerprint(datasets_of(valid.index)[0]),
+        targets=targets_text(source),
+        content=read,
     )
-    settings = to_mapping(replace(recipe, mix_changes=None))["evaluation"]
-    subset = subset_of(stream, rows, {})
+    rows = rows_of(paths_of(valid))
     return HeldContent(
         sources=sources,
-        evaluation=_evaluation(settings, {"valid": subset}, {"valid": [source]}),
-        evaluated={"valid": [source]},
+        evaluation=_evaluation({"valid": subset_of(valid, rows, {})}, {"valid": [held]}),
+        evaluated={"valid": [held]},
         without=without,
     )
 
 
 def held_by_lock(lock: Lock) -> HeldContent:
-    """Return what a lock holds, without reading any other file.
-
-    Raises:
-        FormatError: its settings cannot be read.
-    """
-    try:
-        return _held_by_lock(lock)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise FormatError(
-            f"{lock.path}: its settings cannot be read ({error_text(error)}); restore the file, or "
-            "lock the run again"
-        ) from None
-
-
-def _held_by_lock(lock: Lock) -> HeldContent:
-    content = lock.content
-    settings, subsets, tokens = content["settings"], content["subsets"], content["tokens"]
-    values = settings[settings["kind"]]
-    entries: dict[str, list[Any]] = {}
-    if settings["kind"] == "recipe":
-        evaluation = values.get("evaluation", {})
-        entries = {"train": list(values["sources"].values())}
-        entries["valid"] = [evaluation["source"]] if evaluation else []
-    else:
-        evaluation, data = values["evaluation"], values["data"]
-        entries = {name: data.get(name, data.get("train", [])) for name in subsets}
+    """Return what a lock holds, without reading any other file."""
+    tokens, subsets = lock.content["tokens"], lock.content["subsets"]
 
     def held(name: str) -> list[HeldSource]:
-        given = entries.get(name, [])
-        found = []
-        for number, row in enumerate(subsets[name]["sources"]):
-            own = [*given[number : number + 1], *given]
-            entry: Mapping[str, Any] = next((each for each in own if each.get("path") == row), {})
-            beside = {key: entry[key] for key in PATHS[1:] if key in entry}
-            texts = [f"{key} {lock.sources[at].fingerprint}" for key, at in beside.items()]
-            found.append(
-                HeldSource(
-                    fingerprint=lock.sources[row].fingerprint,
-                    targets=", ".join(texts).replace("loss_mask", "loss mask") or "all tokens",
-                    hashes=None
-                    if tokens is None
-                    else {
-                        key: tokens["hashes"][at] for key, at in {"tokens": row, **beside}.items()
-                    },
-                )
-            )
-        return found
+        pairs = zip(subsets[name]["sources"], subsets[name]["targets"], strict=True)
+        return [_held_source(lock, row, targets) for row, targets in pairs]
 
     evaluated = {name: held(name) for name in subsets if name != "train"}
-    resolved = {name: lock.subset(name) for name in evaluated}
     return HeldContent(
         sources=held("train"),
-        evaluation=_evaluation(evaluation, resolved, evaluated),
+        evaluation=_evaluation({name: lock.subset(name) for name in evaluated}, evaluated),
         evaluated=evaluated,
         chunk_bytes=0 if tokens is None else tokens["chunk_bytes"],
         without="a lock without --tokens",
     )
 
 
+def _held_source(lock: Lock, row: int, targets: Any) -> HeldSource:
+    """Return a source of a lock: a pair, and kind and pair of its loss targets or None."""
+    tokens, parts, text = lock.content["tokens"], {"tokens": row}, "all tokens"
+    if targets is not None:
+        kind, companion = targets
+        parts[kind] = companion
+        text = f"{kind.replace('_', ' ')} {lock.sources[companion].fingerprint}"
+    return HeldSource(
+        fingerprint=lock.sources[row].fingerprint,
+        targets=text,
+        hashes=tokens and {part: tokens["hashes"][at] for part, at in parts.items()},
+    )
+
+
 def _evaluation(
-    settings: Mapping[str, Any],
-    subsets: Mapping[str, Mapping[str, Any]],
-    sources: Mapping[str, Sequence[HeldSource]],
+    subsets: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Sequence[HeldSource]]
 ) -> dict[str, Any]:
-    """Return settings and subsets of an evaluation as values that can be compared."""
+    """Return the subsets of an evaluation as values that can be compared."""
     found: dict[str, Any] = {}
-    if settings:
-        found["evaluation"] = {key: each for key, each in settings.items() if key != "source"}
     for name, subset in subsets.items():
         kept = {key: subset[key] for key in _RESOLVED}
         kept["sources"] = [each.fingerprint for each in sources[name]]
@@ -206,8 +169,10 @@ def with_contents(
         MissingFile, StorageError: a file cannot be read.
         FormatError: it is not what it was.
     """
-    paths, files = sound_paths(lock, search), sound_files(lock, search)
-    infos = [info for info in (stat_path(f"{path}.bin") for path in paths) if info is not None]
+    opened = LockedFiles(lock, search)
+    infos = [
+        info for info in (stat_path(f"{path}.bin") for path in opened.paths) if info is not None
+    ]
     found = token_hashes(infos, held.chunk_bytes, bar)
     for info, ours, theirs in zip(infos, found, lock.content["tokens"]["hashes"], strict=True):
         if ours != theirs:
@@ -215,24 +180,17 @@ def with_contents(
                 f"{info.path}: its bytes must have the hashes in {lock.path}, got others; restore "
                 "the file"
             )
-    train = lock.content["subsets"]["train"]
-    run = read_run(lock.content["settings"], train["index"], paths, lock.path, files)
-    if not isinstance(run, Recipe):
-        dialect = lock.content["dialect"]
-        datasets = [IndexedDataset(paths[row], dialect=dialect) for row in train["sources"]]
-        return replace(held, sources=_filled(held.sources, contents(datasets, None, whole=False)))
-    opened = open_recipe(run)
-    evaluated = dict(held.evaluated)
-    if opened.validation is not None and "valid" in evaluated:
-        targets = targets_of_sources([opened.validation])
-        read = contents([opened.validation.dataset], targets, whole=False)
-        evaluated["valid"] = _filled(evaluated["valid"], read)
-    read = contents(opened.datasets, targets_of(opened), whole=False)
-    return replace(held, sources=_filled(held.sources, read), evaluated=evaluated)
 
+    def filled(name: str, sources: Sequence[HeldSource]) -> list[HeldSource]:
+        run = opened.run(name)
+        read = contents(datasets_of(run.index), targets_of(run), whole=False)
+        return [replace(each, content=content) for each, content in zip(sources, read, strict=True)]
 
-def _filled(sources: Sequence[HeldSource], read: Sequence[Contents]) -> list[HeldSource]:
-    return [replace(each, content=content) for each, content in zip(sources, read, strict=True)]
+    return replace(
+        held,
+        sources=filled("train", held.sources),
+        evaluated={name: filled(name, sources) for name, sources in held.evaluated.items()},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +225,7 @@ def compare_content(first: HeldContent, second: HeldContent) -> ContentCheck:
             for place, a, b in differences(
                 first.evaluation.get(name), second.evaluation.get(name), ""
             )
-            for line in apart(f"{name}: {place}" if place else name, a, b)
+            for line in apart(f"{name}: {place}" if place else name, _size(a), _size(b))
         ]
     levels = {"whole"}
     found = list(
@@ -293,6 +251,13 @@ def compare_content(first: HeldContent, second: HeldContent) -> ContentCheck:
     return ContentCheck(
         differences=(*evaluated, *found), tokens=tokens, not_compared=tuple(lacking)
     )
+
+
+def _size(value: Any) -> Any:
+    """Return the samples of a whole subset as text; none for one that a run does not have."""
+    if isinstance(value, Mapping):
+        return f"{value['samples']} samples"
+    return "none" if value is None else value
 
 
 def _source_differences(

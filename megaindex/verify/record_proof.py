@@ -39,6 +39,7 @@ from megaindex.index.skips import (
     masked_tokens,
     ranges_without,
     skips_of,
+    source_number,
     unskipped,
     with_skips,
 )
@@ -431,13 +432,16 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
         LossMask(source=each["source"], first=each["from"], documents=ids.get(each["digest"]))
         for each in stored.masked
     ]
+    assert locked.lock is not None, "of a lock"
+    names = locked.lock.names("train")
     settings = [
         Skip(steps=((first, end - 1),), move=bool(move))
         for (first, end), (_, _, move) in zip(steps.tolist(), holes, strict=True)
     ]
     for mask in masks:
         step = int(np.searchsorted(bounds, mask.first))
-        settings.append(Skip(documents=mask.documents, source=mask.source, from_step=step))
+        name = None if mask.source is None else names[source_number(mask.source, names)]
+        settings.append(Skip(documents=mask.documents, source=name, from_step=step))
     skips = Skips(
         settings=tuple(settings),
         num_samples=locked.order.num_samples,

@@ -358,7 +358,7 @@ function tableIn(file, isArray = file.endsWith('.npy')) { // returns rows of int
   return range(rows, (k) => range(columns, (i) => number(byColumn ? i * rows + k : k * columns + i)));
 }
 const KEYS = new Set(`format version written_by settings root sources columns rows dialect tokens chunk_bytes hashes files path bytes
-  sha256 subsets train valid test samples index steps past_steps masked_rows micro_batch_size data_parallel_size skip receipts move
+  sha256 subsets train valid test samples index steps past_steps masked_rows shapes targets rounds every skip receipts move
   block_steps blocks total digests digest order documents without sequence_length extra seed epochs source parts final_epoch_apart
   name epochs_mixed left_over block_tokens max_documents long_documents capacity packed common weights rule uncounted stages from
   first_position shares begins batch period file changes position first ranges end left_out moved masks from_step note names settings`.split(/\s+/));

@@ -25,7 +25,8 @@ from megaindex import FormatError, InvalidArgument, MegaIndexError, Skip
 from megaindex.audit import run_of_recipe, run_of_settings
 from megaindex.lock import make_lock, open_run, read_lock, run_of_lock, verify_lock
 from megaindex.lock.lock_file import SECTIONS, section_digest
-from megaindex.lock.opening import locked_index, locked_run
+from megaindex.lock.opening import locked_index
+from megaindex.lock.settings import locked_settings
 from megaindex.recipe.recipe_file import recipe_of
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
@@ -242,7 +243,7 @@ def test_counts_are_bounded_before_arrays_are_made() -> None:
                 target[key] = count if key == "steps" else f"{count}/1"
                 Path("counts.lock").write_bytes(signed(content))
                 with pytest.raises(InvalidArgument, match="must for at most"):
-                    locked_run("counts.lock")
+                    locked_settings("counts.lock")
                 assert not verify_lock("counts.lock").is_clean
         content["subsets"]["train"]["steps"][1] = [40000, 1, 10**9]
         content["subsets"]["train"]["samples"] = 40000 + 10**9

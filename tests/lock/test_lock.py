@@ -22,7 +22,7 @@ from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, Missi
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
 from megaindex.lock.lock_file import SECTIONS, lock_text
 from megaindex.lock.opening import side_from_lock
-from megaindex.lock.settings import read_run, settings_of
+from megaindex.lock.settings import read_settings
 from megaindex.recipe import Recipe, read_recipe
 
 
@@ -65,7 +65,7 @@ def test_a_lock_is_verified_and_opens_the_run(name: str) -> None:
             pass
         assert loader.consumed_samples == train["samples"]
         state = loader.state_dict()
-        receipts.append((state["loader"] if is_recipe else state)["receipt"])
+        receipts.append(state["receipt"])
     from megaindex.index.receipts import BlockReceipts, Receipt
 
     served = [BlockReceipts.from_dict(each["ladder"]).total for each in receipts]
@@ -101,18 +101,13 @@ def test_settings_are_read_as_they_were_written(name: str) -> None:
     content = lock.content
     paths = [source.path for source in lock.sources]
     files = [file.path for file in lock.files]
-    run = read_run(
-        content["settings"], content["subsets"]["train"]["index"], paths, "a lock", files
-    )
-    rows = {path: number for number, path in enumerate(paths)}
-    if content["settings"]["kind"] == "run":
-        assert (
-            settings_of(run, rows, None, {path: row for row, path in enumerate(files)})
-            == content["settings"]
-        )
-    assert make_lock(run).write("again.lock", overwrite=True).content["subsets"] == {
-        **content["subsets"]
-    }
+    settings = read_settings(lock, paths, files)
+    kind = content["settings"]["kind"]
+    if kind == "run":
+        rows, named = ({path: row for row, path in enumerate(each)} for each in (paths, files))
+        assert settings.to_json(rows, named) == content["settings"][kind]
+    again = make_lock(settings.settings).write("again.lock", overwrite=True)
+    assert again.content["subsets"] == {**content["subsets"]}
 
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "locks").glob("*.lock"))
@@ -569,8 +564,7 @@ def test_stages_of_many_sources_are_locked_in_columns(
         None, list(range(17, 0, -1)), "none",
     ]  # fmt: skip
     assert rules(lock.path, whole=True) == []
-    train, paths = lock.content["subsets"]["train"], [source.path for source in lock.sources]
-    read = read_run(lock.content["settings"], train["index"], paths, "a lock", [])
+    read = read_settings(lock, [source.path for source in lock.sources], []).settings
     assert isinstance(read, Recipe)
     assert [[int(stream.proportion or 0) for stream in stage.streams] for stage in read.stages] == [
         [1] * 18, [*range(1, 18)], [1, *[2] * 17],

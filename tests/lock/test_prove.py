@@ -19,7 +19,7 @@ from megaindex.builders.recipe import open_recipe
 from megaindex.loader import join_states
 from megaindex.lock import compare_records, make_lock, open_run, read_lock
 from megaindex.lock.lock_file import lock_text
-from megaindex.recipe import read_recipe
+from megaindex.recipe import Recipe, read_recipe
 
 STEPS, SIZE = 20, 4
 RUN: dict[str, Any] = {
@@ -176,11 +176,17 @@ def test_a_lock_with_other_receipts_is_no_record() -> None:
         compare_records(lock, read_lock("edited.lock"))
 
 
-def run(lock: Any, rounds: int, ranks: int) -> list[dict[str, Any]]:
-    """States of the ranks of a locked run after so many micro batches."""
+def run(of: Any, rounds: int, ranks: int) -> list[dict[str, Any]]:
+    """States of the ranks of a locked run, or of a recipe, after so many micro batches."""
+    from megaindex.loader import RecipeLoader
+
     states = []
     for rank in range(ranks):
-        loader = open_run(lock, data_parallel_rank=rank, data_parallel_size=ranks)
+        loader = (
+            RecipeLoader(open_recipe(of), data_parallel_rank=rank, data_parallel_size=ranks)
+            if isinstance(of, Recipe)
+            else open_run(of, data_parallel_rank=rank, data_parallel_size=ranks)
+        )
         for _ in zip(range(rounds), loader, strict=False):
             pass
         states.append(json.loads(json.dumps(loader.state_dict())))
@@ -256,10 +262,13 @@ def test_a_changed_mix_is_named_by_step_and_weights() -> None:
     assert proof.differences[1].startswith("sample 24")
     assert len(proof.differences) == 2
     pytest.importorskip("torch")
-    served = run(plain, 31 * 2, 2)
+    recipe = read_recipe("lengths.yaml")
+    served = run(recipe, 31 * 2, 2)
     assert compare_records(plain, served).holds
+    locked = compare_records(run(plain, 31 * 2, 2), other)  # a state without settings
+    assert (locked.holds, locked.first.check.equal) == (False, False)
     assert compare_records(served, other).differences[0] == named
-    before = compare_records(run(plain, 29 * 2, 2), other)
+    before = compare_records(run(recipe, 29 * 2, 2), other)
     assert (before.holds, before.end, before.behind) == (True, 8 * 30, (named,))
     index = open_recipe(read_recipe("lengths.yaml")).index  # whose changes are not known
     found = compare_records(served, other, indices=(index, index)).differences

@@ -84,9 +84,9 @@ TARGETS = ("loss_mask: second/mask", "labels: second/mask")
         ({"mask": 1}, ("", ""), "source 1: "),
         ({"chat": 1}, ("", ""), "subset valid: source 0: "),
         ({}, TARGETS, "source 1: targets: "),
-        ({}, INTERVAL, "evaluation: interval: 5 in the first, 6 in the second"),
-        ({}, ITERATIONS, "evaluation: iterations: 1 in the first, 2 in the second"),
-        ({}, WITHOUT, "evaluation: "),
+        ({}, INTERVAL, "subset valid: every: 5 in the first, 6 in the second"),
+        ({}, ITERATIONS, "subset valid: samples: 4 in the first, 8 in the second"),
+        ({}, WITHOUT, "subset valid: '4 samples' in the first, 'none' in the second"),
     ],
 )
 def test_tokens_targets_and_evaluation_are_compared(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
+from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Data, RunSettings, Source, Target
@@ -145,7 +146,11 @@ def test_a_checkpoint_of_a_changed_mix_is_locked(
 ) -> None:
     """The changes are written beside the lock, as a file that it pins."""
     pytest.importorskip("torch")
-    loader = open_run(lock, data_parallel_size=1)
+    from megaindex.loader import RecipeLoader
+
+    with pytest.raises(AttributeError):
+        open_run(lock).set_mix  # type: ignore[attr-defined]  # noqa: B018
+    loader = RecipeLoader(open_recipe(read_recipe("run.yaml")), data_parallel_size=1)
     loader.set_mix({"web": 1, "a|b": 3}, 20)
     Path("state.json").write_text(json.dumps(loader.state_dict()))
     for status in (0, 2):

@@ -1,0 +1,203 @@
+"""Settings of a framework's run in a lock, and its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, ClassVar
+
+from megaindex._types import I64
+from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
+from megaindex.configs.megatron_versions import find_version
+from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
+from megaindex.index.frameworks import SPLITS, Split
+from megaindex.index.order_settings import make_order, order_of
+from megaindex.index.skips import read_skips, source_number
+from megaindex.lock.lock_file import Lock
+from megaindex.lock.pinned_files import Folder
+from megaindex.lock.setting_values import (
+    changed_fields,
+    every_field,
+    number,
+    numbers,
+    placed,
+    tuples,
+    with_paths,
+    with_rows,
+)
+from megaindex.lock.shape import PATHS
+from megaindex.plan.plan import evaluation_of
+from megaindex.plan.sizing import SplitPart
+from megaindex.plan.sources import parts_of
+from megaindex.run.from_settings import run_of_settings
+from megaindex.run.run import Run
+from megaindex.run.subset import skip_settings, with_files
+
+_WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "exact", "notes",
+            "ignored", "coverage", "blend_counts", "skip")  # fmt: skip
+
+
+class FrameworkSettings:
+    """Settings of a framework whose run is locked.
+
+    Args:
+        settings: the settings; relative paths are those of the current directory.
+        cache_dir: cache of built indices.
+    """
+
+    kind: ClassVar[str] = "run"
+
+    def __init__(self, settings: RunSettings, cache_dir: Folder | None = None) -> None:
+        self.settings, self._cache_dir = _with_absolute_paths(settings), cache_dir
+
+    @classmethod
+    def read(
+        cls,
+        values: Mapping[str, Any],
+        _lock: Lock,
+        paths: Sequence[str],
+        files: Sequence[str],
+        cache_dir: Folder | None = None,
+    ) -> FrameworkSettings:
+        """Return what `to_json` wrote; ``paths`` and ``files`` are those of the lock's rows."""
+        return cls(_settings_of(with_paths(values, paths), files), cache_dir)
+
+    @property
+    def dialect(self) -> str:
+        """Meaning of the token types of the pairs."""
+        return self.settings.row.file_dialect
+
+    @property
+    def paths(self) -> list[str]:
+        """Prefixes of the pairs, each once."""
+        data = self.settings.data
+        sources = (*data.train, *data.valid, *data.test)
+        named = (getattr(source, name, "") for name in PATHS for source in sources)
+        return list(dict.fromkeys(path for path in named if path))
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the files of documents, each once."""
+        named = [s.documents for s in self.settings.skip if isinstance(s.documents, str)]
+        return list(dict.fromkeys(named))
+
+    def runs(
+        self, wanted: Sequence[Split] = SPLITS, most: Mapping[str, int] | None = None
+    ) -> dict[Split, Run]:
+        """Return the run of each wanted subset that the settings give.
+
+        Raises:
+            InvalidArgument: the run cannot be built, or has more than ``most`` samples.
+            FormatError, StorageError: a source cannot be read.
+        """
+        settings = self.settings
+        runs: dict[Split, Run] = {"train": self._run("train", most)}
+        if len(wanted) == 1:
+            return runs
+        parts = parts_of(settings.data, settings.row, sequence_length=settings.sequence_length)
+        train = runs["train"]  # moved samples make steps behind the others
+        steps = train.num_steps if train.skips is None else train.skips.num_steps
+        evaluation = evaluation_of(settings, steps, parts)
+        if evaluation is not None:
+            counts = (evaluation.valid_samples, evaluation.test_samples)
+            for name, samples in zip(SPLITS[1:], counts, strict=True):
+                if samples and _has_samples(settings, parts[name]):
+                    runs[name] = self._run(name, most)
+        return runs
+
+    def _run(self, name: Split, most: Mapping[str, int] | None) -> Run:
+        return run_of_settings(
+            self.settings,
+            subset=name,
+            cache_dir=self._cache_dir,
+            most_samples=None if most is None else most.get(name, 0),
+        )
+
+    def step_bounds(self, name: str, subset: Mapping[str, Any]) -> I64:
+        """Return int64[steps + 1], the bounds of the steps of a subset; no index is built."""
+        settings = self.settings
+        if name != "train":
+            size = settings.evaluation.batch_size or settings.nominal_batch
+            return step_bounds(BatchSchedule.constant(size), 0, subset["samples"])[0]
+        index = subset["index"]
+        end = index["end"] if index["order"] == "skipped" else subset["samples"]
+        bounds, _ = step_bounds(settings.batch, settings.consumed_samples, end)
+        steps = skip_steps(
+            settings.skips(bounds.size - 1),
+            settings.batch,
+            bounds,
+            num_samples=int(bounds[-1]),
+            masked_rows=int(settings.tail == "pad"),
+        )
+        return bounds if steps is None else steps.bounds
+
+    def to_json(self, rows: Mapping[str, int], files: Mapping[str, int]) -> dict[str, Any]:
+        """Return the settings with the rows of pairs and of other files by their paths."""
+        settings = self.settings
+        order = order_of(settings.order)
+        changed = order.changed_settings
+        if not settings.depends_on_python:
+            changed.pop("python_sum", None)
+        data = every_field(settings.data, SPLITS)
+        for split in SPLITS:
+            if sources := [changed_fields(each) for each in getattr(settings.data, split)]:
+                data[split] = sources
+        found = {
+            "order": {"name": order.name, **changed},
+            **every_field(settings, _WITHOUT),
+            "data": data,
+            "batch": every_field(settings.batch),
+            "target": every_field(settings.target),
+            "evaluation": every_field(settings.evaluation),
+            "version": None if settings.version is None else settings.version.name,
+        }
+        skip = {"skip": skip_settings(settings.skip, files)} if settings.skip else {}
+        return {**with_rows(found, rows), **skip}
+
+
+def _with_absolute_paths(settings: RunSettings) -> RunSettings:
+    """Return the settings with the absolute paths of their pairs and files; URLs stay."""
+    each: dict[str, Any] = {
+        name: tuple(map(placed, getattr(settings.data, name))) for name in SPLITS
+    }
+    names = [source.path for source in settings.data.train]
+    skips = []
+    for skip in settings.skip:
+        row = None if skip.source is None else str(source_number(skip.source, names))
+        skips.append(replace(placed(skip, ("documents",)), source=row))
+    return replace(settings, data=replace(settings.data, **each), skip=tuple(skips))
+
+
+def _has_samples(settings: RunSettings, parts: Sequence[SplitPart]) -> bool:
+    """Return True if each source has a sample; a framework fails at one that has none."""
+    short = settings.row.is_framework or settings.row.order == "packed"  # which has shorter samples
+    least = 1 if short else settings.sequence_length + 1
+    return bool(parts) and all(part.tokens >= least for part in parts)
+
+
+def _settings_of(given: Mapping[str, Any], files: Sequence[str]) -> RunSettings:
+    values = dict(given)
+    skip = with_files(values.pop("skip", ()), files)
+    order = {key: number(each) for key, each in values.pop("order").items()}
+    name = order.pop("name")
+    data, version = values.pop("data"), values.pop("version")
+    sources: dict[str, Any] = {
+        split: tuple(Source(**numbers(source, "weight")) for source in data.pop(split, ()))
+        for split in SPLITS
+    }
+    target = values.pop("target")
+    return RunSettings(
+        order=make_order(name, order),
+        data=Data(**sources, **numbers(data, "documents_alpha")),
+        batch=BatchSchedule(**tuples(values.pop("batch"))),
+        target=Target(
+            kind=target["kind"],
+            value=Fraction(target["value"]),
+            per_source=tuple(map(Fraction, target.get("per_source", ()))),
+        ),
+        evaluation=Evaluation(**values.pop("evaluation")),
+        version=None if version is None else find_version(version),
+        skip=read_skips(skip, "skip", "/"),
+        **tuples(numbers(values, "variance_buffer", "surplus")),
+    )
