@@ -33,6 +33,7 @@ from megaindex.index.frameworks import parse_split
 from megaindex.index.order_settings import Order, make_order
 from megaindex.validation import (
     DEFAULT_SEED,
+    check_between,
     check_buffer,
     check_choice,
     check_epochs,
@@ -57,6 +58,14 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     parallel = _data_parallel(settings)
     steps = settings.gradient_accumulation_steps
     wanted = settings.global_batch_size
+    for name, size in (
+        ("--micro-batch-size", micro),
+        ("--data-parallel-size", parallel),
+        ("--gradient-accumulation-steps", steps),
+        ("--global-batch-size", wanted),
+    ):
+        if size is not None:
+            check_between(name, size, 1)
     if settings.batch_schedule is not None:
         if steps is not None or wanted is not None:
             raise InvalidArgument(
@@ -69,7 +78,14 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     if parallel is None and micro and steps and wanted % (micro * steps) == 0:
         parallel = wanted // (micro * steps)
     if micro is None and parallel is not None and settings.order == "neox":
-        micro = wanted // (parallel * (steps or 1))  # as GPT-NeoX derives it
+        rows = parallel * (steps or 1)
+        if wanted < rows:
+            raise InvalidArgument(
+                f"--global-batch-size {wanted} is less than {_parallel_text(settings, parallel)} x "
+                f"--gradient-accumulation-steps {steps or 1} = {rows}, and GPT-NeoX ends at a "
+                "micro batch of no sample; raise it, or lower one of them"
+            )
+        micro = wanted // rows  # as GPT-NeoX derives it
     if micro is not None and parallel is not None and steps is None:
         steps, rest = divmod(wanted, micro * parallel)
         if rest:

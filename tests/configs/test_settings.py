@@ -49,6 +49,11 @@ def test_epochs_are_parsed_exactly(text: str, value: Fraction) -> None:
     assert run_of(epochs=text).target.value == value
 
 
+def test_a_micro_batch_of_neox_has_a_sample() -> None:
+    run = run_of(order="neox", data_parallel_size=4)
+    assert (run.micro_batch_size, run.batch.final) == (1, 4)
+
+
 def test_epochs_of_each_source() -> None:
     run = run_of(tokens_per_epoch=("1K", "2K"), epochs="1,3/2")
     assert run.target.per_source == (1, Fraction(3, 2))
@@ -63,6 +68,9 @@ def test_epochs_of_each_source() -> None:
         ({"global_batch_size": None, "micro_batch_size": 2}, "GPUs is missing: give --world-size"),
         ({"global_batch_size": 0}, "--global-batch-size must be at least 1"),
         ({"micro_batch_size": -1}, "--micro-batch-size must be at least 1, got -1"),
+        ({"micro_batch_size": 0, "data_parallel_size": 1}, "--micro-batch-size must be at least 1"),
+        ({"data_parallel_size": 0, "order": "neox"}, "--data-parallel-size must be at least 1"),
+        ({"data_parallel_size": 5, "order": "neox"}, "GPT-NeoX ends at a micro batch of no sample"),
         ({"micro_batch_size": 3, "data_parallel_size": 1}, "multiple of --micro-batch-size 3 x"),
         ({"micro_batch_size": 8, "data_parallel_size": 1}, "multiple of --micro-batch-size 8 x"),
         ({"micro_batch_size": 3}, "4 must be a multiple of micro batch x data-parallel size = 3"),
