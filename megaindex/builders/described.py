@@ -38,6 +38,7 @@ def build_described(
     *,
     cache_dir: Folder | None = None,
     files: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> Index:
     """Return the index that `describe_index` described, or that a lock describes.
 
@@ -46,6 +47,7 @@ def build_described(
         datasets: dataset of each source, by its number in the index.
         cache_dir: cache of built arrays, as for `megaindex.build_index`.
         files: files of skipped documents and mix changes, by their row in the lock.
+        names: names of the sources, by which a checkpoint knows their masks; default: numbers.
 
     Raises:
         InvalidArgument: the description does not fit the datasets.
@@ -53,7 +55,7 @@ def build_described(
     """
     if node["order"] == "skipped":
         index = build_described(node["index"], datasets, cache_dir=cache_dir, files=files)
-        return skipped_index(node, index, [len(dataset) for dataset in datasets], files)
+        return skipped_index(node, index, [len(dataset) for dataset in datasets], files, names)
     build = partial(build_described, cache_dir=cache_dir, files=files)
     if node["order"] == "sequence":
         parts = [(build(part["index"], datasets), part["ranges"]) for part in node["parts"]]
@@ -70,7 +72,11 @@ def build_described(
 
 
 def skipped_index(
-    node: Node, index: Index, documents: Sequence[int], files: Sequence[str]
+    node: Node,
+    index: Index,
+    documents: Sequence[int],
+    files: Sequence[str],
+    names: Sequence[str] = (),
 ) -> Index:
     """Return an index with the skips of a description.
 
@@ -79,7 +85,9 @@ def skipped_index(
         index: the samples without skips.
         documents: number of sequences of each source.
         files: files of skipped documents, by their row in the lock.
+        names: names of the sources. Default: their numbers.
     """
+    names = names or list(map(str, range(len(documents))))
     holes = np.array(node["left_out"], np.int64).reshape(-1, 2)
     moved = [tuple(pair) for pair in node["moved"]]
     is_moved = [tuple(pair) in moved for pair in holes.tolist()]
@@ -87,7 +95,7 @@ def skipped_index(
         raise InvalidArgument("moved samples must be ranges of those left out; restore the lock")
     masks = tuple(
         LossMask(
-            source=str(mask["source"]),
+            source=names[mask["source"]],
             first=mask["from"],
             documents=None if mask["file"] is None else read_ids(files[mask["file"]]),
         )
@@ -102,7 +110,7 @@ def skipped_index(
         masks=masks,
         num_steps=0,
     )
-    return with_skips(index, skips, list(map(str, range(len(documents)))), documents)
+    return with_skips(index, skips, names, documents)
 
 
 def _leaf(

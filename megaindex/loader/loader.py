@@ -397,7 +397,8 @@ class Loader:
         state changes nothing.
 
         Args:
-            state: a result of `state_dict`, or of `join_states`.
+            state: a result of `state_dict`, or of `join_states`; also one of a
+                `megaindex.loader.RecipeLoader`, whose samples and sources are compared.
             allow: names of differences to accept: ``order`` (the index serves other samples than
                 the run was served), ``content`` and ``targets`` (a source holds other tokens, or
                 other targets of the loss), ``receipt`` (it counts more samples than were consumed),
@@ -407,7 +408,7 @@ class Loader:
             InvalidArgument: continuing would change the samples served before or after.
             FormatError: the state is damaged, or not one of `state_dict`.
         """
-        self._load(state, allow=allow)
+        self._load(_without_recipe(state), allow=allow)
 
     def _load(
         self,
@@ -501,6 +502,18 @@ class _Iteration(Iterator[Batch]):
                 "the loader"
             )
             raise
+
+
+def _without_recipe(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of a `Loader` in that of a `RecipeLoader`; others as they are."""
+    if "recipe" not in state:
+        return state
+    stored = CheckpointReader("the state of a recipe's loader", state)
+    rule = "must be a list of mappings"
+    sources = stored.checked("sources", rule, lambda value: isinstance(value, list))
+    contents = [CheckpointReader("a source of it", each).values.get("content") for each in sources]
+    inner = stored.part("loader", "the state of a loader").values
+    return {**inner, "content": None if None in contents else contents}
 
 
 def _check_sampler(argument: Any) -> MicroBatches:

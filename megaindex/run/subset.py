@@ -129,7 +129,10 @@ def run_of_subset(
     """
     bounds = step_bounds_of(subset)
     datasets = [pair(row) for row in subset["sources"]]
-    index = build_described(subset["index"], datasets, cache_dir=cache_dir, files=files)
+    names = [name or str(number) for number, name in enumerate(subset["note"]["names"])]
+    index = build_described(
+        subset["index"], datasets, cache_dir=cache_dir, files=files, names=names
+    )
     nodes = [next(source_nodes(each)) for each in _sources(subset["index"])]
     sources = [
         RunSource(

@@ -451,7 +451,7 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
         masks=tuple(masks),
         num_steps=bounds.size - 1,
     )
-    return with_skips(locked.order, skips)
+    return with_skips(locked.order, skips, names)
 
 
 def _record(

@@ -277,7 +277,7 @@ def test_an_evaluation_scores_each_sample_once(
 
 
 def test_no_evaluation_is_refused(folder: Path) -> None:
-    with pytest.raises(InvalidArgument, match="the recipe must have an evaluation"):
+    with pytest.raises(InvalidArgument, match="the run must have an evaluation"):
         RecipeLoader(open_recipe(recipe_of(folder)), micro_batch_size=4).evaluation()
 
 

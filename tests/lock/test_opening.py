@@ -1,0 +1,177 @@
+"""Loaders of locked runs, which are made from the samples of the lock alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import cli
+from support.locked_runs import RUNS, write_inputs
+
+from megaindex.builders.recipe import open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.loader import Loader, MicroBatchSampler, RecipeLoader
+from megaindex.lock import open_run, read_lock
+from megaindex.lock.lock_file import lock_text
+from megaindex.lock.settings import locked_settings
+from megaindex.recipe import Recipe, read_recipe
+from megaindex.run.from_settings import run_of_settings
+
+torch = pytest.importorskip("torch")
+
+RECIPES = {"recipe": "run.yaml", "lengths": "lengths.yaml", "past": "past.yaml"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("runs")
+    write_inputs(folder)
+    before = Path.cwd()
+    os.chdir(folder)
+    for name, flags in RUNS.items():
+        assert cli("lock", *flags.split(), "--out", f"{name}.lock")[::2] == (0, "")
+    yield
+    os.chdir(before)
+
+
+def by_settings(name: str, rank: int, ranks: int) -> Loader:
+    """The loader of a run of its settings, without the lock."""
+    settings = locked_settings(f"{name}.lock")
+    if isinstance(settings, Recipe):
+        loader: Loader = RecipeLoader(
+            open_recipe(settings), data_parallel_rank=rank, data_parallel_size=ranks
+        )
+        return loader
+    run = run_of_settings(settings)
+    sampler = MicroBatchSampler(
+        num_samples=run.index.num_samples,
+        train_samples=run.num_samples if run.skips is None else run.skips.end,
+        consumed_samples=int(run.step_bounds[run.past_steps]),
+        global_batch_size=settings.batch,
+        tail="pad" if run.masked_rows else "drop",
+        index=run.index,
+        micro_batch_size=settings.micro_batch_size or 1,
+        data_parallel_rank=rank,
+        data_parallel_size=ranks,
+    )
+    return Loader(run.index, sampler)
+
+
+def equal(ours: Any, theirs: Any) -> bool:
+    """Compare two batches, field by field."""
+    same = [torch.equal(ours[key], theirs[key]) for key in ours]
+    return ours.keys() == theirs.keys() and all(same)
+
+
+def ranks_of(name: str) -> tuple[int, ...]:
+    return (2,) if name == "lengths" else (1, 2) if name in RECIPES else (1,)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_batches_are_those_of_the_settings(name: str) -> None:
+    for ranks in ranks_of(name):
+        for rank in range(ranks):
+            ours = open_run(f"{name}.lock", data_parallel_rank=rank, data_parallel_size=ranks)
+            theirs = by_settings(name, rank, ranks)
+            assert len(ours) == len(theirs)
+            assert all(equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_rounds_of_an_evaluation_are_those_of_the_recipe() -> None:
+    for rank in range(2):
+        ranks: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": 2}
+        for more in ({}, {"micro_batch_size": 1}):
+            ours = list(open_run("recipe.lock", **ranks, **more).evaluation())
+            theirs = RecipeLoader(open_recipe(read_recipe("run.yaml")), **ranks, **more)
+            pairs = zip(ours, theirs.evaluation(), strict=True)
+            assert ours
+            assert all(equal(a, b) for a, b in pairs)
+    for name in ("neox", "past"):  # whose rounds go on, and without one
+        with pytest.raises(InvalidArgument, match="must have an evaluation"):
+            open_run(f"{name}.lock").evaluation()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_checkpoint_of_the_recipe_is_continued_by_its_lock(name: str) -> None:
+    """With other ranks, where the stages allow it."""
+    states = []
+    for rank in range(2):
+        loader = RecipeLoader(
+            open_recipe(read_recipe(RECIPES[name])), data_parallel_rank=rank, data_parallel_size=2
+        )
+        batches = iter(loader)
+        for _ in range(7):
+            next(batches)
+        states.append(json.loads(json.dumps(loader.state_dict())))
+        rest = open_run(f"{name}.lock", data_parallel_rank=rank, data_parallel_size=2)
+        rest.load_state_dict(states[-1])
+        assert all(equal(a, b) for a, b in zip(rest, batches, strict=True))
+    other = "recipe" if name == "past" else "past"
+    with pytest.raises((InvalidArgument, FormatError)):
+        open_run(f"{other}.lock", data_parallel_size=2).load_state_dict(states[0])
+    damaged = {**states[0], "sources": 3}
+    with pytest.raises(FormatError, match="sources must be a list"):
+        open_run(f"{name}.lock", data_parallel_size=2).load_state_dict(damaged)
+
+
+def test_other_tokens_or_targets_are_not_continued() -> None:
+    loader = RecipeLoader(open_recipe(read_recipe("run.yaml")), data_parallel_size=2)
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    digests = state["sources"][4]["content"]["targets"]
+    digests["sampled"] = digests["sampled"][:-1] + ("1" if digests["sampled"][-1] != "1" else "2")
+    with pytest.raises(InvalidArgument, match="labels or loss mask differ"):
+        open_run("recipe.lock", data_parallel_size=2).load_state_dict(state)
+
+
+def test_settings_do_not_decide() -> None:
+    """They are text to show: a lock of other settings gives the same batches."""
+    content = json.loads(json.dumps(read_lock("flags.lock").content))
+    content["settings"]["run"]["seed"] += 1
+    Path("edited.lock").write_bytes(lock_text(content))
+    pairs = zip(open_run("edited.lock"), open_run("flags.lock"), strict=True)
+    assert all(equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "masked", "changes", "sizes"),
+    [
+        ([0, 4, 8, 12], 0, [], [4]),
+        ([0, 4, 8, 9], 3, [], [4]),
+        ([0, 4, 8, 9], 0, [], [1, 4]),
+        ([0, 4, 6, 10, 12], 0, [], [2, 4]),
+        ([40, 40, 40, 44, 48], 0, [], [4]),
+        ([40, 40, 44, 50], 0, [44], [4, 6]),
+        ([0, 4, 8, 14, 20], 0, [8], [4, 6]),
+    ],
+)
+def test_a_schedule_of_listed_steps(
+    bounds: list[int], masked: int, changes: list[int], sizes: list[int]
+) -> None:
+    listed = np.array(bounds, np.int64)
+    schedule = BatchSchedule.of_steps(listed, masked, changes)
+    assert sorted({*schedule.sizes()}) == sizes
+    rows = [*bounds[:-1], bounds[-1] + masked]
+    first = (
+        bounds.index(rows[0])
+        if rows[0] == 0
+        else max(k for k, b in enumerate(bounds) if b == rows[0])
+    )
+    for step in range(first, len(bounds) - 1):
+        assert schedule.samples_after(1, bounds[step]) == rows[step + 1]
+        assert schedule.samples_after(step - first, bounds[first]) == bounds[step]
+        for end in (bounds[step], bounds[step] + 1):
+            steps = schedule.iterations_within(end, bounds[first])
+            assert steps == np.searchsorted(rows, end, "right") - 1 - first
+    assert schedule.samples_after(1, rows[-1]) == 2 * rows[-1] - rows[-2]  # goes on as it ended
+
+
+def test_steps_begin_where_their_shape_changes() -> None:
+    with pytest.raises(InvalidArgument, match="no step begins with sample 5"):
+        BatchSchedule.of_steps(np.array([0, 4, 8]), 0, [5])
