@@ -38,7 +38,5 @@ from megaindex.index.spans import Index as Index
 from megaindex.index.spans import Spans as Spans
 from megaindex.kernels import backend as backend
 from megaindex.plan.plan import make_plan as make_plan
-from megaindex.tokenize import Tokenized as Tokenized
-from megaindex.tokenize import tokenize as tokenize
 
 __version__: str

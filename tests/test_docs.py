@@ -48,7 +48,7 @@ def public_docstrings(facade: str) -> Iterator[tuple[str, str]]:
 def test_every_package_with_public_names_is_documented() -> None:
     stubs = (ROOT / "megaindex").rglob("__init__.pyi")
     packages = {".".join(stub.parent.relative_to(ROOT).parts) for stub in stubs}
-    assert packages - set(FACADES) == {"megaindex.tokenize"}  # whose names `megaindex` has
+    assert packages <= set(FACADES)
 
 
 @pytest.mark.parametrize("facade", FACADES)

@@ -19,6 +19,7 @@ from megaindex.configs.batch_schedule import BatchSchedule, ramp_up
 from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
+from megaindex.corpus import tokenize
 from megaindex.engine import open_engine
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
@@ -28,7 +29,6 @@ from megaindex.plan import make_plan
 from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 from megaindex.recipe.recipe_file import to_mapping
 from megaindex.run.run import RunSource, run_of_index
-from megaindex.tokenize import tokenize
 from megaindex.validation import check_exact, check_fraction, check_integer, check_number, percent
 
 N = Callable[[int], Any]

@@ -25,10 +25,10 @@ from megaindex.format.provenance import (
     open_provenance,
     provenance_path,
 )
+from megaindex.format.tokenizers import Tokenizer, find_tokenizer, load
 from megaindex.index.array_index import distinct, served_tokens
 from megaindex.io.paths import is_remote
 from megaindex.run.run import Run, TokenRuns
-from megaindex.tokenize.tokenizers import Tokenizer, find_tokenizer, load
 from megaindex.validation import check_between
 
 

@@ -112,6 +112,19 @@ class SidecarFile:
             marker=None if self.marker is None else base + self.marker,
         )
 
+    def own_sets(self, path: str) -> list[tuple[str, ArrayFiles]]:
+        """Return the sets that still have this file, which is at `path`, as their sidecar."""
+        directory = os.path.dirname(path) or "."
+        sets = [(name, self.files(directory, name)) for name in self.sets]
+        return [(name, files) for name, files in sets if _is_one_file(files.sidecar, path)]
+
+
+def _is_one_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except FileNotFoundError:
+        return False
+
 
 def write_sidecars(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
     """Write one sidecar file for sets of one directory, with a hard link for each of them."""

@@ -30,9 +30,11 @@ from megaindex.builders import build_index
 from megaindex.cli.options import Parser, add_flags
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Data, RunSettings, Source, Target
+from megaindex.corpus.tokenize.run import tokenize
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.format.provenance import open_provenance
+from megaindex.format.tokenizers import END_OF_DOCUMENT
 from megaindex.index.spans import Index, Spans
 from megaindex.io.paths import as_storage_error
 from megaindex.kernels import backend
@@ -44,8 +46,6 @@ from megaindex.lock.opening import run_of_lock
 from megaindex.plan.plan import make_plan
 from megaindex.plan.render import plan_view
 from megaindex.progress import copying, counting
-from megaindex.tokenize.run import tokenize
-from megaindex.tokenize.tokenizers import END_OF_DOCUMENT
 
 if TYPE_CHECKING:
     from megaindex.builders import BuiltIndex

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from megaindex.cli.options import Parser, add_flags, print_pairs
 
 if TYPE_CHECKING:
-    from megaindex.imports.flat import DocumentStream, FlatTokens
+    from megaindex.corpus.imports.flat import DocumentStream, FlatTokens
 
 _FORMATS = {
     "nanotron": "a .ds file of datatrove, with its .ds.index beside it",
@@ -27,7 +27,7 @@ _FORMATS = {
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    from megaindex.imports.flat import import_pair
+    from megaindex.corpus.imports.flat import import_pair
     from megaindex.progress import copying
 
     start = time.perf_counter()
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _open(options: argparse.Namespace) -> FlatTokens | DocumentStream:
-    from megaindex.imports import formats, mds
+    from megaindex.corpus.imports import formats, mds
 
     source = options.source
     if options.format == "nanotron":

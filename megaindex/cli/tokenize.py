@@ -17,15 +17,15 @@ from megaindex.cli.options import Parser, add_engine_arguments, add_flags, chose
 from megaindex.errors import InvalidArgument, visible
 
 if TYPE_CHECKING:
-    from megaindex.tokenize import Tokenized
+    from megaindex.corpus.tokenize.run import Tokenized
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    from megaindex.corpus.tokenize.run import tokenize
     from megaindex.progress import copying
-    from megaindex.tokenize import tokenize
 
     start = time.perf_counter()
     with chosen_engine(options) as engine:

@@ -103,9 +103,9 @@ def _verify(options: argparse.Namespace) -> bool:
 
 
 def _lock_report(options: argparse.Namespace) -> Report:
+    from megaindex.corpus.subjects import subjects
     from megaindex.lock.check import verify_lock
     from megaindex.progress import copying, counting_samples, silent
-    from megaindex.verify.subjects import subjects
 
     for path in options.paths:
         if len(options.paths) > 1 or [each.kind for each in subjects(path)] != ["lock"]:

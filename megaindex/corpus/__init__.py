@@ -1,4 +1,4 @@
-"""Tools for .bin/.idx pairs: merge, split, import, inspect, verify, repair and fingerprint."""
+"""Tools for .bin/.idx pairs: tokenize, import, merge, split, verify, repair, fingerprint."""
 
 from megaindex._lazy import lazy_exports
 

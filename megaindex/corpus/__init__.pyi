@@ -1,5 +1,11 @@
 from megaindex.cache.fingerprint import content_fingerprint as content_fingerprint
 from megaindex.cache.fingerprint import corpus_fingerprint as corpus_fingerprint
+from megaindex.corpus.imports.flat import import_pair as import_pair
+from megaindex.corpus.imports.formats import open_columns as open_columns
+from megaindex.corpus.imports.formats import open_nanotron as open_nanotron
+from megaindex.corpus.imports.formats import open_numpy as open_numpy
+from megaindex.corpus.imports.formats import open_tntidx as open_tntidx
+from megaindex.corpus.imports.mds import open_mds as open_mds
 from megaindex.corpus.inspect import inspect as inspect
 from megaindex.corpus.merge import merge as merge
 from megaindex.corpus.repair import repair as repair
@@ -7,13 +13,9 @@ from megaindex.corpus.split import cut_at as cut_at
 from megaindex.corpus.split import cut_evenly as cut_evenly
 from megaindex.corpus.split import cut_ranges as cut_ranges
 from megaindex.corpus.split import split as split
+from megaindex.corpus.tokenize.run import Tokenized as Tokenized
+from megaindex.corpus.tokenize.run import tokenize as tokenize
 from megaindex.format.findings import Finding as Finding
 from megaindex.format.findings import Report as Report
-from megaindex.imports.flat import import_pair as import_pair
-from megaindex.imports.formats import open_columns as open_columns
-from megaindex.imports.formats import open_nanotron as open_nanotron
-from megaindex.imports.formats import open_numpy as open_numpy
-from megaindex.imports.formats import open_tntidx as open_tntidx
-from megaindex.imports.mds import open_mds as open_mds
 from megaindex.verify.verify import verify as verify
 from megaindex.verify.verify import verify_all as verify_all

@@ -19,6 +19,7 @@ from megaindex.cache.array_files import ArrayFiles
 from megaindex.cache.entry import DURABLE, read_manifest
 from megaindex.cache.fingerprint import load_records
 from megaindex.cache.sidecar import UNREADABLE, SidecarFile, load_sidecar
+from megaindex.corpus.subjects import Subject, entries, pairs_of_recipe, subjects
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import (
     DIALECTS,
@@ -34,8 +35,7 @@ from megaindex.io.atomic import Damaged
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import FileInfo, as_storage_error, is_remote, odd_kind
 from megaindex.objects.files import local_copy, stat_path
-from megaindex.verify.arrays import own_sets
-from megaindex.verify.subjects import Subject, entries, subjects
+from megaindex.recipe.recipe_file import read_recipe
 
 _WIDEST = 8  # bytes of a token
 _EXAMINED = 4096  # sequences, at most, to infer the width of tokens
@@ -73,9 +73,6 @@ def _described(subject: Subject) -> list[PairDescription | EntryDescription]:
     if subject.kind == "snapshot":
         return [describe_snapshot(subject.path)]
     if subject.kind == "recipe":
-        from megaindex.recipe.recipe_file import read_recipe
-        from megaindex.verify.arrays import pairs_of_recipe
-
         read_recipe(subject.path)  # raises if the recipe is invalid
         return [describe_pair(each) for pairs in pairs_of_recipe(subject.path) for each in pairs]
     if subject.kind == "lock":
@@ -209,7 +206,7 @@ def describe_snapshot(path: str) -> EntryDescription:
 def describe_sets(sidecar: str) -> list[EntryDescription]:
     try:
         file = load_sidecar(sidecar)
-        return [_describe_set(files, file, name) for name, files in own_sets(sidecar, file)]
+        return [_describe_set(files, file, name) for name, files in file.own_sets(sidecar)]
     except UNREADABLE as error:
         return [EntryDescription(path=sidecar, kind="framework arrays", faults=(str(error),))]
 

@@ -23,7 +23,8 @@ from megaindex.cache.cache import array_fault, checksum_fault, key_fault, stray_
 from megaindex.cache.entry import MANIFEST, Manifest, read_manifest
 from megaindex.cache.fingerprint import array_checksum, load_records
 from megaindex.cache.npy import map_npy
-from megaindex.cache.sidecar import UNREADABLE, OtherFormat, SidecarFile, load_sidecar
+from megaindex.cache.sidecar import UNREADABLE, OtherFormat, load_sidecar
+from megaindex.corpus.subjects import corpora_of, entries, pair_exists, prefixes_of
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.format.findings import Collector, Report, Severity
@@ -33,9 +34,8 @@ from megaindex.index.spans import check_same_lengths
 from megaindex.io.atomic import Damaged
 from megaindex.io.paths import as_storage_error
 from megaindex.progress import Bar
-from megaindex.recipe.recipe import Recipe, RecipeSource
+from megaindex.recipe.recipe import RecipeSource
 from megaindex.recipe.recipe_file import read_recipe
-from megaindex.verify.subjects import entries
 
 Located = tuple[str, Fault, int]
 """Name of an array, its first fault under a rule, and the number of such faults."""
@@ -58,9 +58,7 @@ def verify_arrays(sidecar: str, *, full: bool, bar: Bar) -> Report:
     sets: list[_Set] = []
     try:
         file = load_sidecar(sidecar)
-        sets = [
-            _Set(files, file.sets[name], full, found) for name, files in own_sets(sidecar, file)
-        ]
+        sets = [_Set(own, file.sets[name], full, found) for name, own in file.own_sets(sidecar)]
     except OtherFormat as error:
         found.add(sidecar, _unreadable("sidecar-format", error), severity="warning")
     except UNREADABLE as error:
@@ -107,20 +105,6 @@ def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
         )
         found.add(path, fault)
     return found.report(path, "snapshot", full=full, counted={"sources": len(records)})
-
-
-def own_sets(sidecar: str, file: SidecarFile) -> list[tuple[str, ArrayFiles]]:
-    """Return the sets that still have this file as their sidecar."""
-    directory = os.path.dirname(sidecar) or "."
-    sets = [(name, file.files(directory, name)) for name in file.sets]
-    return [(name, files) for name, files in sets if _is_one_file(files.sidecar, sidecar)]
-
-
-def _is_one_file(path: str, other: str) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except FileNotFoundError:
-        return False
 
 
 @dataclass
@@ -315,11 +299,11 @@ def verify_recipe(path: str) -> Report:
     except InvalidArgument as error:
         found.add(path, _broken("recipe", path, error))
     else:
-        corpora = list(_corpora(recipe))
+        corpora = corpora_of(recipe)
         counted = {
             "sources": len(corpora),
             "stages": len(recipe.stages),
-            "pairs": len(_prefixes(recipe)),
+            "pairs": len(prefixes_of(recipe)),
         }
         for corpus in corpora:
             _check_source(path, corpus, found)
@@ -331,49 +315,12 @@ def verify_recipe(path: str) -> Report:
     return found.report(path, "recipe", full=False, counted=counted)
 
 
-def pairs_of_recipe(path: str) -> tuple[list[str], list[str]]:
-    """Return the prefixes of a recipe's existing pairs of tokens, and of labels and masks.
-
-    Both are empty if the recipe cannot be read.
-    """
-    try:
-        recipe = read_recipe(path)
-    except InvalidArgument:
-        return [], []
-    found = {path: setting for path, setting in _prefixes(recipe).items() if _is_there(path)}
-    return (
-        [path for path, setting in found.items() if setting == "path"],
-        [path for path, setting in found.items() if setting != "path"],
-    )
-
-
-def _corpora(recipe: Recipe) -> Iterator[RecipeSource]:
-    yield from recipe.sources
-    if recipe.evaluation is not None:
-        yield recipe.evaluation.source
-
-
-def _prefixes(recipe: Recipe) -> dict[str, str]:
-    """Map each distinct prefix to the first setting that names it, tokens before labels."""
-    named: dict[str, tuple[str, str]] = {}
-    for setting in ("path", "labels", "loss_mask"):
-        for corpus in _corpora(recipe):
-            prefix = getattr(corpus, setting)
-            if prefix:
-                named.setdefault(os.path.realpath(prefix), (prefix, setting))
-    return dict(named.values())
-
-
-def _is_there(prefix: str) -> bool:
-    return os.path.exists(prefix + ".idx") or os.path.exists(prefix + ".bin")
-
-
 def _check_source(recipe: str, corpus: RecipeSource, found: Collector) -> None:
     """Check that the pairs of a source exist, and that labels or a mask fit its tokens."""
     missing = False
     for setting in ("path", "labels", "loss_mask"):
         prefix = getattr(corpus, setting)
-        if prefix and not _is_there(prefix):
+        if prefix and not pair_exists(prefix):
             missing = True
             rule, there = f"missing-{setting.replace('_', '-')}", f"neither {prefix}.idx nor .bin"
             found.add(recipe, _source_fault(corpus, rule, there, "a pair", _PATH))

@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I64
+from megaindex.corpus.tokenize.inputs import InputFile, find_sources
+from megaindex.corpus.tokenize.parts import Piece, row_groups, rows_before
+from megaindex.corpus.tokenize.reading import Lines
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format.findings import Collector, Report
 from megaindex.format.header import (
@@ -39,9 +42,6 @@ from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import FileInfo, as_storage_error, is_remote, odd_kind
 from megaindex.objects.files import local_copy, open_binary, stat_path
 from megaindex.progress import Bar
-from megaindex.tokenize.inputs import InputFile, find_sources
-from megaindex.tokenize.parts import Piece, row_groups, rows_before
-from megaindex.tokenize.reading import Lines
 
 _RANGES = 1 << 16
 _AT_ONCE = 1 << 22  # sequences sorted together, except in a range that holds more

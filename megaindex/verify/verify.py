@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from megaindex.corpus.subjects import Subject, pairs_of_recipe, subjects
 from megaindex.errors import InvalidArgument
 from megaindex.format.findings import Finding, Report
 from megaindex.format.header import get_dialect
 from megaindex.progress import Bar, silent
 from megaindex.validation import check_between
 from megaindex.verify.arrays import (
-    pairs_of_recipe,
     verify_arrays,
     verify_cache,
     verify_entry,
@@ -20,7 +20,6 @@ from megaindex.verify.arrays import (
     verify_snapshot,
 )
 from megaindex.verify.pair import PairRules, verify_pair
-from megaindex.verify.subjects import Subject, subjects
 
 __all__ = ["Check", "Finding", "Report", "checks", "verify", "verify_all"]
 

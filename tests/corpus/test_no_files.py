@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
+from megaindex.corpus import tokenize
+from megaindex.corpus.imports.formats import open_columns, open_nanotron, open_numpy
+from megaindex.corpus.imports.mds import open_mds
 from megaindex.corpus.inspect import PairDescription, inspect
 from megaindex.corpus.merge import merge
 from megaindex.errors import MegaIndexError, StorageError
-from megaindex.imports.formats import open_columns, open_nanotron, open_numpy
-from megaindex.imports.mds import open_mds
-from megaindex.tokenize import tokenize
 from megaindex.verify.verify import verify
 
 Make = Callable[[Path], None]

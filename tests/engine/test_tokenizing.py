@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.tokenizing import TEXTS, names, pair, run, train_bpe, write_jsonl
 
+from megaindex.corpus import tokenize
 from megaindex.engine import Engine
 from megaindex.errors import FormatError
-from megaindex.tokenize import tokenize
 
 
 def test_the_pair_is_that_of_one_process(engine: Engine, tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ import pytest
 from support.corpora import write_corpus
 
 import megaindex
+from megaindex.corpus import tokenize
+from megaindex.corpus.imports.formats import open_columns, open_nanotron, open_numpy, open_tntidx
+from megaindex.corpus.imports.mds import open_mds
 from megaindex.corpus.inspect import inspect
 from megaindex.corpus.merge import merge
 from megaindex.corpus.repair import repair
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.imports.formats import open_columns, open_nanotron, open_numpy, open_tntidx
-from megaindex.imports.mds import open_mds
 from megaindex.objects.files import stat_path
-from megaindex.tokenize import tokenize
 from megaindex.verify.verify import verify
 
 

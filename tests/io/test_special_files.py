@@ -24,12 +24,12 @@ from megaindex.cache.array_group import fetch_together
 from megaindex.cache.claim import Claim
 from megaindex.cache.npy import map_npy
 from megaindex.cache.sidecar import load_sidecar
+from megaindex.corpus.tokenize import reading
 from megaindex.errors import FormatError, MegaIndexError, StorageError
 from megaindex.index.skips import read_ids
 from megaindex.io.atomic import read_named
 from megaindex.io.mapping import map_npy_file
 from megaindex.recipe.mix_changes import MixChanges
-from megaindex.tokenize import reading
 
 ENDLESS = 1 << 40  # bytes of a sparse file
 NAMED = {

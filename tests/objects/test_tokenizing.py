@@ -14,8 +14,8 @@ from support.object_server import Proxy, request
 from support.tokenizing import TEXTS, pair, run, write_jsonl
 
 from megaindex.cli import main
+from megaindex.corpus.tokenize import encode, reading
 from megaindex.errors import FormatError, MissingFile, StorageError
-from megaindex.tokenize import encode, reading
 
 
 def put(proxy: Proxy, bucket: str, path: Path, folder: str = "raw") -> str:
@@ -95,7 +95,7 @@ def test_finished_parts_are_not_read_again(
         return done(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["megaindex.tokenize.run"], "encode_part", dies)
+        patch.setattr(sys.modules["megaindex.corpus.tokenize.run"], "encode_part", dies)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "o", [url], part_bytes=20_000)
     proxy.seen.clear()
@@ -117,7 +117,7 @@ def test_an_object_that_is_replaced_ends_the_run(
         put(proxy, s3, write_jsonl(tmp_path / "a.jsonl", ["another"]))
         return done(task)
 
-    monkeypatch.setattr(sys.modules["megaindex.tokenize.run"], "encode_part", replaced)
+    monkeypatch.setattr(sys.modules["megaindex.corpus.tokenize.run"], "encode_part", replaced)
     with pytest.raises(StorageError, match=rf"^{url}: replaced while it was tokenized"):
         run(tmp_path / "o", [url])
     assert not (tmp_path / "o.bin").exists()
@@ -134,7 +134,7 @@ def test_a_store_that_gives_up_is_named(
         proxy.faults += ["403"] * 9
         return done(task)
 
-    monkeypatch.setattr(sys.modules["megaindex.tokenize.run"], "encode_part", denied)
+    monkeypatch.setattr(sys.modules["megaindex.corpus.tokenize.run"], "encode_part", denied)
     with pytest.raises(StorageError, match=rf"^{url}: cannot read .*: access denied \(403"):
         run(tmp_path / "o", [url])
 

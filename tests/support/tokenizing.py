@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from megaindex.corpus import Tokenized, tokenize
 from megaindex.engine import open_engine
-from megaindex.tokenize import Tokenized, tokenize
 
 TEXTS = [
     "The first document, plain and simple.",

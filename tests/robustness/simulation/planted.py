@@ -15,9 +15,9 @@ from robustness.simulation.scenarios import simulate
 
 from megaindex.cache import array_group as group
 from megaindex.cache import cache, claim, entry, npy, sidecar
+from megaindex.corpus.tokenize import work_folder
 from megaindex.format import pair
 from megaindex.io import atomic
-from megaindex.tokenize import work_folder
 
 INTERLEAVINGS = "interleavings"
 """Scenario of three builders, of which one may be killed, in all orders of their calls."""

@@ -17,12 +17,12 @@ from robustness.simulation.filesystem import ROOT
 from robustness.simulation.world import Decisions, Faults, Machine, Process, World
 from support.tokenizing import InThisProcess
 
-from megaindex import tokenize
 from megaindex.cache import cache, npy
 from megaindex.cache.array_files import ArrayFiles, Identity, Sidecar
 from megaindex.cache.array_group import ArrayWriter, write_together
 from megaindex.cache.claim import build_once
 from megaindex.cache.sidecar import find_arrays, map_arrays
+from megaindex.corpus import tokenize
 from megaindex.errors import FormatError, MegaIndexError, MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.format.pair import pair_paths, written_paths

@@ -18,14 +18,15 @@ from typing import Any
 import pytest
 from support.tokenizing import InThisProcess, names, pair, run, train_bpe, write_jsonl
 
+from megaindex.corpus import tokenize
+from megaindex.corpus.tokenize import encode, work_folder
+from megaindex.corpus.tokenize import run as run_module
+from megaindex.corpus.tokenize.inputs import find_sources
+from megaindex.corpus.tokenize.work_folder import WorkFolder
 from megaindex.errors import EngineError, FormatError, InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.format.provenance import nameless_file
-from megaindex.tokenize import encode, tokenize, work_folder
-from megaindex.tokenize import run as run_module
-from megaindex.tokenize.inputs import find_sources
-from megaindex.tokenize.tokenizers import find_tokenizer, load
-from megaindex.tokenize.work_folder import WorkFolder
+from megaindex.format.tokenizers import find_tokenizer, load
 
 LINES = [f"line number {i} of a corpus that takes a while" for i in range(8_000)]
 PARTS = ["--part-size", "5000"]

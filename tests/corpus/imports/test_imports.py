@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from megaindex.cli import main
+from megaindex.corpus.imports.flat import import_pair
+from megaindex.corpus.imports.formats import open_nanotron, open_tntidx
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.imports.flat import import_pair
-from megaindex.imports.formats import open_nanotron, open_tntidx
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "token_files"
+GOLDEN = Path(__file__).parents[2] / "golden" / "token_files"
 MADE_BY = json.loads((GOLDEN / "made_by.json").read_text())
 DOCUMENTS: list[list[list[int]]] = MADE_BY["documents"]
 WIDE: int = MADE_BY["added_to_wide_ids"]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from support.tokenizing import names, pair, run, write_jsonl
 
+from megaindex.corpus.tokenize import run as run_module
+from megaindex.corpus.tokenize import work_folder
+from megaindex.corpus.tokenize.work_folder import WorkFolder
 from megaindex.errors import FormatError, InvalidArgument, StorageError
-from megaindex.tokenize import run as run_module
-from megaindex.tokenize import work_folder
-from megaindex.tokenize.work_folder import WorkFolder
 
 TEXTS = [f"text number {i}" for i in range(100)]
 

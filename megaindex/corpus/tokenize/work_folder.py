@@ -34,13 +34,13 @@ from megaindex.cache.claim import (
     token_of,
 )
 from megaindex.cache.entry import opened
+from megaindex.corpus.tokenize.inputs import Refused
+from megaindex.corpus.tokenize.parts import InputPart
 from megaindex.errors import FormatError, InvalidArgument, StorageError
 from megaindex.format.pair import pair_paths, written_paths
 from megaindex.format.provenance import ProvenanceSpool, RowFile, Rows
 from megaindex.io.atomic import AtomicFiles, Damaged, is_size, parse_object, read_object, write_file
 from megaindex.io.paths import as_storage_error
-from megaindex.tokenize.inputs import Refused
-from megaindex.tokenize.parts import InputPart
 
 logger = logging.getLogger("megaindex")
 

@@ -18,12 +18,12 @@ import pytest
 from support.mds_writing import write_mds
 
 from megaindex.cli import main
+from megaindex.corpus.imports import mds
+from megaindex.corpus.imports.flat import import_pair
+from megaindex.corpus.imports.mds import open_mds
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.format.provenance import open_provenance
-from megaindex.imports import mds
-from megaindex.imports.flat import import_pair
-from megaindex.imports.mds import open_mds
 
 DOCUMENTS = [np.arange(i, i + 1 + 7 * i % 50) % 60_000 for i in range(200)]
 

@@ -28,8 +28,8 @@ from support.tokenizing import (
 
 import megaindex
 from megaindex.cli import main
+from megaindex.corpus.tokenize.encode import lay_out
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.tokenize.encode import lay_out
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,11 @@ from support.tokenizing import (
     write_jsonl,
 )
 
+from megaindex.corpus.tokenize import encode, work_folder
+from megaindex.corpus.tokenize.inputs import InputFile
+from megaindex.corpus.tokenize.parts import Piece
+from megaindex.corpus.tokenize.reading import Lines, lines_before
 from megaindex.errors import FormatError
-from megaindex.tokenize import encode, work_folder
-from megaindex.tokenize.inputs import InputFile
-from megaindex.tokenize.parts import Piece
-from megaindex.tokenize.reading import Lines, lines_before
 
 # characters of one to four bytes, and those that could be taken for the end of a line
 CHARACTERS = st.sampled_from('ab \\"\t\r\v\x0b\x1c\x85\u2028éß漢🎉')
@@ -63,7 +63,7 @@ def test_every_line_belongs_to_one_piece(
 ) -> None:  # fmt: skip
     """Compare with Python's text mode, with and without a byte order mark."""
     for name in ("_BLOCK", "_SHORT"):
-        monkeypatch.setattr(sys.modules["megaindex.tokenize.reading"], name, block)
+        monkeypatch.setattr(sys.modules["megaindex.corpus.tokenize.reading"], name, block)
     data = "".join(text + end for text, end in lines).encode()
     data = codecs.BOM_UTF8 * mark + (data if final else data.removesuffix(b"\n"))
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +121,7 @@ def test_a_byte_order_mark_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_long_line_is_skipped_in_blocks(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sys.modules["megaindex.tokenize.reading"], "_SHORT", 16)
+    monkeypatch.setattr(sys.modules["megaindex.corpus.tokenize.reading"], "_SHORT", 16)
     data = [b"x" * 1000, b"y" * 500, b"", b"z"]
     (tmp_path / "a.txt").write_bytes(b"\n".join(data))
     for size in (1, 7, 499, 1001, 5000):
@@ -183,7 +183,7 @@ def test_two_attempts_at_a_part_leave_one_result(tmp_path: Path) -> None:
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
         patch.setattr(
-            sys.modules["megaindex.tokenize.run"],
+            sys.modules["megaindex.corpus.tokenize.run"],
             "encode_part",
             lambda task: (tasks.append(task), encode.encode_part(task))[1],
         )

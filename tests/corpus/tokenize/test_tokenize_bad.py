@@ -22,9 +22,9 @@ from support.tokenizing import (
     write_jsonl,
 )
 
-from megaindex import tokenize
+from megaindex.corpus import tokenize
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
-from megaindex.tokenize.tokenizers import Bytes, find_tokenizer, load
+from megaindex.format.tokenizers import Bytes, find_tokenizer, load
 
 GOOD = b'{"text": "good"}\n'
 BAD_LINES = {
@@ -367,7 +367,7 @@ def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
 
 
 def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
-    from megaindex.tokenize.inputs import check_settings
+    from megaindex.corpus.tokenize.inputs import check_settings
 
     for path, named in (
         (train_bpe(tmp_path / "bpe"), r"; its special tokens are '<eos>' \(1\), '<bos>' \(0\)$"),

@@ -16,10 +16,10 @@ from support.tokenizing import names, packed, run
 
 from megaindex import IndexedDataset
 from megaindex.corpus import cut_at, merge, split, verify
+from megaindex.corpus.imports import formats
+from megaindex.corpus.imports.flat import import_pair
 from megaindex.errors import FormatError, StorageError
 from megaindex.format.provenance import Provenance, open_provenance
-from megaindex.imports import formats
-from megaindex.imports.flat import import_pair
 
 RNG = random.Random(5)
 

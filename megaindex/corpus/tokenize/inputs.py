@@ -21,9 +21,9 @@ import numpy as np
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import code_of_dtype, get_dialect
+from megaindex.format.tokenizers import Tokenizer, TokenizerFile, load
 from megaindex.io.paths import FileInfo, as_storage_error, check_local, is_remote, names_folder
 from megaindex.objects.files import list_remote, open_binary, stat_path
-from megaindex.tokenize.tokenizers import Tokenizer, TokenizerFile, load
 from megaindex.validation import check_choice, check_integer
 
 Text = tuple[str, ...]

@@ -17,10 +17,8 @@ from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any, BinaryIO
 
-from megaindex.errors import FormatError, InvalidArgument
-from megaindex.io.paths import as_storage_error
-from megaindex.tokenize import parts
-from megaindex.tokenize.inputs import (
+from megaindex.corpus.tokenize import parts
+from megaindex.corpus.tokenize.inputs import (
     BadRecord,
     InputFile,
     Record,
@@ -28,7 +26,9 @@ from megaindex.tokenize.inputs import (
     decoded,
     from_json,
 )
-from megaindex.tokenize.parts import Piece
+from megaindex.corpus.tokenize.parts import Piece
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.io.paths import as_storage_error
 
 LONGEST_LINE = 1 << 28
 """Most bytes of a line, or of a text file that is one document: they are held in memory, and a few

@@ -12,15 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.errors import FormatError
-from megaindex.format import IndexedDatasetWriter
-from megaindex.format.provenance import Rows
-from megaindex.io.paths import as_storage_error
-from megaindex.tokenize.inputs import BadRecord, Record, Refused, TokenizeSettings
-from megaindex.tokenize.parts import InputPart, Piece
-from megaindex.tokenize.reading import Reader, place_name
-from megaindex.tokenize.tokenizers import Tokenizer, insert_tokens, load, one_thread
-from megaindex.tokenize.work_folder import (
+from megaindex.corpus.tokenize.inputs import BadRecord, Record, Refused, TokenizeSettings
+from megaindex.corpus.tokenize.parts import InputPart, Piece
+from megaindex.corpus.tokenize.reading import Reader, place_name
+from megaindex.corpus.tokenize.work_folder import (
     BadLines,
     Done,
     Heartbeat,
@@ -28,6 +23,11 @@ from megaindex.tokenize.work_folder import (
     WorkFolder,
     pair_bytes,
 )
+from megaindex.errors import FormatError
+from megaindex.format import IndexedDatasetWriter
+from megaindex.format.provenance import Rows
+from megaindex.format.tokenizers import Tokenizer, insert_tokens, load, one_thread
+from megaindex.io.paths import as_storage_error
 
 Encoded = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[int]]
 """Ids of all texts, the number of ids of each, and the number of texts of each document."""

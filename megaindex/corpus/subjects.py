@@ -1,4 +1,4 @@
-"""Subjects of `megaindex verify` at a path or in a folder."""
+"""Subjects of `megaindex verify` and `inspect` at a path, in a folder or in a recipe."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.format.findings import SubjectKind
 from megaindex.io.paths import as_storage_error, check_file, is_remote, names_folder, plain
 from megaindex.objects.files import list_remote, stat_path
+from megaindex.recipe.recipe import Recipe, RecipeSource
+from megaindex.recipe.recipe_file import read_recipe
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
 
@@ -129,3 +131,40 @@ def entries(cache: str | os.PathLike[str]) -> list[Path]:
     with as_storage_error(os.fspath(cache), "cannot list"):
         names = sorted(os.listdir(cache))
     return [Path(cache) / name for name in names if _ENTRY_NAME.fullmatch(name)]
+
+
+def pairs_of_recipe(path: str) -> tuple[list[str], list[str]]:
+    """Return the prefixes of a recipe's existing pairs of tokens, and of labels and masks.
+
+    Both are empty if the recipe cannot be read.
+    """
+    try:
+        recipe = read_recipe(path)
+    except InvalidArgument:
+        return [], []
+    found = {path: setting for path, setting in prefixes_of(recipe).items() if pair_exists(path)}
+    return (
+        [path for path, setting in found.items() if setting == "path"],
+        [path for path, setting in found.items() if setting != "path"],
+    )
+
+
+def corpora_of(recipe: Recipe) -> list[RecipeSource]:
+    """Return the sources of a recipe, and that of its evaluation."""
+    return [*recipe.sources, *([recipe.evaluation.source] if recipe.evaluation else [])]
+
+
+def prefixes_of(recipe: Recipe) -> dict[str, str]:
+    """Map each distinct prefix to the first setting that names it, tokens before labels."""
+    named: dict[str, tuple[str, str]] = {}
+    for setting in ("path", "labels", "loss_mask"):
+        for corpus in corpora_of(recipe):
+            prefix = getattr(corpus, setting)
+            if prefix:
+                named.setdefault(os.path.realpath(prefix), (prefix, setting))
+    return dict(named.values())
+
+
+def pair_exists(prefix: str) -> bool:
+    """Return True if at least one half of a pair exists."""
+    return os.path.exists(prefix + ".idx") or os.path.exists(prefix + ".bin")

@@ -9,9 +9,9 @@ from typing import Any
 
 import xxhash
 
+from megaindex.corpus.tokenize.inputs import BadRecord, InputFile, Text, TokenizeSettings, decoded
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 from megaindex.io.paths import storage_error
-from megaindex.tokenize.inputs import BadRecord, InputFile, Text, TokenizeSettings, decoded
 from megaindex.validation import check_between
 
 _ROWS = 256  # read at once

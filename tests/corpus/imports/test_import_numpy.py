@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megaindex.corpus.imports.flat import import_pair
+from megaindex.corpus.imports.formats import open_numpy
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
-from megaindex.imports.flat import import_pair
-from megaindex.imports.formats import open_numpy
 
 
 def read(prefix: Path) -> list[list[int]]:
@@ -50,8 +50,8 @@ def test_npy_is_copied_without_its_header(tmp_path: Path, ends: list[int], dtype
 def test_separators_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = np.random.default_rng(5).integers(0, 4, 1000).astype(np.uint16)
     tokens.tofile(tmp_path / "raw")
-    monkeypatch.setattr("megaindex.imports.formats.CHUNK", 7)
-    monkeypatch.setattr("megaindex.imports.flat.CHUNK", 7)
+    monkeypatch.setattr("megaindex.corpus.imports.formats.CHUNK", 7)
+    monkeypatch.setattr("megaindex.corpus.imports.flat.CHUNK", 7)
     source = open_numpy(str(tmp_path / "raw"), stored_dtype="uint16", separator=3)
     import_pair(source, str(tmp_path / "a"), dtype="int32")
     ends = [*(np.flatnonzero(tokens == 3) + 1).tolist(), 1000]

@@ -21,9 +21,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from megaindex.corpus.imports.flat import Batch, DocumentStream, token_dtype
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.provenance import RowFile
-from megaindex.imports.flat import Batch, DocumentStream, token_dtype
 from megaindex.io.atomic import Damaged, is_size, read_object
 from megaindex.io.paths import as_storage_error, check_file, check_local
 

@@ -15,8 +15,8 @@ from support.tokenizing import TEXTS, pair, run, train_bpe, write_jsonl
 
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument
-from megaindex.tokenize import tokenizers as module
-from megaindex.tokenize.tokenizers import Gigatoken, HuggingFace, find_tokenizer
+from megaindex.format import tokenizers as module
+from megaindex.format.tokenizers import Gigatoken, HuggingFace, find_tokenizer
 
 pytest.importorskip("gigatoken")
 

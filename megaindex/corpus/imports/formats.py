@@ -15,11 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
-from megaindex.format.header import CHUNK
-from megaindex.format.legacy import open_legacy
-from megaindex.format.provenance import RowFile
-from megaindex.imports.flat import (
+from megaindex.corpus.imports.flat import (
     Batch,
     Chunks,
     DocumentStream,
@@ -27,6 +23,10 @@ from megaindex.imports.flat import (
     open_tokens,
     token_dtype,
 )
+from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
+from megaindex.format.header import CHUNK
+from megaindex.format.legacy import open_legacy
+from megaindex.format.provenance import RowFile
 from megaindex.io.mapping import map_npy_file, map_readonly
 from megaindex.io.paths import as_storage_error, check_file, check_local, storage_error
 from megaindex.objects.files import stat_path

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.files import closed
 
+from megaindex.corpus.imports.flat import import_pair
+from megaindex.corpus.imports.formats import open_columns
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.imports.flat import import_pair
-from megaindex.imports.formats import open_columns
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

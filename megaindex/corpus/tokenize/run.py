@@ -15,19 +15,16 @@ import numpy as np
 
 from megaindex.corpus.merge import concatenate
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
-from megaindex.engine import Engine, open_engine
-from megaindex.errors import FormatError, InvalidArgument
-from megaindex.format.pair import check_not_a_half
-from megaindex.format.provenance import Provenance, ProvenanceSpool, RecordedTokenizer, RowFile
-from megaindex.io.atomic import AtomicFiles, sync_directory
-from megaindex.io.paths import as_storage_error, check_local
-from megaindex.progress import Bar, polling, silent
-from megaindex.tokenize.encode import Task, encode_part
-from megaindex.tokenize.inputs import InputFile, TokenizeSettings, check_settings, find_sources
-from megaindex.tokenize.parts import InputPart, cut
-from megaindex.tokenize.reading import place_name
-from megaindex.tokenize.tokenizers import find_tokenizer
-from megaindex.tokenize.work_folder import (
+from megaindex.corpus.tokenize.encode import Task, encode_part
+from megaindex.corpus.tokenize.inputs import (
+    InputFile,
+    TokenizeSettings,
+    check_settings,
+    find_sources,
+)
+from megaindex.corpus.tokenize.parts import InputPart, cut
+from megaindex.corpus.tokenize.reading import place_name
+from megaindex.corpus.tokenize.work_folder import (
     Done,
     WorkFolder,
     WorkLock,
@@ -36,6 +33,14 @@ from megaindex.tokenize.work_folder import (
     not_written,
     read_bad_lines,
 )
+from megaindex.engine import Engine, open_engine
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format.pair import check_not_a_half
+from megaindex.format.provenance import Provenance, ProvenanceSpool, RecordedTokenizer, RowFile
+from megaindex.format.tokenizers import find_tokenizer
+from megaindex.io.atomic import AtomicFiles, sync_directory
+from megaindex.io.paths import as_storage_error, check_local
+from megaindex.progress import Bar, polling, silent
 from megaindex.validation import check_choice
 
 _FIRST = 10  # bad lines printed by the command

@@ -1,2 +1,0 @@
-from megaindex.tokenize.run import Tokenized as Tokenized
-from megaindex.tokenize.run import tokenize as tokenize
