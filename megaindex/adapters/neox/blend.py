@@ -31,7 +31,7 @@ from megaindex.adapters.neox.datasets import (
     read_texts,
 )
 from megaindex.adapters.neox.framework import framework, make_dataset
-from megaindex.adapters.neox.samples import NeoxTextSamples
+from megaindex.adapters.neox.samples import NeoxSamples
 from megaindex.adapters.neox.skips import is_training, samples_index
 from megaindex.adapters.reports import NEOX
 from megaindex.builders.extend import AmendedBlend
@@ -284,7 +284,7 @@ def _make_text_rows(self: Any) -> TextRows | None:
     """Return the reader of a blend as a whole; None where its datasets are read one by one."""
     if not all(map(is_plain_text, self.datasets)):
         return None
-    samples: list[NeoxTextSamples] = [dataset.megaindex for dataset in self.datasets]
+    samples: list[NeoxSamples] = [dataset.megaindex for dataset in self.datasets]
     if len({(one.seq_length, one.exact) for one in samples}) > 1:
         return None
     index = BlendedIndex(
@@ -421,7 +421,7 @@ def _open(path: str, present: Sequence[Any], made: list[Any]) -> TrainSource:
 
 
 def _source(dataset: Any) -> TrainSource:
-    samples: NeoxTextSamples = dataset.megaindex
+    samples: NeoxSamples = dataset.megaindex
     index: Any = samples.epoch(0).index
     documents = samples.documents
     assert isinstance(documents, range), "all documents"
@@ -429,7 +429,7 @@ def _source(dataset: Any) -> TrainSource:
 
 
 @dataclass(kw_only=True)
-class LongerTextSamples(NeoxTextSamples):
+class LongerTextSamples(NeoxSamples):
     """Samples of a GPT2Dataset with longer arrays than its request."""
 
     longer: ArrayIndex
@@ -447,7 +447,7 @@ class LongerTextSamples(NeoxTextSamples):
 
 def _with_arrays(dataset: Any, arrays: Any) -> Any:
     """Return a copy of a dataset with other arrays."""
-    samples: NeoxTextSamples = dataset.megaindex
+    samples: NeoxSamples = dataset.megaindex
     old: Any = samples.epoch(0).index
     given = {field.name: getattr(samples, field.name) for field in fields(samples) if field.init}
     given |= {"_epochs": {}}
