@@ -13,7 +13,7 @@ import os
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -37,12 +37,11 @@ from megaindex.adapters.reports import NEOX
 from megaindex.builders.extend import AmendedBlend
 from megaindex.cache.cache import fetch
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
-from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import exact_values, fill_blend
 from megaindex.index.orders.framework import Memory, Sink
 from megaindex.io.paths import absolute
-from megaindex.loader.neox_dataset import NeoxDataset, TextRows
+from megaindex.loader.neox_dataset import TextRows
 
 logger = logging.getLogger("megaindex")
 
@@ -428,33 +427,14 @@ def _source(dataset: Any) -> TrainSource:
     return TrainSource(path=samples.data_prefix, index=index, documents=documents)
 
 
-@dataclass(kw_only=True)
-class LongerTextSamples(NeoxSamples):
-    """Samples of a GPT2Dataset with longer arrays than its request."""
-
-    longer: ArrayIndex
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-        return self.longer.num_samples
-
-    def epoch(self, number: int) -> NeoxDataset:
-        """Return the samples, the same in every epoch."""
-        del number
-        return NeoxDataset(self.longer, self.text)
-
-
 def _with_arrays(dataset: Any, arrays: Any) -> Any:
     """Return a copy of a dataset with other arrays."""
     samples: NeoxSamples = dataset.megaindex
     old: Any = samples.epoch(0).index
-    given = {field.name: getattr(samples, field.name) for field in fields(samples) if field.init}
-    given |= {"_epochs": {}}
     longer = replace(old, **arrays)
     made = copy.copy(dataset)  # whose attributes are complete
     vars(made).update({ours: arrays[array] for ours, array in ARRAYS.items()})
     vars(made).update({which: longer.num_samples + more for which, more in LENGTHS.items()})
-    made.megaindex = LongerTextSamples(**given, longer=longer)
+    made.megaindex = replace(samples, longer=longer, _epochs={})
     vars(made).pop(TEXT_ROWS, None)
     return made

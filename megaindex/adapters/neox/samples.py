@@ -69,6 +69,8 @@ class NeoxSamples:
     """Folder of the arrays; None: beside the corpus."""
     reshuffles: bool = False
     """True if sample n of n is the first one of a second epoch in another order."""
+    longer: ArrayIndex | None = None
+    """Longer arrays than those of the request, the same in every epoch."""
     _requests: dict[int, NeoxRequest[Any]] = field(default_factory=dict)
     _fetched: dict[int, Fetched] = field(default_factory=dict)
     _epochs: dict[int, NeoxDataset] = field(default_factory=dict)
@@ -76,6 +78,8 @@ class NeoxSamples:
     @property
     def num_samples(self) -> int:
         """Number of samples built for one epoch; the same for each epoch."""
+        if self.longer is not None:
+            return self.longer.num_samples
         return int(self.fetch().sidecar.arrays["shuffle_index"][1][0])
 
     def epochs_as_neox_counts(self, num_epochs: int) -> int:
@@ -135,6 +139,8 @@ class NeoxSamples:
 
     def epoch(self, number: int) -> NeoxDataset:
         """Return the samples of an epoch."""
+        if self.longer is not None:
+            return NeoxDataset(self.longer, self.text)
         opened = self._epochs.get(number)
         if opened is None:
             sidecar = self.fetch(number).sidecar
