@@ -246,7 +246,7 @@ def fetch_together(
     requests: Sequence[ArrayRequest],
     directory: str,
     key: str,
-    before_building: Callable[[int], object],
+    before_building: Callable[[int], object] = lambda _: None,
 ) -> list[Fetched]:
     """Look sets of one directory up, or let one process build those that are missing.
 
