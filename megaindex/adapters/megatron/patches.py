@@ -89,7 +89,7 @@ def _build(
     what = "a blend" if len(prefixes) > 1 else prefixes[0]
     built, seconds = sum(one.was_built for one in fetched), time.perf_counter() - started
     summary = f"{len(fetched)} datasets of {what}, {built} of them built, in {seconds:.2f} s"
-    MEGATRON.serve_together(partial(_records, [each for _, each in pairs], fetched), summary)
+    MEGATRON.serve_each(_records([each for _, each in pairs], fetched), summary)
     log_as_megatron(_size_of(one.sidecar) for one in fetched)
     if pairs:
         kind, low_level = type(pairs[0][0]), type(pairs[0][0].dataset)

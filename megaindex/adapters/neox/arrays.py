@@ -95,11 +95,6 @@ def open_shared(path: str, open_corpus: Callable[[], Any]) -> Any:
     return corpus
 
 
-def is_active() -> bool:
-    """Return whether corpora are shared now."""
-    return _current.get() is not None
-
-
 def stamp_of(corpus: IndexedDataset) -> list[int]:
     """Return `corpus_stamp`, read once in a group."""
     group, path = _current.get(), corpus.path_prefix
