@@ -94,14 +94,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def unfrozen() -> Iterator[None]:
-    """No object is left out of the collections of a test."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each file to one process, and all that need a Ray cluster to the same one."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("megaindex")
 
-_MOST_DEFERRED = 4  # blends whose records are deferred: each keeps its corpora open
-
 
 class ServedDataset(NamedTuple):
     """One dataset, or the data loader of training, and the code that serves it.
@@ -110,7 +108,6 @@ class Reports:
         self.rows: dict[tuple[str, str, str], ServedDataset] = {}
         self._show = show
         self._was_announced = False
-        self._deferred: list[Callable[[], list[ServedDataset]]] = []
 
     def begin(self, framework_version: str, settings: str) -> None:
         """Start an empty record, and log that megaindex is active."""
@@ -118,7 +115,7 @@ class Reports:
 
         before = self.active
         self.active = f"megaindex {__version__} is active under {framework_version}{settings}"
-        self._clear()
+        self.rows.clear()
         self._was_announced = self._was_announced and self.active == before
         self._announce()
 
@@ -126,33 +123,22 @@ class Reports:
         """Clear the record."""
         self.active = None
         self._was_announced = False
-        self._clear()
+        self.rows.clear()
 
     def recorded(self) -> list[ServedDataset]:
         """Return all records, the oldest first."""
-        self._record_deferred(0)
         return list(self.rows.values())
-
-    def _clear(self) -> None:
-        self.rows.clear()
-        self._deferred.clear()
-
-    def _record_deferred(self, but: int) -> None:
-        """Make the deferred records except the last ``but``."""
-        while len(self._deferred) > but:
-            for row in self._deferred.pop(0)():
-                self.rows[row.kind, row.name, ""] = row
 
     def serve(self, kind: str, name: str, how: str, **facts: Any) -> None:
         """Record a dataset that megaindex serves."""
         self.serve_each([ServedDataset(self.framework, kind, name, "megaindex", how, **facts)])
 
-    def serve_each(self, rows: Sequence[ServedDataset]) -> None:
-        """Record datasets that megaindex serves, in one log record of a line for each."""
-        for row in rows:
-            self.rows[row.kind, row.name, ""] = row
+    def serve_each(self, rows: Sequence[ServedDataset], summary: str = "") -> None:
+        """Record datasets that megaindex serves, in one log record: a line for each, a summary."""
+        self.rows |= {(row.kind, row.name, ""): row for row in rows}
         if self._is_logged():
-            self._log("\n".join(f"megaindex: {row}" for row in rows))
+            lines = [*map(str, rows), *([summary] if summary else [])]
+            self._log("\n".join(f"megaindex: {line}" for line in lines))
 
     def replace(self, names: Iterable[str]) -> None:
         """Record functions of the framework that other modules had imported by name."""
@@ -177,18 +163,6 @@ class Reports:
         """Record, and log once, that the cost model leaves the training loader as it is."""
         reason = "all rows are equal work, since the cost model has attention 0"
         self.leave(*_TRAINING_LOADER, reason)
-
-    def serve_together(self, make_rows: Callable[[], list[ServedDataset]], summary: str) -> None:
-        """Record datasets that were made at once, in one log record of several lines.
-
-        The records of a thousand datasets take as long as a tenth of opening them, so they are
-        deferred until they are read.
-        """
-        self._deferred.append(make_rows)
-        self._record_deferred(_MOST_DEFERRED)
-        if self._is_logged():
-            lines = [*map(str, make_rows()), summary]
-            self._log("\n".join(f"megaindex: {line}" for line in lines))
 
     def leave(self, kind: str, name: str, reason: str) -> None:
         """Record, and log once, that the framework's own code serves a dataset."""

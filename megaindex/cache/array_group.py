@@ -148,7 +148,6 @@ logger = logging.getLogger("megaindex")
 _WORTH_A_THREAD = 1 << 18  # bytes of an .idx: 13,000 documents
 _WORTH_LISTING = 20  # names for each set: looking for its files by themselves takes longer
 _TOGETHER = 64  # most sets that are recorded in one file
-_FROZEN_BY_PYTHON = 1000  # objects, at most: 375 in 3.12; a program freezes 4,600 or more
 
 
 @dataclass(frozen=True)
@@ -246,7 +245,7 @@ def fetch_together(
     requests: Sequence[ArrayRequest],
     directory: str,
     key: str,
-    before_building: Callable[[int], object],
+    before_building: Callable[[int], object] = lambda _: None,
 ) -> list[Fetched]:
     """Look sets of one directory up, or let one process build those that are missing.
 
@@ -271,31 +270,14 @@ def fetch_together(
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Suspend garbage collection, which takes a fifth of the time when thousands of objects are
-    made; afterwards they count as old objects."""
+    made."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
-            if not _Frozen.by_program():  # unfreezing would also unfreeze its objects
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
-
-
-class _Frozen:
-    """Objects that are not collected by `gc`. Counting many takes long: once some were found,
-    they are not counted again."""
-
-    are_known = False
-
-    @classmethod
-    def by_program(cls) -> bool:
-        """Return whether the program has frozen objects."""
-        if not cls.are_known:
-            cls.are_known = gc.get_freeze_count() > _FROZEN_BY_PYTHON
-        return cls.are_known
 
 
 @contextlib.contextmanager

@@ -369,7 +369,6 @@ _TOKEN = "[0-9a-f]{16}"
 _ENTRY = re.compile(rf"tmp\.([0-9a-f]{{32}})\.{_TOKEN}")
 _NAMED = re.compile(rf".+(\.npy|-megaindex\.json|-description\.txt)\.tmp\.{_TOKEN}")
 _TO_BE_LINKED = re.compile(rf".+\.claim\.{_TOKEN}")
-_SET_ASIDE = re.compile(rf".+\.claim\.{_TOKEN}\.dead")  # by earlier versions
 _AGAIN_AFTER = 60.0  # seconds; a blend claims the keys of many datasets in one directory
 
 _listed: dict[str, float] = {}
@@ -425,6 +424,4 @@ def _is_left_over(path: Path, held: set[str]) -> bool:
         return entry[1] not in held
     if _NAMED.fullmatch(name):
         return not held
-    if _SET_ASIDE.fullmatch(name):
-        return holder_is_dead(read_claim(path) or "")
     return _TO_BE_LINKED.fullmatch(name) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from support.corpora import write_corpus
 from support.megatron_blends import assert_equal, build, installed, samples
 
-from megaindex.adapters.megatron import blend as blend_module
 from megaindex.cache import array_group, sidecar
 from megaindex.cache.array_files import Listing
 from megaindex.cache.sidecar import parse_sidecar
@@ -25,33 +23,6 @@ CONFIG = {"split": "60,20,20", "mid_level_dataset_surplus": 1.0}
 
 def inodes(cache: Path) -> set[int]:
     return {path.stat().st_ino for path in cache.glob("*-GPTDataset-*-megaindex.json")}
-
-
-@pytest.mark.parametrize("per_split", [False, True])
-def test_draws_are_made_ahead(
-    core: Any, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_split: bool
-) -> None:
-    """What the builder is expected to draw is what its blends ask for: none draws again."""
-    threads: list[str] = []
-    make = blend_module.BlendDraw.arrays_and_counts
-
-    def noted(self: blend_module.BlendDraw) -> blend_module.CountedDraws:
-        threads.append(threading.current_thread().name)
-        return make(self)
-
-    monkeypatch.setattr(blend_module.BlendDraw, "arrays_and_counts", noted)
-    blend = (corpora, WEIGHTS)
-    config: dict[str, Any] = {"mid_level_dataset_surplus": 1.0}
-    if per_split:
-        config["blend_per_split"] = [blend, (corpora[1:], WEIGHTS[1:]), None]
-    else:
-        config |= {"blend": blend, "split": "60,20,20"}
-    with installed():
-        ours = build(core, SIZES, tmp_path / "ours", **config)
-    assert len(threads) == (2 if per_split else 3)
-    assert all(name.startswith("megaindex-draw") for name in threads)
-    assert not blend_module._started_draws
-    assert_equal(samples(ours), samples(build(core, SIZES, tmp_path / "theirs", **config)))
 
 
 def test_weights_by_size_are_drawn_when_sizes_are_known(

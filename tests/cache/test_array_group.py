@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from support.array_sets import Request, files_of, fill
 
-from megaindex.cache import array_group
 from megaindex.cache.array_files import ArrayFiles, Identity, Listing, current_states
 from megaindex.cache.array_group import (
     ArrayWriter,
@@ -24,45 +23,6 @@ from megaindex.errors import FormatError, StorageError
 
 CONTENTS = {"a": np.arange(5, dtype=np.int32), "b": np.arange(3, dtype=np.int64)}
 IDENTITY = Identity(settings=dict, corpus=str)
-
-
-@pytest.fixture
-def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call has seen frozen objects so far."""
-    monkeypatch.setattr(array_group._Frozen, "are_known", False)
-
-
-@pytest.mark.usefixtures("unknown", "unfrozen")
-def test_what_is_made_counts_as_old() -> None:
-    gc.collect()
-    with uncollected():
-        assert not gc.isenabled()
-        made = [[number] for number in range(10_000)]
-        lists = [made]
-    assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
-    assert not any(object_ is lists for object_ in gc.get_objects(generation=0))
-
-
-@pytest.mark.usefixtures("unknown", "unfrozen")
-def test_what_was_frozen_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = gc.get_freeze_count
-    counts: list[int] = []
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(count()) or counts[-1])
-    with uncollected():
-        pass
-    gc.freeze()
-    try:
-        before = count()
-        for _ in range(3):
-            with uncollected():
-                made = [[number] for number in range(100)]
-        assert made
-        assert 0 < count() <= before
-    finally:
-        gc.unfreeze()
-    assert len(counts) == 2  # counting takes milliseconds for 100,000 objects
-    assert counts[0] < 1000 < counts[1]
 
 
 def test_a_disabled_collector_stays_disabled() -> None:

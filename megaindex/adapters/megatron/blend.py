@@ -1,8 +1,7 @@
 """The two arrays of a BlendedDataset, and training data whose blend changed in mid-run.
 
-The arrays depend on weights and size alone, so they are computed in a thread while the sources are
-built. With ``install(amend=…)`` the training data of the run as it began is built by Megatron's
-builder under the names that it had then, validation and test data by the arguments of today.
+With ``install(amend=…)`` the training data of the run as it began is built by Megatron's builder
+under the names that it had then, validation and test data by the arguments of today.
 """
 
 from __future__ import annotations
@@ -10,13 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 import os
 import sys
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -106,28 +102,6 @@ class BlendDraw:
             raise FormatError("are not the draws of these weights and this size")
 
 
-def expected_draws(
-    config: Any, sizes: Sequence[Any], split: Sequence[Any]
-) -> list[BlendDraw | None]:
-    """Return the draws that Megatron's builder will request for the blend of each split; None
-    without a blend, or where its weights are the sizes of its sources."""
-    return [
-        None if share is None or size is None else _expected_draw(config, number, size)
-        for number, (size, share) in enumerate(zip(sizes, split, strict=True))
-    ]
-
-
-def _expected_draw(config: Any, number: int, size: int) -> BlendDraw | None:
-    blend = config.blend or config.blend_per_split[number]
-    if blend is None or blend[1] is None:
-        return None
-    weights = _normalized(blend[1])
-    exact = core().policy.variance_buffer == "exact"
-    total = size if exact else sum(math.ceil(size * weight) for weight in weights)
-    # normalized once by the builder, and again by the blend
-    return BlendDraw(weights=_normalized(weights), size=total)
-
-
 def sizes_per_dataset(
     normalized_weights: Sequence[float], target_size_per_split: Sequence[int], **surplus: float
 ) -> list[list[int]]:
@@ -154,43 +128,6 @@ def _normalized(weights: Sequence[float]) -> list[float]:
     return normalized
 
 
-class BackgroundDraws:
-    """Draws of several blends, computed in a thread."""
-
-    def __init__(self, draws: Sequence[BlendDraw | None]) -> None:
-        self._draws = draws
-        self._started: list[tuple[BlendDraw, Future[CountedDraws]]] = []
-
-    def start(self) -> None:
-        """Start the thread, unless it was started."""
-        if self._started:
-            return
-        draws = [draw for draw in self._draws if draw is not None]
-        pool = ThreadPoolExecutor(1, "megaindex-draw")
-        self._started = [(draw, pool.submit(draw.arrays_and_counts)) for draw in draws]
-        pool.shutdown(wait=False)
-
-    def pass_to_blends(self, columns: Sequence[Sequence[Any]]) -> None:
-        """Pass the draws to the blends of these datasets, a column for each split."""
-        for column in columns:
-            if self._started and column and column[0] is not None:
-                _started_draws[column[0]] = self._started
-
-
-_started_draws: weakref.WeakKeyDictionary[Any, list[tuple[BlendDraw, Future[CountedDraws]]]] = (
-    weakref.WeakKeyDictionary()
-)
-"""Draws in progress, by the first dataset of their blend."""
-
-
-def draws_for(draw: BlendDraw, datasets: Sequence[Any]) -> Callable[[], CountedDraws]:
-    """Return a function that computes the draws of a blend, or waits for those in progress."""
-    for known, made in _started_draws.pop(datasets[0], []):
-        if known == draw:
-            return made.result
-    return draw.arrays_and_counts
-
-
 def build_indices(self: Any) -> tuple[Any, Any]:
     """``BlendedDataset._build_indices``; extends sources of which more is drawn than they have.
 
@@ -209,11 +146,10 @@ def build_indices(self: Any) -> tuple[Any, Any]:
         return dataset_index, dataset_sample_index
     started = time.perf_counter()
     draw = BlendDraw(weights=list(self.weights), size=self.size)
-    make = draws_for(draw, self.datasets)
     if self.config.path_to_cache:
-        (arrays, counts), how, cache = _cached(self, draw, make)
+        (arrays, counts), how, cache = _cached(self, draw)
     else:
-        (arrays, counts), how, cache = make(), "built", None
+        (arrays, counts), how, cache = draw.arrays_and_counts(), "built", None
     _extend_overdrawn(self, counts)
     seconds = time.perf_counter() - started
     MEGATRON.serve(kind, name, how, samples=draw.num_samples, seconds=seconds, cache=cache)
@@ -223,9 +159,7 @@ def build_indices(self: Any) -> tuple[Any, Any]:
     return arrays["dataset_index"], arrays["dataset_sample_index"]
 
 
-def _cached(
-    self: Any, draw: BlendDraw, make: Callable[[], CountedDraws]
-) -> tuple[CountedDraws, str, str]:
+def _cached(self: Any, draw: BlendDraw) -> tuple[CountedDraws, str, str]:
     """Return the draws, ``opened`` or ``built``, and the common prefix of their files' names."""
     directory = self.config.path_to_cache
     base = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
@@ -237,7 +171,7 @@ def _cached(
         return None if found is None else (found, "opened")
 
     def build() -> tuple[CountedDraws, str]:
-        arrays, counts = make()
+        arrays, counts = draw.arrays_and_counts()
         fits = all(n <= len(dataset) for n, dataset in zip(counts, self.datasets, strict=True))
         with ArrayWriter(files if fits else beyond) as writer:
             for name, array in arrays.items():

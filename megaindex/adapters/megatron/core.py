@@ -12,7 +12,7 @@ import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.errors import InvalidArgument
@@ -34,8 +34,7 @@ STANDALONE: dict[str, dict[str, Callable[..., Any]]] = {}
 """Additional methods of the subclasses of `load_class`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReleaseNames:
+class ReleaseNames(NamedTuple):
     """Names that differ between releases."""
 
     is_object_storage_path: str
@@ -43,11 +42,8 @@ class ReleaseNames:
 
 
 RELEASE_NAMES = {
-    (0, 12): ReleaseNames(is_object_storage_path="is_s3_path", object_storage_config="s3_config"),
-    (0, 13): ReleaseNames(
-        is_object_storage_path="is_object_storage_path",
-        object_storage_config="object_storage_config",
-    ),
+    (0, 12): ReleaseNames("is_s3_path", "s3_config"),
+    (0, 13): ReleaseNames("is_object_storage_path", "object_storage_config"),
 }
 """The names by the first release that has them."""
 

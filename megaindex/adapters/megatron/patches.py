@@ -31,7 +31,6 @@ from megaindex.adapters.megatron.arrays import (
     unsupported_reason,
 )
 from megaindex.adapters.megatron.batches import samples_index, unbatched_reason
-from megaindex.adapters.megatron.blend import BackgroundDraws, expected_draws
 from megaindex.adapters.megatron.core import (
     HELPERS,
     METHODS,
@@ -70,7 +69,7 @@ def build_megatron_datasets_parallel(
         original = core().originals[_CLASS, "_build_megatron_datasets_parallel"]
         columns = cast("list[list[Any]]", original(self, prefixes, split, sizes_per_dataset))
     else:
-        columns = _build(self, factories, prefixes, split, sizes_per_dataset)
+        columns = _build(self, factories, prefixes, sizes_per_dataset)
     _check_enough(self, columns, split, sizes_per_dataset)
     return columns
 
@@ -79,32 +78,27 @@ def _build(
     self: Any,
     factories: Sequence[DatasetFactory | None],
     prefixes: Sequence[str],
-    split: Sequence[Any],
     sizes_per_dataset: Sequence[Any],
 ) -> list[list[Any]]:
     """Return the datasets of each split; they open their files on first use."""
     started = time.perf_counter()
-    draws = expected_draws(self.config, self.sizes, split) if len(prefixes) > 1 else []
-    background = BackgroundDraws(draws)
     with uncollected():
         made = _make(self, factories, prefixes, sizes_per_dataset)
         pairs = [pair for row in made for pair in row if pair is not None]
-    fetched = _fetch_arrays(pairs, self.config.path_to_cache, background)
+    fetched = _fetch_arrays(pairs, self.config.path_to_cache)
     what = "a blend" if len(prefixes) > 1 else prefixes[0]
     built, seconds = sum(one.was_built for one in fetched), time.perf_counter() - started
     summary = f"{len(fetched)} datasets of {what}, {built} of them built, in {seconds:.2f} s"
-    MEGATRON.serve_together(partial(_records, [each for _, each in pairs], fetched), summary)
+    MEGATRON.serve_each(_records([each for _, each in pairs], fetched), summary)
     log_as_megatron(_size_of(one.sidecar) for one in fetched)
     if pairs:
         kind, low_level = type(pairs[0][0]), type(pairs[0][0].dataset)
         reason = unbatched_reason(kind, low_level, self.config)
         if reason is not None:
             MEGATRON.leave("reading", kind.__name__, reason)
-    columns = [
+    return [
         [None if pair is None else pair[0] for pair in column] for column in zip(*made, strict=True)
     ]
-    background.pass_to_blends(columns)
-    return columns
 
 
 def _records(requests: Sequence[DatasetRequest], fetched: Sequence[Fetched]) -> list[ServedDataset]:
@@ -193,7 +187,7 @@ def _factories(
 
 
 def _fetch_arrays(
-    pairs: Sequence[tuple[Any, DatasetRequest]], directory: str | None, background: BackgroundDraws
+    pairs: Sequence[tuple[Any, DatasetRequest]], directory: str | None
 ) -> list[Fetched]:
     """Find or build the arrays of all datasets."""
     requests = [request for _, request in pairs]
@@ -202,7 +196,7 @@ def _fetch_arrays(
     else:
         names = "".join(str(request.files) for request in requests)
         key = f"{hashlib.md5(names.encode(), usedforsecurity=False).hexdigest()}-megaindex-blend"
-        fetched = fetch_together(requests, directory, key, lambda _: background.start())
+        fetched = fetch_together(requests, directory, key)
     with uncollected():
         for (dataset, request), one in zip(pairs, fetched, strict=True):
             defer_arrays(dataset, request, one.sidecar)
@@ -219,7 +213,7 @@ def build_megatron_dataset_splits(
         sizes = [core().policy.enlarged(size) for size in sizes]
     factories = None if dataset_path is None else _factories(self, [dataset_path], split)
     if factories is not None and dataset_path is not None and is_built_here(self.is_built_on_rank):
-        datasets = [column[0] for column in _build(self, factories, [dataset_path], split, [sizes])]
+        datasets = [column[0] for column in _build(self, factories, [dataset_path], [sizes])]
         for dataset in datasets:
             if dataset is not None:  # opening one corpus takes less than deferring it
                 _ = dataset.shuffle_index, dataset.dataset.index

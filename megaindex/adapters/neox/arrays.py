@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import xxhash
@@ -25,7 +25,7 @@ import xxhash
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.single import order_parameters
 from megaindex.cache.array_files import ArrayFiles, Arrays, Identity
-from megaindex.cache.array_group import ArrayRequest, Fetched, fetch_together, uncollected
+from megaindex.cache.array_group import ArrayRequest, fetch_together, uncollected
 from megaindex.cache.fingerprint import canonical_json, corpus_fingerprint, corpus_stamp
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
@@ -40,21 +40,6 @@ Report = Callable[[Sequence[Any], float], None]
 
 _CLAIM = "megaindex-neox"
 """Name of the claim of all groups of a directory, so that jobs do not build arrays twice."""
-
-
-class GroupMember(Protocol):
-    """The interface of a dataset's samples that a group uses to fetch their arrays."""
-
-    data_prefix: str
-
-    @property
-    def is_fetched(self) -> bool: ...
-
-    def request(self, epoch: int = 0) -> NeoxRequest[Any]: ...
-
-    def fetch(self, epoch: int = 0) -> Fetched: ...
-
-    def set_fetched(self, fetched: Fetched) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -72,9 +57,8 @@ class DatasetGroup:
     def fetch(self) -> None:
         """Find or build the requested arrays that were not fetched by themselves since."""
         started = time.perf_counter()
-        directories: dict[str, list[GroupMember]] = defaultdict(list)
-        for dataset in self.asked:
-            samples: GroupMember = dataset.megaindex
+        directories: dict[str, list[Any]] = defaultdict(list)
+        for samples in (dataset.megaindex for dataset in self.asked):
             if not samples.is_fetched:
                 directories[samples.request().directory].append(samples)
         for directory, members in directories.items():
@@ -111,11 +95,6 @@ def open_shared(path: str, open_corpus: Callable[[], Any]) -> Any:
     return corpus
 
 
-def is_active() -> bool:
-    """Return whether corpora are shared now."""
-    return _current.get() is not None
-
-
 def stamp_of(corpus: IndexedDataset) -> list[int]:
     """Return `corpus_stamp`, read once in a group."""
     group, path = _current.get(), corpus.path_prefix
@@ -129,12 +108,11 @@ def stamp_of(corpus: IndexedDataset) -> list[int]:
 def fetch_in_group(dataset: Any, report: Report) -> None:
     """Fetch the arrays of a dataset's first epoch at the end of the group, or at once outside
     a group. ``report`` is called then."""
-    samples: GroupMember = dataset.megaindex
-    samples.request()
+    dataset.megaindex.request()
     group = _current.get()
     if group is None:
         started = time.perf_counter()
-        samples.fetch()
+        dataset.megaindex.fetch()
         report([dataset], time.perf_counter() - started)
     else:
         group.asked.append(dataset)
@@ -174,16 +152,15 @@ class NeoxRequest(ArrayRequest, Generic[T]):
     stamp: list[int]
     """Sizes and times of the corpora's files; while they are those of the sidecar, the content is
     taken as unchanged."""
-    texts: Sequence[IndexedDataset]
+    text: IndexedDataset
     make_order: Callable[[], T]
     description: str = ""  # GPT-NeoX writes no marker
     _order: T | None = None
 
     def order(self) -> T:
-        """Return the order of the samples, computed once after the corpora were checked."""
+        """Return the order of the samples, computed once after the corpus was checked."""
         if self._order is None:  # cached_property of Python 3.11 has one lock for all instances
-            for text in self.texts:
-                text.validate()
+            self.text.validate()
             self._order = self.make_order()
         return self._order
 
@@ -213,8 +190,8 @@ class PackedRequest(NeoxRequest[ShuffledOrder]):
     """The request for arrays of pack_impl packed, over one corpus."""
 
     def corpus(self) -> str:
-        self.texts[0].validate()
-        return corpus_fingerprint(self.texts[0])
+        self.text.validate()
+        return corpus_fingerprint(self.text)
 
     def facts(self) -> Mapping[str, Any]:
         order = self.order()
@@ -227,7 +204,7 @@ class PackedRequest(NeoxRequest[ShuffledOrder]):
             return None
         final = order.final if order.final.apart else None
         return (
-            self.texts[0],
+            self.text,
             order.documents,
             order.sequence_length,
             order.seed,
@@ -236,18 +213,17 @@ class PackedRequest(NeoxRequest[ShuffledOrder]):
         )
 
     def fill(self, sink: Sink, threads: int) -> None:
-        framework.build(self.order(), self.texts[0].sequence_lengths, sink, threads)
+        framework.build(self.order(), self.text.sequence_lengths, sink, threads)
 
     def check(self, arrays: Arrays) -> None:
-        check_arrays(self.order(), self.texts[0].sequence_lengths, **arrays)
+        check_arrays(self.order(), self.text.sequence_lengths, **arrays)
 
 
 class WholeDocumentsRequest(NeoxRequest[PackingOrder]):
     """The request for arrays of the packings of whole documents."""
 
     def corpus(self) -> str:
-        corpora = [corpus_fingerprint(text) for text in self.texts]
-        parts = {"corpora": corpora, **order_parameters(self.order())}
+        parts = {"corpora": [corpus_fingerprint(self.text)], **order_parameters(self.order())}
         return xxhash.xxh3_128_hexdigest(canonical_json(parts).encode())
 
     def facts(self) -> Mapping[str, Any]:

@@ -11,10 +11,9 @@ import copy
 import logging
 import os
 import time
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,18 +30,17 @@ from megaindex.adapters.neox.datasets import (
     read_texts,
 )
 from megaindex.adapters.neox.framework import framework, make_dataset
-from megaindex.adapters.neox.samples import NeoxTextSamples
+from megaindex.adapters.neox.samples import NeoxSamples
 from megaindex.adapters.neox.skips import is_training, samples_index
 from megaindex.adapters.reports import NEOX
 from megaindex.builders.extend import AmendedBlend
 from megaindex.cache.cache import fetch
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
-from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import exact_values, fill_blend
-from megaindex.index.orders.framework import Memory, Sink
+from megaindex.index.orders.framework import Sink
 from megaindex.io.paths import absolute
-from megaindex.loader.neox_dataset import NeoxDataset, TextRows
+from megaindex.loader.neox_dataset import TextRows
 
 logger = logging.getLogger("megaindex")
 
@@ -65,20 +63,18 @@ def init_unchanged(self: Any, datasets: Sequence[Any], weights: Sequence[float])
     self._exact = framework().exact
     sizes = np.array([len(dataset) for dataset in datasets], np.int64)
     samples = [getattr(dataset, "megaindex", None) for dataset in datasets]
-    if self._exact and all(one is not None and one.requested is None for one in samples):
-        rule = _BlendRule("exhaustive", sizes)  # epochs are requested
-    else:
-        rule = _BlendRule("greedy", normalized(weights))
     directory = None if samples[0] is None else samples[0].request().directory
-    drawn = rule.first(int(sizes.sum()), directory)
+    if self._exact and all(one is not None and one.requested is None for one in samples):
+        drawn = draw("exhaustive", sizes, int(sizes.sum()), directory)  # epochs are requested
+    else:
+        drawn = draw("greedy", normalized(weights), int(sizes.sum()), directory)
     end = _end(drawn, sizes) if self._exact else drawn.source.size
-    vars(self)[_ARRAYS] = drawn
     self.dataset_index, self.dataset_sample_index = drawn.source[:end], drawn.sample[:end]
     self.size = end
     _report(self, weights, drawn, time.perf_counter() - started)
 
 
-def _report(self: Any, weights: Sequence[float], drawn: _BlendArrays, seconds: float) -> None:
+def _report(self: Any, weights: Sequence[float], drawn: _Drawn, seconds: float) -> None:
     """Record the blend, and print GPT-NeoX's own lines about it."""
     show = framework().print_line
     show(f"> elapsed time for building blendable dataset indices: {seconds:.2f} (sec)")
@@ -102,96 +98,57 @@ def _report(self: Any, weights: Sequence[float], drawn: _BlendArrays, seconds: f
         NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _BlendArrays:
-    """The first draws of a blend, read-only."""
+class _Drawn(NamedTuple):
+    """The draws of a blend, read-only."""
 
     source: DatasetIndex
     sample: I64
     counts: I64
     """Number of draws of each dataset."""
-    entry: str | None = None
+    entry: str | None
     """Path of the cache entry; None for draws that are not cached."""
-    was_built: bool = True
+    was_built: bool
     """False if the cache entry was found."""
 
-    def first(self, size: int) -> _BlendArrays:
-        """Return the first ``size`` draws, without a copy."""
-        if size == self.source.size:
-            return self
-        source = self.source[:size]
-        counts = np.bincount(source, minlength=self.counts.size)
-        return replace(self, source=source, sample=self.sample[:size], counts=counts)
 
+def draw(
+    rule: Literal["greedy", "exhaustive"], values: F64 | I64, size: int, directory: str | None
+) -> _Drawn:
+    """Return the first ``size`` draws by the ``values`` of `fill_blend`.
 
-@dataclass(frozen=True, eq=False)
-class _BlendRule:
-    """The rule and the values from which the draws of a blend are computed.
-
-    Those of training, validation and test often differ in their number alone.
+    At least `_WORTH_KEEPING` of them are cached in ``directory``, for all processes to map.
     """
+    types = {
+        "source": ((size,), "uint8" if values.size <= _MOST_IN_UINT8 else "int16"),
+        "sample": ((size,), "int64"),
+        "counts": ((values.size,), "int64"),
+    }
+    built = []
 
-    rule: Literal["greedy", "exhaustive"]
-    values: F64 | I64
-    """See `fill_blend`."""
-
-    def first(self, size: int, directory: str | None) -> _BlendArrays:
-        """Return the first ``size`` draws, as a part of the previous blend's if it has as many.
-
-        At least `_WORTH_KEEPING` new draws are cached in ``directory``, for all processes to map.
-        """
-        global _last_arrays  # noqa: PLW0603
-        key = (self.rule, self.values.tobytes())
-        known = _last_arrays[1]() if _last_arrays is not None and _last_arrays[0] == key else None
-        if known is None or known.source.size < size:
-            known = self._draw(size, directory)
-            _last_arrays = key, weakref.ref(known)
-        return known.first(size)
-
-    def _draw(self, size: int, directory: str | None) -> _BlendArrays:
-        if directory is not None and size >= _WORTH_KEEPING:
-            try:
-                return self._fetch(size, os.path.join(directory, FOLDER))
-            except StorageError as error:
-                logger.warning("%s; the blend is drawn anew at each start", error)
-        memory = Memory()
-        self._build(size, memory)
-        arrays: dict[str, Any] = memory.arrays
-        for array in arrays.values():
-            array.flags.writeable = False
-        return _BlendArrays(**arrays)
-
-    def _fetch(self, size: int, folder: str) -> _BlendArrays:
-        values = exact_values(self.values)
-        parameters = {"order": "neox blend", "rule": self.rule, "values": values, "size": size}
-        built = []
-
-        def build(sink: Sink) -> None:
-            self._build(size, sink)
-            built.append(True)
-
-        arrays: Any
-        arrays, entry = fetch(folder, lambda: parameters, build, self._array_types(size))
-        return _BlendArrays(**arrays, entry=entry, was_built=bool(built))
-
-    def _array_types(self, size: int) -> dict[str, tuple[tuple[int], str]]:
-        source = "uint8" if self.values.size <= _MOST_IN_UINT8 else "int16"
-        return {
-            "source": ((size,), source),
-            "sample": ((size,), "int64"),
-            "counts": ((self.values.size,), "int64"),
-        }
-
-    def _build(self, size: int, sink: Sink) -> None:
-        types = self._array_types(size)
+    def build(sink: Sink) -> None:
         source, sample, counts = (sink.allocate(name, *each) for name, each in types.items())
-        counts[...] = fill_blend(self.rule, self.values, source, sample)
+        counts[...] = fill_blend(rule, values, source, sample)
         for name in types:
             sink.seal(name)
+        built.append(True)
+
+    def parameters() -> dict[str, Any]:
+        return {"order": "neox blend", "rule": rule, "values": exact_values(values), "size": size}
+
+    folder = None
+    if directory is not None and size >= _WORTH_KEEPING:
+        folder = os.path.join(directory, FOLDER)
+    arrays: Any
+    try:
+        arrays, entry = fetch(folder, parameters, build, types)
+    except StorageError as error:
+        logger.warning("%s; the blend is drawn anew at each start", error)
+        arrays, entry = fetch(None, parameters, build, types)
+    for array in arrays.values():
+        array.flags.writeable = False
+    return _Drawn(**arrays, entry=entry or None, was_built=bool(built))
 
 
-_last_arrays: tuple[tuple[str, bytes], weakref.ref[_BlendArrays]] | None = None
-_ARRAYS = "_megaindex_drawn"
 FOLDER = "megaindex-blends"
 """Name of the cache of draws, in the directory of the first dataset's arrays."""
 _WORTH_KEEPING = 1 << 16  # draws that take longer to compute than to open a file
@@ -284,7 +241,7 @@ def _make_text_rows(self: Any) -> TextRows | None:
     """Return the reader of a blend as a whole; None where its datasets are read one by one."""
     if not all(map(is_plain_text, self.datasets)):
         return None
-    samples: list[NeoxTextSamples] = [dataset.megaindex for dataset in self.datasets]
+    samples: list[NeoxSamples] = [dataset.megaindex for dataset in self.datasets]
     if len({(one.seq_length, one.exact) for one in samples}) > 1:
         return None
     index = BlendedIndex(
@@ -297,10 +254,10 @@ def _make_text_rows(self: Any) -> TextRows | None:
 
 def get_blend_state(self: Any) -> dict[str, Any]:
     """``__getstate__``: without the reader of all its datasets."""
-    return {name: value for name, value in vars(self).items() if name not in (TEXT_ROWS, _ARRAYS)}
+    return {name: value for name, value in vars(self).items() if name != TEXT_ROWS}
 
 
-def _end(drawn: _BlendArrays, sizes: I64) -> int:
+def _end(drawn: _Drawn, sizes: I64) -> int:
     """Return the number of draws before one of a sample that a dataset does not have."""
     if (drawn.counts <= sizes).all():
         return int(drawn.source.size)
@@ -421,40 +378,21 @@ def _open(path: str, present: Sequence[Any], made: list[Any]) -> TrainSource:
 
 
 def _source(dataset: Any) -> TrainSource:
-    samples: NeoxTextSamples = dataset.megaindex
+    samples: NeoxSamples = dataset.megaindex
     index: Any = samples.epoch(0).index
     documents = samples.documents
     assert isinstance(documents, range), "all documents"
     return TrainSource(path=samples.data_prefix, index=index, documents=documents)
 
 
-@dataclass(kw_only=True)
-class LongerTextSamples(NeoxTextSamples):
-    """Samples of a GPT2Dataset with longer arrays than its request."""
-
-    longer: ArrayIndex
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-        return self.longer.num_samples
-
-    def epoch(self, number: int) -> NeoxDataset:
-        """Return the samples, the same in every epoch."""
-        del number
-        return NeoxDataset(self.longer, self.text)
-
-
 def _with_arrays(dataset: Any, arrays: Any) -> Any:
     """Return a copy of a dataset with other arrays."""
-    samples: NeoxTextSamples = dataset.megaindex
+    samples: NeoxSamples = dataset.megaindex
     old: Any = samples.epoch(0).index
-    given = {field.name: getattr(samples, field.name) for field in fields(samples) if field.init}
-    given |= {"_epochs": {}}
     longer = replace(old, **arrays)
     made = copy.copy(dataset)  # whose attributes are complete
     vars(made).update({ours: arrays[array] for ours, array in ARRAYS.items()})
     vars(made).update({which: longer.num_samples + more for which, more in LENGTHS.items()})
-    made.megaindex = LongerTextSamples(**given, longer=longer)
+    made.megaindex = replace(samples, longer=longer, _epochs={})
     vars(made).pop(TEXT_ROWS, None)
     return made

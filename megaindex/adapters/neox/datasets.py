@@ -18,7 +18,7 @@ import numpy as np
 from megaindex._types import I64
 from megaindex.adapters.neox.arrays import fetch_in_group
 from megaindex.adapters.neox.framework import framework, mapped, read_as_neox
-from megaindex.adapters.neox.samples import NeoxSamples, NeoxTextSamples
+from megaindex.adapters.neox.samples import NeoxSamples
 from megaindex.adapters.reports import NEOX, ServedDataset
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
 from megaindex.index.frameworks import as_range
@@ -58,19 +58,25 @@ def init_gpt2(
         raise InvalidArgument(
             f"{name}: rewards need pack_impl unpacked, got {pack_impl}; leave one of them out"
         )
-    _start(
-        self,
-        NeoxTextSamples(
-            **_settings(given),
-            data_prefix=data_prefix,
-            documents=as_range(np.asarray(documents)),
-            num_epochs=num_epochs or None,
-            reshuffles=framework().exact and bool(num_epochs) and name.startswith("train"),
-            text=mapped(indexed_dataset),  # type: ignore[arg-type]  # not left
-            companions={what: mapped(dataset) for what, dataset in companions.items()},
-        ),
-        build_index_mappings,
+    self.megaindex = NeoxSamples(
+        name=name,
+        data_prefix=data_prefix,
+        seq_length=seq_length,
+        seed=seed,
+        pack_impl=pack_impl,
+        allow_chopped=allow_chopped,
+        exact=framework().exact,
+        requested=num_samples,
+        num_epochs=num_epochs or None,
+        documents=as_range(np.asarray(documents)),
+        text=mapped(indexed_dataset),  # type: ignore[arg-type]  # not left
+        companions={what: mapped(dataset) for what, dataset in companions.items()},
+        policy=framework().policy,
+        reshuffles=framework().exact and bool(num_epochs) and name.startswith("train"),
     )
+    if build_index_mappings:  # its array attributes are set on first access
+        _incomplete.add(self)
+        fetch_in_group(self, _report)
 
 
 def init_pairwise(self: Any, name: str, pos_data_prefix: str, *given: Any, **named: Any) -> None:
@@ -120,25 +126,6 @@ def _check_final_epoch(name: str) -> None:
             f"{name}: GPT-NeoX's own code builds its arrays, which has no separate_final_epoch "
             f"{policy.row.separate_final_epoch}; leave that setting out of install()"
         )
-
-
-def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of samples."""
-    names = ("name", "seq_length", "seed", "pack_impl", "allow_chopped")
-    return {
-        **{name: given[name] for name in names},
-        "requested": given["num_samples"],
-        "exact": framework().exact,
-        "policy": framework().policy,
-    }
-
-
-def _start(self: Any, samples: NeoxSamples, build_index_mappings: bool) -> None:
-    """Fetch the arrays of a dataset; its array attributes are set on first access."""
-    self.megaindex = samples
-    if build_index_mappings:
-        _incomplete.add(self)
-        fetch_in_group(self, _report)
 
 
 def _report(made: Sequence[Any], seconds: float) -> None:
@@ -296,7 +283,7 @@ def read_texts(self: Any, ids: list[Any], make: Callable[[Any], TextRows | None]
 def _make_text_rows(self: Any) -> TextRows | None:
     if not is_plain_text(self):
         return None
-    samples: NeoxTextSamples = self.megaindex
+    samples: NeoxSamples = self.megaindex
     return TextRows(samples.epoch(0).index, [samples.text])
 
 
@@ -342,7 +329,7 @@ def is_plain_text(dataset: Any) -> bool:
     """Return True if samples are tokens of cut documents alone, read by `read_samples`."""
     samples = getattr(dataset, "megaindex", None)
     return (
-        isinstance(samples, NeoxTextSamples)
+        isinstance(samples, NeoxSamples)
         and type(dataset).__getitem__ is read_sample
         and getattr(type(dataset), "__getitems__", None) is read_samples
         and samples.pack_impl == "packed"

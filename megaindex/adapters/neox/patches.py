@@ -312,14 +312,9 @@ def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
     """
     original = framework().original("data_utils", "build_the_dataset")
     given = _signature(original).bind(*args, **kwargs).arguments if args else kwargs
-    opens = given.get("data_impl") == "mmap" and arrays.is_active()
     for name in ("data_prefix", "label_prefix", "reward_prefix"):
         path = given.get(name)
-        if path is None:
-            continue
-        if opens:  # GPT-NeoX opens the same shared dataset
-            check_exists(path, make_dataset(path, "mmap", given["skip_warmup"]))
-        else:
+        if path is not None:
             _check_pair(path)
     return original(*args, **kwargs)
 

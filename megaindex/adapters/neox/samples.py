@@ -1,9 +1,9 @@
-"""Samples of GPT-NeoX's datasets."""
+"""Samples of GPT-NeoX's GPT2Dataset."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ _EPOCHS_KEPT = 2  # epochs whose samples are read at the same time
 
 @dataclass(kw_only=True)
 class NeoxSamples:
-    """The settings of one dataset and its arrays, which `fetch` builds and `epoch` opens."""
+    """The settings of a GPT2Dataset and its arrays, which `fetch` builds and `epoch` opens."""
 
     name: str
     data_prefix: str
@@ -57,12 +57,20 @@ class NeoxSamples:
     exact: bool
     requested: int | None
     """Requested samples; None if epochs are requested."""
+    num_epochs: int | None
+    documents: range | IntArray
+    """Sequence ids."""
+    text: IndexedDataset
+    companions: Mapping[str, IndexedDataset | None]
+    """Labels, rewards and references."""
     policy: Policy
     """The shuffling of the final epoch."""
     cache_dir: str | None = field(default_factory=lambda: framework().cache_dir)
     """Folder of the arrays; None: beside the corpus."""
     reshuffles: bool = False
     """True if sample n of n is the first one of a second epoch in another order."""
+    longer: ArrayIndex | None = None
+    """Longer arrays than those of the request, the same in every epoch."""
     _requests: dict[int, NeoxRequest[Any]] = field(default_factory=dict)
     _fetched: dict[int, Fetched] = field(default_factory=dict)
     _epochs: dict[int, NeoxDataset] = field(default_factory=dict)
@@ -70,19 +78,18 @@ class NeoxSamples:
     @property
     def num_samples(self) -> int:
         """Number of samples built for one epoch; the same for each epoch."""
+        if self.longer is not None:
+            return self.longer.num_samples
         return int(self.fetch().sidecar.arrays["shuffle_index"][1][0])
-
-    def tokens(self) -> int:
-        """Return the tokens of the documents by which GPT-NeoX counts its epochs."""
-        raise NotImplementedError
 
     def epochs_as_neox_counts(self, num_epochs: int) -> int:
         """Return the number of GPT-NeoX's line ``total number of epochs``, which it computes by the
         rule of packed for every packing."""
-        tokens = 0 if self.pack_impl == "packed" else self.tokens()
-        if self.requested is None or tokens == 0:
+        if self.requested is None or self.pack_impl == "packed":
             return num_epochs
-        return epochs_for(self.requested, tokens, self.seq_length)
+        chosen = self._chosen_documents(as_neox_counts=False)  # those that take no part included
+        tokens = count_tokens(self.text.sequence_lengths, chosen)
+        return epochs_for(self.requested, tokens, self.seq_length) if tokens else num_epochs
 
     @property
     def whole_documents(self) -> NeoxDocumentsOrder:
@@ -106,7 +113,13 @@ class NeoxSamples:
                     f"{self.name}: separate_final_epoch {final} needs pack_impl packed, got "
                     f"{self.pack_impl}; leave it out of install()"
                 )
-            self._requests[epoch] = self.make_request(epoch)
+            if self.requested is None and self.num_epochs is None:
+                raise InvalidArgument(
+                    f"{self.name}: neither samples nor epochs are asked for; give one of them"
+                )
+            packed = self.pack_impl == "packed"
+            make = self._packed_request if packed else self._whole_documents_request
+            self._requests[epoch] = make(epoch)
         return self._requests[epoch]
 
     def fetch(self, epoch: int = 0) -> Fetched:
@@ -126,10 +139,12 @@ class NeoxSamples:
 
     def epoch(self, number: int) -> NeoxDataset:
         """Return the samples of an epoch."""
+        if self.longer is not None:
+            return NeoxDataset(self.longer, self.text)
         opened = self._epochs.get(number)
         if opened is None:
             sidecar = self.fetch(number).sidecar
-            opened = self.open(self.request(number).open(sidecar), sidecar.facts)
+            opened = self._open(self.request(number).open(sidecar), sidecar.facts)
             for old in [e for e in self._epochs if 0 < e <= number - _EPOCHS_KEPT]:
                 for kept in (self._epochs, self._fetched, self._requests):
                     kept.pop(old, None)
@@ -140,27 +155,17 @@ class NeoxSamples:
         """Return the attributes without requests and open arrays, which are made again."""
         return {**vars(self), "_requests": {}, "_epochs": {}}
 
-    def make_request(self, epoch: int) -> NeoxRequest[Any]:
-        """Build the request for the arrays of an epoch."""
-        raise NotImplementedError
-
-    def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxDataset:
-        """Return the samples of these arrays."""
-        raise NotImplementedError
-
-    def request_of(
+    def _request_of(
         self,
         kind: type[NeoxRequest[Any]],
         epoch: int,
         mark: str,
         corpora: list[IndexedDataset],
-        *,
-        texts: Sequence[IndexedDataset],
         make_order: Callable[[], Any],
         **settings: Any,
     ) -> NeoxRequest[Any]:
         """Build the request for an epoch's arrays, under GPT-NeoX's name and ``mark``."""
-        seed = self.epoch_seed(epoch)
+        seed = self._epoch_seed(epoch)
         base = neox_base(
             self._array_prefix(), self.name, self.requested, self.seq_length, seed, self.pack_impl
         )
@@ -172,8 +177,8 @@ class NeoxSamples:
             **settings,
         }
         return kind(
-            files=short_files(base + mark),
-            texts=texts,
+            files=short_files(base + ("_ac" if self.allow_chopped else "") + mark),
+            text=self.text,
             make_order=make_order,
             settings=decide,
             stamp=[number for corpus in corpora for number in stamp_of(corpus)],
@@ -187,51 +192,25 @@ class NeoxSamples:
         mark = xxhash.xxh3_64_hexdigest(os.fsencode(folder))
         return os.path.join(self.cache_dir, f"{name}-{mark}")
 
-    def epoch_seed(self, epoch: int) -> int:
+    def _epoch_seed(self, epoch: int) -> int:
         """Return the seed of an epoch; the first is GPT-NeoX's own."""
         return (self.seed + epoch) % 2**32
 
-
-@dataclass(kw_only=True)
-class NeoxTextSamples(NeoxSamples):
-    """The samples of a GPT2Dataset."""
-
-    documents: range | IntArray
-    """Sequence ids."""
-    num_epochs: int | None
-    text: IndexedDataset
-    companions: Mapping[str, IndexedDataset | None]
-    """Labels, rewards and references."""
-
-    def tokens(self) -> int:
-        """Return the tokens of all documents, those that take no part included."""
-        return count_tokens(
-            self.text.sequence_lengths, self._chosen_documents(as_neox_counts=False)
-        )
-
-    def make_request(self, epoch: int) -> NeoxRequest[Any]:
-        if self.requested is None and self.num_epochs is None:
-            raise InvalidArgument(
-                f"{self.name}: neither samples nor epochs are asked for; give one of them"
-            )
-        if self.pack_impl == "packed":
-            return self._packed_request(epoch)
-        return self._whole_documents_request(epoch)
-
-    def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxDataset:
+    def _open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxDataset:
         """Return the samples of an epoch, with labels, rewards and references."""
+        shared: dict[str, Any] = {
+            "order": "neox",
+            "sequence_lengths": self.text.sequence_lengths,
+            "sequence_length": self.seq_length,
+            **arrays,
+            **facts,
+        }
         index: Index
-        if self.pack_impl != "packed":
-            index = packing_index(self, arrays, facts, self.text)
+        if self.pack_impl == "packed":
+            index = ArrayIndex(**shared, add_extra_token=1)
         else:
-            index = ArrayIndex(
-                order="neox",
-                sequence_lengths=self.text.sequence_lengths,
-                sequence_length=self.seq_length,
-                add_extra_token=1,
-                **arrays,
-                **facts,
-            )
+            order = self.whole_documents
+            index = PackingIndex(**shared, pack_impl=order.pack_impl, next_token=order.next_token)
         companions = {f"{name}_dataset": each for name, each in self.companions.items()}
         return NeoxDataset(index, self.text, **companions)
 
@@ -255,13 +234,12 @@ class NeoxTextSamples(NeoxSamples):
 
     def _packed_request(self, epoch: int) -> NeoxRequest[Any]:
         chosen = self._chosen_documents(as_neox_counts=False)
-        return self.request_of(
+        return self._request_of(
             PackedRequest,
             epoch,
-            ("_ac" if self.allow_chopped else "") + self.policy.mark,
+            self.policy.mark,
             [self.text],
-            texts=[self.text],
-            make_order=partial(self._packed_order, chosen, self.epoch_seed(epoch)),
+            partial(self._packed_order, chosen, self._epoch_seed(epoch)),
             documents=documents_setting(chosen),
             num_epochs=self.num_epochs,
             **self.policy.final_epoch,
@@ -294,16 +272,15 @@ class NeoxTextSamples(NeoxSamples):
         chosen = self._chosen_documents(as_neox_counts=not self.exact)
         make_order = partial(
             packing_order, self.text, chosen, order, sequence_length=self.seq_length,
-            seed=self.epoch_seed(epoch), num_samples=num_samples,
+            seed=self._epoch_seed(epoch), num_samples=num_samples,
         )  # fmt: skip
         corpora = [self.text] if labels is None else [self.text, labels]
-        return self.request_of(
+        return self._request_of(
             WholeDocumentsRequest,
             epoch,
-            ("_ac" if self.allow_chopped else "") + ("_exact" if self.exact else ""),
+            "_exact" if self.exact else "",
             corpora,
-            texts=[self.text],
-            make_order=make_order,
+            make_order,
             documents=documents_setting(chosen),
             allow_chopped=self.allow_chopped,
             labels=labels is not None,
@@ -316,18 +293,3 @@ class NeoxTextSamples(NeoxSamples):
         return select_documents(
             len(self.text), self.text.path_prefix, framework_rules("neox"), documents=self.documents
         )
-
-
-def packing_index(
-    samples: NeoxSamples, arrays: Mapping[str, Any], facts: Mapping[str, Any], text: IndexedDataset
-) -> PackingIndex:
-    """Return the index of arrays of whole documents, read with the lengths of ``text``."""
-    return PackingIndex(
-        order="neox",
-        pack_impl=samples.whole_documents.pack_impl,
-        sequence_lengths=text.sequence_lengths,
-        sequence_length=samples.seq_length,
-        next_token=samples.whole_documents.next_token,
-        **arrays,
-        **facts,
-    )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from megaindex.adapters.neox.datasets import BatchRows
 from megaindex.adapters.neox.framework import framework
-from megaindex.adapters.neox.samples import NeoxTextSamples
+from megaindex.adapters.neox.samples import NeoxSamples
 from megaindex.adapters.reports import on_rank_0
 from megaindex.adapters.skipped_dataset import (
     RECORD,
@@ -130,11 +130,11 @@ def _read_record(path: str) -> Any:
         raise FormatError(f"{path}: {error}; restore it from the checkpoint") from None
 
 
-def _packed_samples(dataset: Any, what: str, remedy: str) -> Iterator[NeoxTextSamples]:
+def _packed_samples(dataset: Any, what: str, remedy: str) -> Iterator[NeoxSamples]:
     """Yield the samples of GPT2Datasets of cut documents, or raise InvalidArgument for another."""
     for each in getattr(dataset, "datasets", [dataset]):
         samples = getattr(each, "megaindex", None)
-        if not isinstance(samples, NeoxTextSamples) or samples.pack_impl != "packed":
+        if not isinstance(samples, NeoxSamples) or samples.pack_impl != "packed":
             raise InvalidArgument(
                 f"{what}, got {type(each).__name__} with pack_impl "
                 f"{getattr(each, 'pack_impl', None)}; {remedy}"
