@@ -27,16 +27,15 @@ from megaindex.lock.lock_file import Lock, compact
 from megaindex.lock.settings import files_of, leaves, paths_of, settings_of
 from megaindex.lock.shape import FORMAT, LEAST_CHUNK, PATHS, SOURCE_COLUMNS, VERSION
 from megaindex.objects.files import each_of, read_ranges, stat_path
-from megaindex.plan.plan import evaluation_of
-from megaindex.plan.sizing import SplitPart
-from megaindex.plan.sources import parts_of
 from megaindex.progress import Bar, silent
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.recipe import Recipe
 from megaindex.run.from_recipe import run_of_opened, source_of_opened
 from megaindex.run.from_settings import run_of_settings
+from megaindex.run.parts import SplitPart, parts_of
 from megaindex.run.run import Run
 from megaindex.run.subset import block_bounds, first_step, rows_of, subset_of
+from megaindex.run.target import evaluation_of
 
 Folder = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
