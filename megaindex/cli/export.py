@@ -201,9 +201,9 @@ def _requests(
     split: str | None,
 ) -> dict[Split, NamedDataset]:
     """Return the values by which the framework names the arrays of each subset."""
-    from megaindex.plan.plan import evaluation_of
-    from megaindex.plan.sources import own_sources, parts_of, sizing_of
-    from megaindex.plan.target import resolve_target
+    from megaindex.run.parts import parts_of
+    from megaindex.run.sizing import own_sources, sizing_of
+    from megaindex.run.target import evaluation_of, resolve_target
 
     stream = streams["train"]
     theirs = _under_framework(run, stream, target, split)

@@ -27,12 +27,11 @@ from megaindex.lock.setting_values import (
     with_rows,
 )
 from megaindex.lock.shape import PATHS
-from megaindex.plan.plan import evaluation_of
-from megaindex.plan.sizing import SplitPart
-from megaindex.plan.sources import parts_of
 from megaindex.run.from_settings import run_of_settings
+from megaindex.run.parts import SplitPart, parts_of
 from megaindex.run.run import Run
 from megaindex.run.subset import skip_settings, with_files
+from megaindex.run.target import evaluation_of
 
 _WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "exact", "notes",
             "ignored", "coverage", "blend_counts", "skip")  # fmt: skip

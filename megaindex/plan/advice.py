@@ -14,8 +14,9 @@ from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
 from megaindex.plan.export import adapter_settings, lacks_validation
 from megaindex.plan.model import BufferEffect, Plan, Row, epochs_text
-from megaindex.plan.sizing import Sizing, loader_limit
-from megaindex.plan.target import ResolvedTarget
+from megaindex.run.passes import loader_limit
+from megaindex.run.sizing import Sizing
+from megaindex.run.target import ResolvedTarget
 
 _COMMON_BUFFER = 1.005
 

@@ -19,7 +19,11 @@ from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.plan.model import Coverage
-from megaindex.plan.sizing import BUILD_LIMIT, ServedRange, SplitPart
+from megaindex.run.parts import SplitPart
+from megaindex.run.passes import ServedRange
+
+BUILD_LIMIT = 10**8
+"""Documents x epochs up to which ``--coverage auto`` counts in the built index."""
 
 _SAMPLES_AT_ONCE = 1 << 17
 _DOCUMENTS_AT_ONCE = 1 << 20

@@ -19,7 +19,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split, parse_split
 from megaindex.index.order_settings import order_of
 from megaindex.plan.model import Plan
-from megaindex.plan.sources import own_buffers, own_sources
+from megaindex.run.sizing import own_buffers, own_sources
 from megaindex.validation import check_choice
 
 _ORDERS = {"neox": ("neox",), "megatron": ("megatron", "megatron-legacy")}

@@ -14,6 +14,7 @@ from megaindex._types import I64
 from megaindex.index.skips import Skips, masked_tokens, skips_of
 from megaindex.index.spans import Index
 from megaindex.index.stretches import StretchedIndex
+from megaindex.run.target import Evaluations, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,36 +301,6 @@ class LoaderRestart:
     samples_counted: int
     """Samples in whole micro batches of all ranks; with 0 the run ends with an error."""
     samples_read: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """Iterations [begin, end) of the run for which Megatron builds separate datasets."""
-
-    begin: int
-    end: int
-    first_sample: int
-    samples: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluations:
-    """Evaluations of the whole run."""
-
-    rounds: int
-    """Evaluations that data is built for; Megatron's --start-eval-at-iter skips some."""
-    valid_samples: int
-    """Samples requested of the validation blend; with full validation, those of one pass."""
-    test_samples: int
-    batch_size: int
-    rounds_run: int
-    """Evaluations that take place."""
-    valid_samples_read: int
-    test_samples_read: int
-    full: bool = False
-    """True if each evaluation reads all of each validation dataset."""
-    iterations: tuple[int, ...] = ()
-    """Iterations of an evaluation, for each validation set (Megatron's eval_iters)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,163 +8,56 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.configs.run import RunSettings, Target
 from megaindex.configs.run_builder import ARGUMENTS, given_run, in_keys_of_files
 from megaindex.configs.settings import ADAPTERS
-from megaindex.errors import InvalidArgument
 from megaindex.index.blending import Progress
-from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
+from megaindex.index.frameworks import FrameworkRules, Split
 from megaindex.plan import advice
 from megaindex.plan.advice import buffer_effect, check_failures
-from megaindex.plan.coverage import SourceDraw, coverage_of
+from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, coverage_of
+from megaindex.plan.limits import dry_loaders, iteration_limits, tails_of
 from megaindex.plan.model import (
-    Evaluations,
+    Coverage,
     LoaderRestart,
-    Phase,
     Plan,
     RankShare,
     Row,
     SkipEffect,
     effect_of,
 )
-from megaindex.plan.sizing import (
-    BUILD_LIMIT,
+from megaindex.plan.packing import (
     InputTokens,
-    ServedRange,
-    Sizing,
-    SplitPart,
-    drawn_bounds,
-    drawn_from,
-    loader_limit,
-    loader_passes,
-    packing_facts,
-    samples_served,
-)
-from megaindex.plan.sources import (
-    Parts,
     index_of_part,
     packed_inputs,
     packing_coverage,
     packing_error,
-    parts_of,
+    packing_facts,
     samples_of_first_pass,
     serves_first_again,
-    sizing_of,
 )
-from megaindex.plan.target import (
+from megaindex.run.parts import Parts, SplitPart, parts_of
+from megaindex.run.passes import (
+    ServedRange,
+    drawn_bounds,
+    drawn_from,
+    loader_limit,
+    loader_passes,
+    samples_served,
+)
+from megaindex.run.sizing import Sizing, sizing_of
+from megaindex.run.target import (
+    Evaluations,
+    Phase,
     ResolvedTarget,
-    dry_loaders,
-    iteration_limits,
+    evaluation_of,
     masked_rows,
-    permuted,
     phase_request,
     phases_of,
     resolve_target,
-    tails_of,
+    target_text,
 )
-
-
-def evaluation_of(run: RunSettings, train_iters: int, parts: Parts) -> Evaluations | None:
-    """Return the evaluations of a run, None without data for them.
-
-    Megatron and NeoX: (I // interval + 1) evaluations of eval_iters batches, then one test.
-    """
-    if run.evaluation.full or run.evaluation.multiple:
-        _check_full_validation(run, parts)
-    if not parts["valid"] and not parts["test"]:
-        return None
-    evaluation = run.evaluation
-    size = evaluation.batch_size or run.nominal_batch
-    total = run.batch.iterations_within(run.consumed_samples) + train_iters
-    rounds = max(0, total // evaluation.interval + 1 - evaluation.start // evaluation.interval)
-    first = max(1, ceil_div(evaluation.start, evaluation.interval))
-    rounds_run = max(0, total // evaluation.interval + 1 - first) + 1  # one more after training
-    rounds_run -= sum(  # Megatron-LM leaves the evaluation after a skipped iteration out
-        first * evaluation.interval <= end <= total and end % evaluation.interval == 0
-        for end in (step + 1 for step in run.skipped_steps)
-    )
-    if evaluation.alone:
-        rounds = rounds_run = 1
-    if evaluation.full:
-        return _full_validation(run, parts, rounds_run, size)
-    valid, test = (_asked(run, parts[split], size) for split in SPLITS[1:])
-    return Evaluations(
-        rounds=rounds,
-        valid_samples=rounds * valid,
-        test_samples=test,
-        batch_size=size,
-        rounds_run=rounds_run,
-        valid_samples_read=rounds_run * valid,
-        test_samples_read=test,
-        iterations=(evaluation.iterations,),
-    )
-
-
-def _asked(run: RunSettings, parts: Sequence[SplitPart], size: int) -> int:
-    """Return the samples of one evaluation of a split; 0 where it has no data."""
-    return run.evaluation.iterations * size if any(part.tokens for part in parts) else 0
-
-
-def _check_full_validation(run: RunSettings, parts: Parts) -> None:
-    """Check the rules of Megatron-LM for --full-validation and --multiple-validation-sets."""
-    evaluation = run.evaluation
-    if run.row.order != "megatron":
-        raise InvalidArgument(
-            f"--full-validation is a setting of order megatron, not {run.row.order}; remove it"
-        )
-    if not evaluation.full:
-        raise InvalidArgument(
-            "--multiple-validation-sets requires --full-validation, or Megatron-LM stops with a "
-            "NotImplementedError; give both, or neither"
-        )
-    if any(part.source.weight is not None for part in parts["valid"]):
-        raise InvalidArgument(
-            "--full-validation with weights of the validation data: Megatron-LM stops with an "
-            "AssertionError (size_is_none => weights_are_none); remove the weights, or give "
-            "--valid-data-path without weights"
-        )
-    if not any(part.tokens > 0 for part in parts["valid"]):
-        raise InvalidArgument(
-            "--full-validation without validation data: Megatron-LM stops with a TypeError; give "
-            "--valid-data-path, or a share of --split"
-        )
-    if run.unit is None:
-        raise InvalidArgument(
-            "--full-validation counts the samples of each rank: give --micro-batch-size and "
-            "--world-size"
-        )
-
-
-def _full_validation(run: RunSettings, parts: Parts, rounds: int, size: int) -> Evaluations:
-    """Return the evaluations of --full-validation, each of which reads all validation datasets."""
-    evaluation, version = run.evaluation, run.version
-    ranks = run.data_parallel_size
-    assert version is not None, "order megatron has one"
-    assert ranks is not None, "checked by _check_full_validation"
-    micro = evaluation.micro_batch_size or 1
-    held = [
-        run.row.samples_in_epochs(1, part.tokens, run.sequence_length) for part in parts["valid"]
-    ]
-    own = evaluation.multiple and run.data.split is None
-    sets = held if own else [sum(held)]
-    by_rank = version.full_validation == "ranks"
-    iterations = tuple(ceil_div(samples, ranks) if by_rank else samples for samples in sets)
-    # each rank reads one sample of each micro batch, or all of it
-    each = size // (micro * ranks) * ranks if by_rank else size
-    return Evaluations(
-        rounds=rounds,
-        valid_samples=sum(held),
-        test_samples=_asked(run, parts["test"], size),
-        batch_size=size,
-        rounds_run=rounds,
-        valid_samples_read=rounds * sum(iterations) * each,
-        # the test runs for as many iterations as the validation
-        test_samples_read=sum(iterations) * size * any(part.tokens for part in parts["test"]),
-        full=True,
-        iterations=iterations,
-    )
 
 
 def evaluation_rows(
@@ -287,8 +180,25 @@ def rows_of(
         else:
             rows.append(_packed(run, part, row, served))
     if run.dataloader == "cyclic" and not (split == "valid" and run.evaluation.full):
-        return permuted(rows, sum(part.size for part in positions))
+        return _permuted(rows, sum(part.size for part in positions))
     return tuple(rows)
+
+
+def _permuted(rows: Sequence[Row], samples: int) -> tuple[Row, ...]:
+    """Return the rows of a blend of which Megatron's cyclic loader draws so many samples.
+
+    It permutes the built samples: draws from one of several sources have bounds alone, and coverage
+    is not planned.
+    """
+    found = []
+    one_pass = samples <= sum(row.built or 0 for row in rows)
+    for row in rows:
+        once = one_pass and row.epochs == 1 and (row.drawn or 0) <= row.samples_per_epoch
+        row = replace(row, repeated=0 if once else None, coverage=Coverage(method="none"))
+        if len(rows) > 1:
+            row = replace(row, drawn=None, drawn_bounds=(0, samples))
+        found.append(row)
+    return tuple(found)
 
 
 def _abort(run: RunSettings, part: SplitPart) -> str:
@@ -634,20 +544,3 @@ def _ranks(run: RunSettings, target: ResolvedTarget, skip: SkipEffect | None) ->
         samples_per_rank=per_rank,
         micro_batches_per_rank=None if micro is None else per_rank // micro,
     )
-
-
-def target_text(run: RunSettings) -> str:
-    """Return the target of a run, such as ``1.5 epochs``."""
-    target = run.target
-    if target.per_source:
-        return f"{', '.join(map(_number, target.per_source))} epochs"
-    if target.kind == "loader_epochs":
-        return f"train_epochs {target.value}{' under install(exact=True)' if run.exact else ''}"
-    unit = target.kind if target.value != 1 else target.kind.removesuffix("s")
-    return f"{_number(target.value)} {unit}"
-
-
-def _number(value: Fraction) -> str:
-    """Return a decimal where it is exact, else a fraction."""
-    decimal = f"{float(value):.15g}"
-    return decimal if Fraction(decimal) == value else str(value)

@@ -29,8 +29,8 @@ from megaindex.console import (
 from megaindex.index.mixing import PerStream
 from megaindex.index.skips import ranges_without
 from megaindex.plan.model import PackingFacts, SkipEffect, effect_of, json_object
+from megaindex.plan.packing import InputTokens, is_countable, mean_inputs, packing_facts
 from megaindex.plan.render import facts_view, packing_texts
-from megaindex.plan.sizing import InputTokens, is_countable, mean_inputs, packing_facts
 from megaindex.recipe.amend import EarliestRepeat, earliest_repeats
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
 from megaindex.recipe.mixture import SourceSize

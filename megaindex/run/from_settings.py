@@ -13,24 +13,25 @@ from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index, datasets_of
 from megaindex.index.stretches import Stretch, StretchedIndex
-from megaindex.plan.plan import evaluation_of, target_text
-from megaindex.plan.sizing import ServedRange, Sizing, SplitPart, loader_passes
-from megaindex.plan.sources import Parts, parts_of, sizing_of
-from megaindex.plan.target import (
+from megaindex.run.parts import Parts, SplitPart, open_dataset, parts_of
+from megaindex.run.passes import ServedRange, loader_passes
+from megaindex.run.run import Run, RunSource, StepShape, skipped_run
+from megaindex.run.sizing import Sizing, sizing_of
+from megaindex.run.target import (
     ResolvedTarget,
+    evaluation_of,
     masked_rows,
     phase_request,
     phases_of,
     resolve_target,
+    target_text,
 )
-from megaindex.run.run import Run, RunSource, StepShape, skipped_run
 
 Folder: TypeAlias = str | os.PathLike[str]
 
@@ -217,7 +218,7 @@ def _index(
     _check_size(subset, max(requested), most)
     indices = [
         build_index(
-            IndexedDataset(part.source.path, dialect=run.row.file_dialect),
+            open_dataset(part.source.path, run.row),
             sequence_length=run.sequence_length,
             seed=run.seed,
             num_samples=max(1, num_samples),
@@ -253,7 +254,7 @@ def _check_size(subset: Split, samples: int, most: int | None) -> None:
 
 
 def _source(run: RunSettings, part: SplitPart) -> RunSource:
-    dataset = IndexedDataset(part.source.path, dialect=run.row.file_dialect)
+    dataset = open_dataset(part.source.path, run.row)
     return RunSource(
         name=part.source.path,
         lengths=dataset.sequence_lengths[part.begin : part.end],

@@ -22,10 +22,10 @@ from megaindex.configs.settings import Settings
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import Split, framework_rules
 from megaindex.index.spans import Spans, check_sample_ids
-from megaindex.plan.sizing import Sizing
 from megaindex.run import run as run_module
 from megaindex.run.from_settings import blend_index, run_of_settings
 from megaindex.run.run import Run, RunSource, run_of_index, step_bounds
+from megaindex.run.sizing import Sizing
 
 
 class Windows:

@@ -21,7 +21,8 @@ from megaindex.index.frameworks import framework_rules
 from megaindex.index.order_settings import order_of_row
 from megaindex.plan import coverage as counting
 from megaindex.plan import coverage as coverage_module
-from megaindex.plan.sizing import ServedRange, SplitPart, samples_served
+from megaindex.run.parts import SplitPart
+from megaindex.run.passes import ServedRange, samples_served
 
 NUMBERS = itertools.count()
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(lambda x: sum(x) > 20)

@@ -19,8 +19,8 @@ from megaindex.format import IndexedDatasetWriter
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.coverage import count_served
 from megaindex.plan.export import export_settings
-from megaindex.plan.sizing import LoaderPasses, loader_passes
 from megaindex.run.from_settings import run_of_settings
+from megaindex.run.passes import LoaderPasses, loader_passes
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 RUNS = [pytest.param(run, id=f"{k}-{run['kind']}") for k, run in enumerate(GOLDEN["runs"])]

@@ -20,7 +20,8 @@ from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format.dataset import read_length_histogram
 from megaindex.index.orders import packed
 from megaindex.plan import coverage as coverage_module
-from megaindex.plan import make_recipe_plan, sizing
+from megaindex.plan import make_recipe_plan
+from megaindex.plan import packing as packing_module
 from megaindex.plan.render import packing_texts
 from megaindex.recipe import open_recipe, plan_recipe, read_recipe
 
@@ -132,7 +133,7 @@ def test_an_epoch_in_part_is_built_once_and_within_the_limit(
 ) -> None:
     built = Mock(wraps=packed.build)
     monkeypatch.setattr(packed, "build", built)
-    for module in (sizing, coverage_module):
+    for module in (packing_module, coverage_module):
         monkeypatch.setattr(module, "BUILD_LIMIT", limit)
     common: dict[str, Any] = {"sequence_length": 32, "order": "packed"}
     plan = make_plan(data_path=corpus, global_batch_size=7, epochs=2.4, coverage=coverage, **common)
@@ -213,7 +214,7 @@ def test_tokens_of_a_recipe_that_are_not_counted(
 ) -> None:
     recipe = recipe_in_two_stages(corpus, tmp_path)
     counted = make_recipe_plan(plan_recipe(recipe)).tokens_consumed
-    monkeypatch.setattr(sizing, "BUILD_LIMIT", LENGTHS.size - 1)
+    monkeypatch.setattr(packing_module, "BUILD_LIMIT", LENGTHS.size - 1)
     plan = make_recipe_plan(plan_recipe(recipe))
     assert plan.tokens_consumed == pytest.approx(counted, rel=0.01)
     assert "tokens of web are means over seeds" in plan.warnings[-1]
@@ -234,11 +235,11 @@ def test_samples_that_are_located_to_count_their_tokens(
     monkeypatch: pytest.MonkeyPatch, begin: int, end: int, located: int
 ) -> None:
     epoch: Any = Mock(num_samples=100)
-    monkeypatch.setattr(sizing, "_MOST_LOCATED", located)
-    assert sizing.is_countable(epoch, sizing.BUILD_LIMIT, begin, end)
-    assert not sizing.is_countable(epoch, sizing.BUILD_LIMIT + 1, begin, end)
-    monkeypatch.setattr(sizing, "_MOST_LOCATED", located - 1)
-    assert not sizing.is_countable(epoch, 1, begin, end)
+    monkeypatch.setattr(packing_module, "_MOST_LOCATED", located)
+    assert packing_module.is_countable(epoch, packing_module.BUILD_LIMIT, begin, end)
+    assert not packing_module.is_countable(epoch, packing_module.BUILD_LIMIT + 1, begin, end)
+    monkeypatch.setattr(packing_module, "_MOST_LOCATED", located - 1)
+    assert not packing_module.is_countable(epoch, 1, begin, end)
 
 
 def test_the_json_has_the_facts_in_order_packed_alone(corpus: str) -> None:
@@ -363,7 +364,7 @@ def test_input_tokens_are_exact_where_epochs_are_complete() -> None:
     size = packing.num_samples
     for begin in range(2 * size + 1):
         for end in range(begin, 2 * size + 1):
-            found = sizing.mean_inputs(packing, begin, end)
+            found = packing_module.mean_inputs(packing, begin, end)
             assert found.exact == (begin == end or begin % size == end % size == 0)
             if found.exact:
                 assert found.tokens == (end - begin) // size * packing.input_tokens

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megaindex.configs.run import BatchSchedule, Data, Evaluation, RunSettings, Source, Target
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
-from megaindex.plan.sizing import ServedRange, loader_passes
+from megaindex.run.passes import ServedRange, loader_passes
 
 ORDERS = st.sampled_from(sorted(FRAMEWORK_RULES.keys() - {"packed"}))  # it needs the lengths
 TOKENS = st.lists(st.integers(40, 4000), min_size=1, max_size=4)

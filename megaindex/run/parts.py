@@ -1,0 +1,208 @@
+"""Parts of the sources of a run: what each split uses of them, in tokens, documents and passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import I64
+from megaindex.arithmetic import ceil_div
+from megaindex.builders.single import packing_order
+from megaindex.configs.run import Data, Source
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.format.dataset import read_length_histogram
+from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
+from megaindex.index.order_settings import NeoxDocumentsOrder
+from megaindex.index.orders.framework import PackingOrder
+from megaindex.index.orders.packed import Packing, count_pieces, pack_counts, pieces_of_histogram
+
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitPart:
+    """The sequences [begin, end) of one source that one split uses."""
+
+    source: Source
+    begin: int
+    end: int
+    tokens: int
+    pass_samples: int | None = None
+    """Samples of one pass, for samples of whole documents; the fewest for pack_until_overflow."""
+    leaves_out: int = 0
+    """Documents that are not served, because they have no label or are too long."""
+    packing: Packing | None = None
+    """Bins of one epoch, in order packed."""
+    long_documents: int = 0
+    """Documents longer than a sample, in order packed."""
+
+    @property
+    def sequences(self) -> int:
+        return self.end - self.begin
+
+
+Parts = dict[Split, list[SplitPart]]
+
+
+def parts_of(
+    data: Data,
+    row: FrameworkRules,
+    packing: NeoxDocumentsOrder | None = None,
+    *,
+    sequence_length: int,
+) -> Parts:
+    """Return the parts of every split that has sources.
+
+    Raises:
+        InvalidArgument: the split has no share for training.
+        FormatError, StorageError: a dataset cannot be read.
+    """
+
+    def measured(source: Source) -> list[SplitPart]:
+        if row.order == "packed":
+            return measure_packed(source, row, data.split, sequence_length)
+        if packing is None:
+            return measure(source, row, data.split)
+        return measure_documents(source, row, data.split, packing, sequence_length)
+
+    if data.split is None:
+        return {split: [measured(source)[0] for source in getattr(data, split)] for split in SPLITS}
+    shares = row.shares(data.split)
+    if shares[0] == 0:
+        raise InvalidArgument(f"--split {data.split} has no training data; give train a share")
+    divided = [measured(source) for source in data.train]
+    return {
+        split: [parts[i] for parts in divided] if shares[i] > 0 else []
+        for i, split in enumerate(SPLITS)
+    }
+
+
+def measure(source: Source, row: FrameworkRules, split: str | None) -> list[SplitPart]:
+    """Return a source as one part, or the train, valid and test parts of ``split``.
+
+    Raises:
+        MissingFile, StorageError, FormatError: the pair cannot be read, or a length is negative.
+    """
+    if source.tokens is not None:
+        return [SplitPart(source=source, begin=0, end=0, tokens=source.tokens)]
+    dataset = open_dataset(source.path, row)
+    bounds = [(0, len(dataset))] if split is None else row.split_bounds(split, len(dataset))
+    lengths, path = dataset.sequence_lengths, f"{source.path}.idx"
+    return [
+        SplitPart(source=source, begin=a, end=b, tokens=_sum(lengths, a, b, path))
+        for a, b in bounds
+    ]
+
+
+def _sum(lengths: npt.NDArray[np.int32], begin: int, end: int, path: str) -> int:
+    total = 0
+    for start in range(begin, end, _CHUNK):  # the sum copies its block as int64
+        block = lengths[start : min(start + _CHUNK, end)]
+        if int(block.min()) < 0:
+            at = int(np.argmax(block < 0))
+            raise FormatError(
+                f"{path}: sequence {start + at} has the length {int(block[at])}, and lengths must "
+                "be at least 0; write the file again"
+            )
+        total += int(block.sum(dtype=np.int64))
+    return total
+
+
+def measure_documents(
+    source: Source,
+    row: FrameworkRules,
+    split: str | None,
+    packing: NeoxDocumentsOrder,
+    sequence_length: int,
+) -> list[SplitPart]:
+    """Return the parts of a source, as tokens and samples of the documents that take part.
+
+    For validation and test GPT-NeoX takes the split's numbers of documents, but from the first
+    document on.
+    """
+    count = len(open_dataset(source.path, row))
+    bounds = [(0, count)] if split is None else row.split_bounds(split, count)
+    parts = []
+    for size in (end - begin for begin, end in bounds):
+        if size == 0:
+            parts.append(SplitPart(source=source, begin=0, end=0, tokens=0, pass_samples=0))
+            continue
+        order = documents_order(source, row, size, packing, sequence_length)
+        lengths = order.lengths[order.takes_part].astype(np.int64)
+        room = sequence_length + 1
+        fewest = ceil_div(int(np.minimum(lengths, room).sum()), room)
+        parts.append(
+            SplitPart(
+                source=source,
+                begin=0,
+                end=size,
+                tokens=int(lengths.sum()),
+                pass_samples=lengths.size if packing.pack_impl == "unpacked" else fewest,
+                leaves_out=size - lengths.size,
+            )
+        )
+    return parts
+
+
+def measure_packed(
+    source: Source, row: FrameworkRules, split: str | None, sequence_length: int
+) -> list[SplitPart]:
+    """Return the parts of a source in order packed, with the bins of their documents."""
+    if source.histogram:
+        histogram = read_length_histogram(source.histogram)
+        counts = pieces_of_histogram(
+            histogram.lengths, histogram.documents, sequence_length, row.long_documents
+        )
+        longer = histogram.documents[histogram.lengths > sequence_length].sum()
+        part = SplitPart(
+            source=source, begin=0, end=0, tokens=histogram.tokens, long_documents=int(longer)
+        )
+        return [_packed_part(part, counts, row, source.histogram)]
+    dataset = open_dataset(source.path, row)
+    parts = []
+    for part in measure(source, row, split):  # which refuses negative lengths
+        lengths = dataset.sequence_lengths[part.begin : part.end]
+        counts = count_pieces(lengths, sequence_length, row.long_documents)
+        part = replace(part, long_documents=int(np.count_nonzero(lengths > sequence_length)))
+        parts.append(_packed_part(part, counts, row, source.path))
+    return parts
+
+
+def _packed_part(part: SplitPart, counts: I64, row: FrameworkRules, name: str) -> SplitPart:
+    if not part.tokens:
+        return replace(part, pass_samples=0)
+    try:
+        packing = pack_counts(counts, row.max_documents)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+    return replace(part, packing=packing, pass_samples=packing.num_samples)
+
+
+def documents_order(
+    source: Source,
+    row: FrameworkRules,
+    size: int,
+    packing: NeoxDocumentsOrder,
+    sequence_length: int,
+) -> PackingOrder:
+    """Return the order of the first ``size`` documents of a source, which of them take part."""
+    text, own = open_dataset(source.path, row), with_labels(packing, source, row)
+    return packing_order(
+        text, range(size), own, sequence_length=sequence_length, seed=0, num_samples=1
+    )
+
+
+def open_dataset(path: str, row: FrameworkRules) -> IndexedDataset:
+    """Return the dataset of a path, as the framework of a run reads it."""
+    return IndexedDataset(path, dialect=row.file_dialect)
+
+
+def with_labels(
+    packing: NeoxDocumentsOrder, source: Source, row: FrameworkRules
+) -> NeoxDocumentsOrder:
+    """Return the order with the dataset of the source's labels, if it has them."""
+    labels = open_dataset(source.labels, row) if source.labels else None
+    return replace(packing, label_dataset=labels)
