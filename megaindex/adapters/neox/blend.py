@@ -40,6 +40,7 @@ from megaindex.errors import InvalidArgument, OutOfRange, StorageError
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import exact_values, fill_blend
+from megaindex.index.counts import drawn_counts
 from megaindex.index.orders.framework import Memory, Sink
 from megaindex.io.paths import absolute
 from megaindex.loader.neox_dataset import NeoxDataset, TextRows
@@ -120,7 +121,7 @@ class _BlendArrays:
         if size == self.source.size:
             return self
         source = self.source[:size]
-        counts = np.bincount(source, minlength=self.counts.size)
+        counts = drawn_counts(source, self.counts.size)
         return replace(self, source=source, sample=self.sample[:size], counts=counts)
 
 
