@@ -107,12 +107,6 @@ class MixedStage:
     """First sample of the source that each stream reads."""
     num_samples: int
 
-    def drawn(self, samples: int, num_sources: int) -> I64:
-        """Return int64[num_sources]: draws of each source in the first ``samples`` of the stage."""
-        counts = np.zeros(num_sources, np.int64)
-        np.add.at(counts, list(self.sources), self.mixing.counts(samples))
-        return counts
-
     def reads(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
         """Yield source, first sample and end of the draws of each stream in a range of positions.
 
