@@ -25,6 +25,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.counts import source_counts
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.orders.framework import Sink
 from megaindex.index.spans import Index
@@ -118,10 +119,7 @@ def amended_data(
     """
     first = amended.changes[0].consumed_samples
     end = end_of_changes(amended.changes, old.num_samples, end, None)
-    served = [first]
-    if isinstance(old, BlendedIndex):
-        counts = np.bincount(old.dataset_index[:first], minlength=len(sources))
-        served = counts.tolist()
+    served = source_counts(old, 0, first).tolist()
     names = [source.path for source in sources]
     stages = draw_changes(amended.changes, names, served, end)
     sources = [*sources, *map(open_source, names[len(sources) :])]

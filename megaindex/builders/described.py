@@ -352,9 +352,8 @@ def _stages(nodes: Sequence[Node], num_sources: int, files: Sequence[str]) -> li
         stages.append(
             MixedStage(mixing=mixing, sources=sources, begins=begins, num_samples=node["samples"])
         )
-        drawn = mixing.counts(node["samples"]).tolist()
-        for source, begin, count in zip(sources, begins, drawn, strict=True):
-            cursors[source] = begin + count
+        for source, _, end in stages[-1].reads():
+            cursors[source] = end
     return stages
 
 

@@ -29,6 +29,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import divisor_weights
+from megaindex.index.counts import source_counts
 from megaindex.index.extension import check_extension, extend_index
 from megaindex.index.mixing import Stratified
 from megaindex.index.order_settings import Order, order_of
@@ -88,11 +89,7 @@ class ExtendedRun:
         """True if the old index has as many samples, including those drawn of each source."""
         if self.num_samples > self.old.num_samples:
             return False
-        if not isinstance(self.old, BlendedIndex):
-            return True
-        built = self.built
-        drawn = np.bincount(self.old.dataset_index[: self.num_samples], minlength=len(built))
-        return bool((drawn <= built).all())
+        return bool((source_counts(self.old, 0, self.num_samples) <= self.built).all())
 
 
 def extend_run(
@@ -209,7 +206,7 @@ def _extended_blend(
     common: dict[str, Any],
 ) -> ExtendedRun:
     check_extension("the blend", old.num_samples, consumed, more)
-    served = np.bincount(old.dataset_index[:consumed], minlength=len(old.indices))
+    served = source_counts(old, 0, consumed)
     drawn, ordinals = next_draws(weights, common["order"].row, old.indices, consumed, more, served)
     wanted = np.bincount(drawn, minlength=len(old.indices))
     sources = []
@@ -446,9 +443,7 @@ def amend_run(
     first = changes[0].consumed_samples
     indices = old.indices if blended else (old,)
     datasets = list(old.datasets)
-    served = [first]
-    if blended:
-        served = np.bincount(old.dataset_index[:first], minlength=len(indices)).tolist()
+    served = source_counts(old, 0, first).tolist()
     names = [dataset.path_prefix for dataset in datasets]
     stages = draw_changes(changes, names, served, end)
     datasets += [open_dataset(path, order) for path in names[len(datasets) :]]
@@ -550,8 +545,8 @@ def draw_changes(
             num_samples=stop - change.consumed_samples,
         )
         stages.append(stage)
-        for number, count in zip(numbers, mixing.counts(stage.num_samples).tolist(), strict=True):
-            cursors[number] += count
+        for number, first, last in stage.reads():
+            cursors[number] += last - first
     return tuple(stages)
 
 
@@ -560,10 +555,11 @@ def reads_of(
 ) -> list[tuple[int, int]]:
     """Return the samples of each source that the stages read, as (begin, end)."""
     begins = [*served, *[0] * (num_sources - len(served))]
-    drawn = np.zeros(num_sources, np.int64)
+    ends = begins.copy()
     for stage in stages:
-        drawn += stage.drawn(stage.num_samples, num_sources)
-    return [(begin, begin + count) for begin, count in zip(begins, drawn.tolist(), strict=True)]
+        for source, begin, end in stage.reads():
+            ends[source] += end - begin
+    return list(zip(begins, ends, strict=True))
 
 
 def check_built(name: str, source: Index, served: int) -> None:

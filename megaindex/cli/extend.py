@@ -165,8 +165,7 @@ def _stages(run: ExtendedRun, paths: Sequence[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     begin = run.consumed_samples
     for stage in run.stages:
-        counts = stage.mixing.counts(stage.num_samples).tolist()
-        samples = {paths[n]: count for n, count in zip(stage.sources, counts, strict=True)}
+        samples = {paths[number]: end - first for number, first, end in stage.reads()}
         found.append({"first_sample": begin, "samples": stage.num_samples, "sources": samples})
         begin += stage.num_samples
     return found

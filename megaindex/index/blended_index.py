@@ -24,16 +24,19 @@ from megaindex.index.array_index import (
     served_tokens,
 )
 from megaindex.index.blending import Rule
+from megaindex.index.counts import CountsByLength, drawn_counts
 from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
     CHUNK,
     Chunks,
     CombinedIndex,
+    EpochSizes,
     Index,
     ShownIndex,
     Spans,
     check_sample_ids,
     datasets_of,
+    epoch_sizes,
     iterate_in_order,
     locate_each,
     part_bounds,
@@ -83,6 +86,10 @@ class LazyIndex(ShownIndex):
     @property
     def _paths(self) -> list[str]:
         return [self.name]
+
+    def epoch_sizes(self) -> EpochSizes:
+        """Return the samples of an epoch; opens the index if its order decides them."""
+        return super().epoch_sizes() if self.has_arrays else epoch_sizes(self.index)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         return self.index.locate(sample_ids)
@@ -214,6 +221,16 @@ class BlendedIndex(CombinedIndex):
         if slots is not None:
             source = np.repeat(which, np.diff(row_splits)).astype(np.int32)
         return Spans(source, document, offset, length, row_splits)
+
+    def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
+        """Return the source and the sample of that source of each sample, int64[n] each."""
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        return self.dataset_index[ids].astype(np.int64), self.dataset_sample_index[ids]
+
+    def counts_by_length(self, begin: int, end: int) -> CountsByLength:
+        """Return the samples of a range, see `megaindex.index.counts.counts_by_length`."""
+        drawn = drawn_counts(self.dataset_index[begin:end], len(self.indices))
+        return {self.sequence_length: drawn}
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""

@@ -157,9 +157,8 @@ def describe_stage(stage: MixedStage, cursors: list[int]) -> Node:
         node["sources"] = list(stage.sources)
     if stage.begins != tuple(cursors[source] for source in stage.sources):
         node["begins"] = list(stage.begins)
-    drawn = stage.mixing.counts(stage.num_samples).tolist()
-    for source, begin, count in zip(stage.sources, stage.begins, drawn, strict=True):
-        cursors[source] = begin + count
+    for source, _, end in stage.reads():
+        cursors[source] = end
     return node
 
 

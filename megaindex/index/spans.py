@@ -11,6 +11,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -161,6 +162,19 @@ class ShownIndex:
         """Whether no label lies in another document, for each source."""
         return (getattr(self, "order", "") == "packed",)
 
+    def epoch_sizes(self) -> EpochSizes:
+        """Return the samples of an epoch, see `epoch_sizes`; by volume, as frameworks cut them."""
+        return _volume(self)
+
+    def counts_by_length(self: Any, begin: int, end: int) -> dict[int, I64]:
+        """Return the samples of a range, see `megaindex.index.counts.counts_by_length`."""
+        return {self.sequence_length: np.array([end - begin], np.int64)}
+
+    def origin(self: Any, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
+        """Return the source and the sample of that source of each sample, int64[n] each."""
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        return np.zeros_like(ids), ids
+
     def __getstate__(self) -> dict[str, Any]:
         """Return `uncached_state`; a copy opens its datasets on first use, from any directory."""
         state = uncached_state(self)
@@ -222,6 +236,31 @@ class CombinedIndex(ShownIndex):
     def separates_documents(self) -> tuple[bool, ...]:
         """Whether no label lies in another document, for each source."""
         return tuple(each for index in self._combined for each in separates_documents(index))
+
+    def epoch_sizes(self) -> EpochSizes:
+        """Return the samples of an epoch of each source, see `epoch_sizes`."""
+        return {
+            (number, length): size
+            for number, index in enumerate(self._combined)
+            for (_, length), size in epoch_sizes(index).items()
+        }
+
+
+EpochSizes: TypeAlias = dict[tuple[int, int], Fraction]
+"""Samples of an epoch, by number of the source and sequence length."""
+
+
+def epoch_sizes(index: Index) -> EpochSizes:
+    """Return the samples of an epoch of each source at each sequence length.
+
+    They are the mean where epochs are cut together or mixed, and those of the first epoch in order
+    blocks.
+    """
+    return index.epoch_sizes() if isinstance(index, ShownIndex) else _volume(index)
+
+
+def _volume(index: Any) -> EpochSizes:
+    return {(0, index.sequence_length): Fraction(index.tokens_per_epoch, index.sequence_length)}
 
 
 def sources_of(index: Index) -> tuple[Index, ...]:
@@ -300,18 +339,26 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
 def locate_each(indices: Sequence[Index], source: I64, sample: I64) -> Spans:
     """Return the spans of sample ``sample[k]`` of ``indices[source[k]]``, int64[n] each;
     InvalidArgument for a source that does not exist."""
+    check_sources(source, len(indices))
     pieces = []
     for number in np.unique(source).tolist():
-        if not 0 <= number < len(indices):
-            raise InvalidArgument(
-                f"dataset_index: an entry is {number}, the blend has sources 0 to "
-                f"{len(indices) - 1}; build it again"
-            )
         places = np.flatnonzero(source == number)
         spans = indices[number].locate(sample[places])
         numbered = replace(spans, source=np.full(len(spans), number, np.int32))
         pieces.append((places, numbered))
     return join_spans(pieces, source.size)
+
+
+def check_sources(dataset_index: IntArray, num_sources: int) -> None:
+    """Raise InvalidArgument unless each entry is the number of a source."""
+    if not dataset_index.size:
+        return
+    low, high = int(dataset_index.min()), int(dataset_index.max())
+    if low < 0 or high >= num_sources:
+        raise InvalidArgument(
+            f"dataset_index: an entry is {low if low < 0 else high}, the blend has sources 0 to "
+            f"{num_sources - 1}; build it again"
+        )
 
 
 def join_spans(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:

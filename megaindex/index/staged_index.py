@@ -7,7 +7,7 @@ Sample i of a run is computed directly: its stage, its stream and the number of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -20,6 +20,7 @@ from megaindex._types import I32, I64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ServedTokens, join_served, serve, served_tokens
+from megaindex.index.counts import CountsByLength, Cursors
 from megaindex.index.mixing import Mixing
 from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
@@ -106,11 +107,15 @@ class MixedStage:
     """First sample of the source that each stream reads."""
     num_samples: int
 
-    def drawn(self, samples: int, num_sources: int) -> I64:
-        """Return int64[num_sources]: draws of each source in the first ``samples`` of the stage."""
-        counts = np.zeros(num_sources, np.int64)
-        np.add.at(counts, list(self.sources), self.mixing.counts(samples))
-        return counts
+    def reads(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
+        """Yield source, first sample and end of the draws of each stream in a range of positions.
+
+        The range ends before ``end``; default: the end of the stage.
+        """
+        bounds = (begin, self.num_samples if end is None else end)
+        counts = (self.mixing.counts(at).tolist() for at in bounds)
+        for source, first, low, high in zip(self.sources, self.begins, *counts, strict=True):
+            yield source, first + low, first + high
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -146,12 +151,11 @@ class StagedIndex(CombinedIndex):
                 f"{sorted(shapes)}"
             )
         for number, stage in enumerate(self.stages):
-            counts = stage.mixing.counts(stage.num_samples).tolist()
-            for source, begin, count in zip(stage.sources, stage.begins, counts, strict=True):
-                if begin + count > self.sources[source].num_samples:
+            for source, _, end in stage.reads():
+                if end > self.sources[source].num_samples:
                     raise InvalidArgument(
-                        f"source {source} must have {begin + count} samples for stage {number}, "
-                        f"got {self.sources[source].num_samples}; extend it"
+                        f"source {source} must have {end} samples for stage {number}, got "
+                        f"{self.sources[source].num_samples}; extend it"
                     )
 
     @property
@@ -177,6 +181,29 @@ class StagedIndex(CombinedIndex):
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         return locate_each(self.sources, *self.origin(sample_ids))
+
+    def counts_by_length(self, begin: int, end: int) -> CountsByLength:
+        """Return the samples of a range, see `megaindex.index.counts.counts_by_length`."""
+        counts = np.zeros(len(self.sources), np.int64)
+        for stage, first in zip(self.stages, self._bounds.tolist(), strict=False):
+            low, high = (min(max(at - first, 0), stage.num_samples) for at in (begin, end))
+            if low < high:
+                drawn = stage.mixing.counts(high) - stage.mixing.counts(low)
+                np.add.at(counts, list(stage.sources), drawn)
+        return {self.sequence_length: counts}
+
+    def cursors(self, position: int) -> Cursors:
+        """Return the next sample of each reading, see `megaindex.index.counts.cursors`."""
+        begun: dict[int, int] = {}
+        ahead: dict[int, int] = {}
+        for stage, first in zip(self.stages, self._bounds.tolist(), strict=False):
+            served = min(max(position - first, 0), stage.num_samples)
+            for (source, _, end), begin in zip(stage.reads(0, served), stage.begins, strict=True):
+                if begin < end:
+                    begun[source] = end
+                else:
+                    ahead.setdefault(source, begin)
+        return {(source, self.sequence_length): at for source, at in {**ahead, **begun}.items()}
 
     def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over the samples of each source in its fastest order, window by window."""
@@ -214,10 +241,8 @@ class StagedIndex(CombinedIndex):
         samples = np.unique(found.sample)
         pieces = []
         for stage, first in zip(self.stages, self._bounds[:-1].tolist(), strict=True):
-            counts = stage.mixing.counts(stage.num_samples).tolist()
-            for stream, number in enumerate(stage.sources):
-                begin = stage.begins[stream]
-                low, high = np.searchsorted(samples, (begin, begin + counts[stream]))
+            for stream, (number, begin, end) in enumerate(stage.reads()):
+                low, high = np.searchsorted(samples, (begin, end))
                 if number == source and low < high:
                     drawn = samples[low:high]
                     at = stage.mixing.positions(stream, drawn - begin, stage.num_samples)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex._types import I64
-from megaindex.errors import OutOfRange
+from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import (
     ServedTokens,
@@ -26,14 +26,26 @@ from megaindex.index.array_index import (
     serve,
     served_tokens,
 )
+from megaindex.index.counts import (
+    CountsByLength,
+    Cursors,
+    add_counts,
+    counts_by_length,
+    counts_of,
+    cursors,
+    draws_before,
+    origin_of,
+)
 from megaindex.index.spans import (
     CHUNK,
     Chunks,
     CombinedIndex,
+    EpochSizes,
     Index,
     Spans,
     check_sample_ids,
     datasets_of,
+    epoch_sizes,
     iterate_spans,
     join_spans,
     part_bounds,
@@ -84,6 +96,23 @@ class Stretch:
             once = serve(found, self.samples[places], places + first)
         turns = range(0, self.num_samples, max(1, len(self.samples)))
         return join_served([once._replace(sample=once.sample + turn) for turn in turns])
+
+    def counts_by_length(self, begin: int, end: int) -> CountsByLength:
+        """Return the samples of each source at places ``begin`` to ``end - 1``."""
+        size = max(1, len(self.samples))
+        (first, low), (last, high) = divmod(begin, size), divmod(end, size)
+        if first == last:
+            return self._once(low, high)
+        whole = self._once(0, size) if last - first > 1 else {}
+        between = {length: counts * (last - first - 1) for length, counts in whole.items()}
+        return add_counts([self._once(low, size), between, self._once(0, high)])
+
+    def _once(self, low: int, high: int) -> CountsByLength:
+        """Return the samples of each source at places within one time."""
+        samples = self.samples[low:high]
+        if isinstance(samples, range):
+            return counts_by_length(self.index, samples.start, samples.stop)
+        return counts_of(self.index, samples)
 
     def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over places ``begin`` to ``end - 1`` and the spans of their samples."""
@@ -252,9 +281,7 @@ class StretchedIndex(CombinedIndex):
         ids, which = self._served(sample_ids)
         source, sample = np.empty_like(ids), np.empty_like(ids)
         for places, index, samples in self._divided(ids, which):
-            origin = getattr(index, "origin", None)
-            found = (0, samples) if origin is None else origin(samples)
-            source[places], sample[places] = found
+            source[places], sample[places] = origin_of(index, samples)
         return source, sample
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
@@ -276,7 +303,7 @@ class StretchedIndex(CombinedIndex):
         return pieces[0][1] if len(pieces) == 1 else join_spans(pieces, ids.size)
 
     def _served(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
-        """Return ids and their stretches, int64[n] each; OutOfRange unless all are served."""
+        """Return sample ids and their stretches, int64[n] each; OutOfRange for those of holes."""
         ids = check_sample_ids(sample_ids, self.num_samples)
         which = self._stretches_at(ids)
         wrong = self._is_hole[which]
@@ -339,17 +366,62 @@ class StretchedIndex(CombinedIndex):
 
     def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over the positions that are served, each index in its fastest order."""
+        for each, low, start, stop in self._between(begin, end):
+            if each.hole:
+                continue
+            for places, spans in each.iterate_spans(start, stop, part, parts):
+                positions = places + low
+                yield positions, self._marked(positions, spans)
+
+    def _between(self, begin: int, end: int) -> Iterator[tuple[Stretch, int, int, int]]:
+        """Yield the stretches of a range of positions: first position, and range of places."""
         first = int(np.searchsorted(self._bounds, begin, side="right")) - 1
         for number in range(first, len(self.stretches)):
             low, each = int(self._bounds[number]), self.stretches[number]
             if low >= end:
                 break
             start, stop = max(begin - low, 0), min(end - low, each.num_samples)
-            if each.hole or start >= stop:
-                continue
-            for places, spans in each.iterate_spans(start, stop, part, parts):
-                positions = places + low
-                yield positions, self._marked(positions, spans)
+            if start < stop:
+                yield each, low, start, stop
+
+    def epoch_sizes(self) -> EpochSizes:
+        """Return the samples of an epoch of each source, see `megaindex.index.spans.epoch_sizes`.
+
+        Of a source that several indices serve at one length, as after an extension, in the first.
+        """
+        found: EpochSizes = {}
+        for index in self._bases:
+            found = {**epoch_sizes(index), **found}
+        return found
+
+    def counts_by_length(self, begin: int, end: int) -> CountsByLength:
+        """Return the samples of a range, see `megaindex.index.counts.counts_by_length`."""
+        served = (each for each in self._between(begin, end) if not each[0].hole)
+        return add_counts(each.counts_by_length(start, stop) for each, _, start, stop in served)
+
+    def cursors(self, position: int) -> Cursors:
+        """Return the next sample of each reading, see `megaindex.index.counts.cursors`.
+
+        Samples that are served again move none, but where all of a stretch are.
+        """
+        reached = {id(index): 0 for index in self._bases}
+        for each, _, _, stop in self._between(0, position):
+            if not isinstance(each.samples, range):
+                raise InvalidArgument(
+                    f"position {position} has no next samples: some before it are served in an "
+                    "order of their own; end the run at an earlier one"
+                )
+            end = each.samples[(stop - 1) % len(each.samples)] + 1
+            before = 0 if each.times > 1 else reached[id(each.index)]
+            reached[id(each.index)] = max(before, end)
+        found: Cursors = {}
+        for index in self._bases:
+            end = reached[id(index)]
+            begun = draws_before(index, end)
+            for reading, sample in cursors(index, end).items():
+                if begun.get(reading) or reading not in found:
+                    found[reading] = sample
+        return found
 
     def _repr_html_(self) -> str:
         names = [f"samples of {index.sequence_length} tokens" for index in self._bases]

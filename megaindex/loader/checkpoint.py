@@ -5,22 +5,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
-from megaindex._types import I64, IntArray
+from megaindex._types import IntArray
 from megaindex.cache.fingerprint import array_bytes, contents_of
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
 from megaindex.index.blending import exact_values
-from megaindex.index.spans import Index, sources_of
+from megaindex.index.counts import CountsByLength, add_counts, counts_by_length
+from megaindex.index.skips import skips_of, unskipped
+from megaindex.index.spans import (
+    EpochSizes,
+    Index,
+    datasets_of,
+    epoch_sizes,
+    separates_documents,
+    sources_of,
+)
 from megaindex.index.stretches import StretchedIndex
 from megaindex.loader.targets import Targets
-from megaindex.recipe.layout import RecipeLayout
 from megaindex.validation import CheckpointReader, check_integer, shown
+
+if TYPE_CHECKING:
+    from megaindex.builders.recipe import OpenRecipe
 
 logger = logging.getLogger("megaindex")
 
@@ -247,92 +260,114 @@ class ProgressRow:
 
 
 class SourceProgress:
-    """Samples, tokens and epochs served from each source at any sample of a run.
+    """Samples, tokens and epochs served from each source at any position of a run.
 
-    Computed from the layout for any past or future sample.
+    Computed from the index for any past or future position: at once where draws have a formula,
+    else, as of a blend, by counting draws from the position asked for last.
 
-    >>> progress = SourceProgress(opened.layout)
+    >>> progress = SourceProgress(index, ["web", "code"])
     >>> progress.totals(loader.consumed_samples)      # rows of all sources
 
     Args:
-        layout: layout of the recipe, `OpenRecipe.layout`.
+        index: samples of the run in order of training; with skips, its positions.
+        names: name of each source. Default: the path prefixes of the datasets of the index.
+        stages: name and first sample of each stage, in order; the parts of a stage may be listed.
+
+    Raises:
+        InvalidArgument: a source has no name.
     """
 
-    def __init__(self, layout: RecipeLayout) -> None:
-        self._plan = layout
-        self._before = np.zeros((len(layout.stages) + 1, len(layout.sizes)), np.int64)
-        for number, stage in enumerate(layout.stages):
-            drawn = stage.mixed.drawn(stage.num_samples, len(layout.sizes))
-            self._before[number + 1] = self._before[number] + drawn
+    def __init__(
+        self,
+        index: Index,
+        names: Sequence[str] | None = None,
+        stages: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        paths = [dataset.path_prefix for dataset in datasets_of(index)]
+        self._names = paths if names is None else list(names)
+        if len(self._names) < (count := len(separates_documents(index))):
+            raise InvalidArgument(
+                f"names must be {count}, one for each source of the index, got {len(self._names)}"
+            )
+        self._index, self._stages = index, tuple(stages)
+        self._order, self._skips = unskipped(index), skips_of(index)
+        self._end = index.num_samples if self._skips is None else self._skips.run_end
+        self._last: tuple[int, CountsByLength] = (0, {})
+
+    @classmethod
+    def of_recipe(cls, opened: OpenRecipe) -> SourceProgress:
+        """Return the progress of a recipe's run, by the names of its sources and stages."""
+        layout = opened.layout
+        names = [source.name for source in layout.recipe.sources]
+        return cls(opened.index, names, [(s.name, s.first_sample) for s in layout.stages])
 
     def totals(self, consumed_samples: int) -> list[ProgressRow]:
-        """Return the row of every source, all stages together.
+        """Return the row of every source.
 
         Raises:
             OutOfRange: the run has fewer samples.
         """
-        return self._rows(self._served(consumed_samples), range(len(self._plan.stages)))
+        consumed = self._checked(consumed_samples)
+        position, before = self._last if self._last[0] <= consumed else (0, {})
+        served = add_counts([before, counts_by_length(self._index, position, consumed)])
+        self._last = consumed, served
+        return self._rows(served)
 
     def stages(self, consumed_samples: int) -> dict[str, list[ProgressRow]]:
         """Return the rows of every stage that has begun, by the name of the stage.
 
+        Moved samples count in the stage that they were moved from.
+
         Raises:
             OutOfRange: the run has fewer samples.
         """
-        begun: dict[str, list[int]] = {}
-        served = self._served(consumed_samples)
-        for number, stage in enumerate(self._plan.stages):
-            if stage.first_sample < consumed_samples:
-                begun.setdefault(stage.name, []).append(number)
-        return {name: self._rows(served, numbers) for name, numbers in begun.items()}
+        consumed = self._checked(consumed_samples)
+        skips = self._skips
+        served = [(0, consumed)] if skips is None else list(skips.served_samples(consumed))
+        bounds = [*(first for _, first in self._stages), self._order.num_samples]
+        found: dict[str, CountsByLength] = {}
+        for (name, first), end in zip(self._stages, bounds[1:], strict=True):
+            if first < consumed:
+                inside = [(max(first, low), min(end, high)) for low, high in served]
+                counts = (counts_by_length(self._order, a, b) for a, b in inside if a < b)
+                found[name] = add_counts([found.get(name, {}), *counts])
+        return {name: self._rows(counts) for name, counts in found.items()}
 
-    def _served(self, consumed: int) -> I64:
-        """Return int64[stages, sources]: samples served before a position, without skipped ones."""
+    def _checked(self, consumed: int) -> int:
         consumed = check_integer("consumed_samples", consumed)
-        skips = self._plan.skips
-        end = self._plan.end_sample if skips is None else skips.run_end
-        if not 0 <= consumed <= end:
+        if not 0 <= consumed <= self._end:
             raise OutOfRange(
-                f"consumed_samples must be from 0 to {end}, the samples of the run, got {consumed}"
+                f"consumed_samples must be from 0 to {self._end}, the samples of the run, got "
+                f"{consumed}"
             )
-        if skips is None:
-            return self._drawn(0, consumed)
-        ranges = [
-            *skips.segments(0, min(consumed, skips.end)),
-            *skips.moved_ranges(max(0, consumed - skips.end)),
-        ]
-        return sum((self._drawn(*each) for each in ranges), self._drawn(0, 0))
+        return consumed
 
-    def _drawn(self, begin: int, end: int) -> I64:
-        """Return int64[stages, sources]: draws of the samples begin ... end - 1 of the order."""
-        return self._drawn_before(end) - self._drawn_before(begin)
-
-    def _drawn_before(self, position: int) -> I64:
-        counts = np.diff(self._before, axis=0)
-        for k, stage in enumerate(self._plan.stages):
-            within = position - stage.first_sample
-            if within < stage.num_samples:
-                counts[k] = stage.mixed.drawn(within, counts.shape[1]) if within > 0 else 0
-        return counts
-
-    def _rows(self, served: I64, numbers: Sequence[int]) -> list[ProgressRow]:
-        """Return the sums of the stages of these numbers; ``served`` as from `_served`."""
-        plan = self._plan
-        lengths = [stage.sequence_length for stage in plan.stages]
-        totals = {
-            length: served[[n for n in numbers if lengths[n] == length]].sum(axis=0).tolist()
-            for length in dict.fromkeys(lengths)
-        }
+    def _rows(self, served: CountsByLength) -> list[ProgressRow]:
+        each: list[dict[int, int]] = [{} for _ in self._names]
+        for length, counts in served.items():
+            for source, count in enumerate(counts.tolist()):
+                if count:
+                    each[source][length] = count
         return [
             ProgressRow(
-                source=source.name,
-                samples=sum(counts[i] for counts in totals.values()),
-                tokens=sum(counts[i] * length for length, counts in totals.items()),
-                epochs=sum(
-                    counts[i] / plan.size_at(i, length).samples
-                    for length, counts in totals.items()
-                    if counts[i]
-                ),
+                source=name,
+                samples=sum(counts.values()),
+                tokens=sum(count * length for length, count in counts.items()),
+                epochs=float(sum(n / self._epoch(source, length) for length, n in counts.items())),
             )
-            for i, source in enumerate(plan.recipe.sources)
+            for source, (name, counts) in enumerate(zip(self._names, each, strict=True))
         ]
+
+    def _epoch(self, source: int, length: int) -> Fraction:
+        """Return the samples of an epoch of a source at a sequence length."""
+        size = self._epochs.get((source, length))
+        if size is None:
+            raise InvalidArgument(
+                f"a {type(self._index).__name__} does not state the samples of an epoch of its "
+                f"source {source}; build the index by megaindex, or count with index.locate"
+            )
+        return size
+
+    @cached_property
+    def _epochs(self) -> EpochSizes:
+        return epoch_sizes(self._index)

@@ -32,6 +32,7 @@ from megaindex.loader.batch_reader import (
 )
 from megaindex.loader.checkpoint import (
     Contents,
+    SourceProgress,
     check_content,
     check_contents,
     contents,
@@ -176,6 +177,7 @@ class Loader:
         self._earlier = 0  # batches of this iteration before the sampler's start
         self._exchanged = False  # the next batches must be prepared again
         self._is_over = False  # an iteration came to the end of the run
+        self._ledger: SourceProgress | None = None
         self._ahead: ReadAhead[Any, Any] | None = None
 
     @property
@@ -192,6 +194,28 @@ class Loader:
     def sampler(self) -> Any:
         """The sampler of the micro batches of this rank."""
         return self._sampler
+
+    @property
+    def ledger(self) -> SourceProgress:
+        """`SourceProgress` of the run, for ``ledger.totals(loader.consumed_samples)``.
+
+        Raises:
+            InvalidArgument: the sampler does not serve the samples in the order of the index.
+        """
+        if self._ledger is None:
+            self._ledger = self._progress()
+        return self._ledger
+
+    def _progress(self) -> SourceProgress:
+        served = getattr(self._sampler, "served", None)
+        if served is None:
+            raise InvalidArgument(
+                f"a loader over a sampler of type {type(self._sampler).__name__} has no progress "
+                "by source: it does not serve the samples in the order of the index; use "
+                "MicroBatchSampler"
+            )
+        paths = [dataset.path_prefix for dataset in self._sources]
+        return SourceProgress(served(self._index), paths)
 
     @property
     def sequence_lengths(self) -> set[int]:
@@ -322,7 +346,7 @@ class Loader:
             first: first position that may hold another sample.
             sampler: sampler to go on with; None: the same, with as many samples.
         """
-        self._index = index
+        self._index, self._ledger = index, None
         maker = self._make(index, self._reader, fingerprints=self._fingerprints)
         self._source.exchange(maker)
         # a batch that the old maker reads was begun before

@@ -306,8 +306,9 @@ class RecipeLoader(Loader):
             evaluation=lambda: with_micro_batches(evaluation_of_opened(opened), micro_batch_size),
             **loading,
         )
-        self.ledger = SourceProgress(opened.layout)
-        """`SourceProgress` of the run."""
+
+    def _progress(self) -> SourceProgress:
+        return SourceProgress.of_recipe(self._opened)
 
     def _sampler_of(self, opened: OpenRecipe) -> MicroBatchSampler:
         layout, ranks = opened.layout, self._ranks["data_parallel_size"]
@@ -407,7 +408,6 @@ class RecipeLoader(Loader):
         sampler = None if keeps_sampler else self._sampler_of(opened)
         self._exchange(opened.index, first, sampler)
         self._opened = opened
-        self.ledger = SourceProgress(opened.layout)
 
     def report_loss(self, source: str | int, loss: float, tokens: int = 1) -> None:
         """Record a loss of a source, for the next `mix_statistics`.

@@ -51,6 +51,7 @@ from megaindex.index.skips import (
     with_skips,
 )
 from megaindex.index.spans import Index
+from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.loader.sampler_state import (
     WITH_SKIPS,
     LoaderPosition,
@@ -295,6 +296,19 @@ class MicroBatchSampler(Resumable):
                 "MicroBatchSampler(…, index=index)"
             )
         return index
+
+    def served(self, index: Index) -> Index:
+        """Return the index of the positions that this sampler serves, a wrapped last step too."""
+        if self._tail != "wrap":
+            return index
+        end = self._num_positions
+        again = [self._wrapped(end + k) for k in range(self._most_rows - 1)]
+        return StretchedIndex(
+            stretches=(
+                Stretch(index=index, samples=range(end)),
+                Stretch(index=index, samples=np.array(again, np.int64)),
+            )
+        )
 
     @property
     def balance(self) -> CostModel | None:

@@ -164,12 +164,11 @@ class RecipeLayout:
         """Yield (source, sequence length, first sample, end) of what positions ``begin`` to ``end -
         1`` draw."""
         for stage in self.stages:
-            mixed, first = stage.mixed, stage.first_sample
+            first = stage.first_sample
             low, high = (min(max(at - first, 0), stage.num_samples) for at in (begin, end))
             if low < high:
-                counts = (stage.mixing.counts(at).tolist() for at in (low, high))
-                for source, start, a, b in zip(mixed.sources, mixed.begins, *counts, strict=True):
-                    yield source, stage.sequence_length, start + a, start + b
+                for source, start, stop in stage.mixed.reads(low, high):
+                    yield source, stage.sequence_length, start, stop
 
     def samples_needed(self) -> list[int]:
         """Return one past the last sample of each source that the run reads, 0 if it reads none.

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from megaindex._types import I32, I64
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.errors import InvalidArgument
+from megaindex.index.counts import Cursors, cursors, source_counts
 from megaindex.index.skips import Skip, Skips, skips_of, with_skips
 from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at
@@ -200,6 +201,22 @@ class Run:
         """Samples of every step, 0 if steps differ."""
         sizes = np.diff(self.step_bounds)
         return int(sizes[0]) if (sizes == sizes[0]).all() else 0
+
+    def counts(self, begin: int, end: int) -> I64:
+        """Return int64[sources]: samples of each that positions ``begin`` to ``end - 1`` serve.
+
+        Raises:
+            OutOfRange: the index has fewer positions.
+        """
+        return source_counts(self.index, begin, end, len(self.sources))
+
+    def cursors(self, position: int) -> Cursors:
+        """Return the next sample of each source and sequence length.
+
+        Raises:
+            OutOfRange, InvalidArgument: see `megaindex.index.counts.cursors`.
+        """
+        return cursors(self.index, position)
 
     def step_of(self, samples: npt.ArrayLike) -> I64:
         """Return the step that serves each sample."""

@@ -116,7 +116,7 @@ def test_the_ledger_counts_what_was_served(folder: Path) -> None:
         folder, stage("one", 12, "random", a=2, b=1), stage("two", 10, b=1), stage("three", 4, a=1)
     )
     opened = open_recipe(recipe)
-    ledger, total = SourceProgress(opened.layout), opened.index.num_samples
+    ledger, total = SourceProgress.of_recipe(opened), opened.index.num_samples
     source, _ = opened.index.origin(np.arange(total))
     bounds = np.cumsum([s.num_samples for s in opened.layout.stages])
     for consumed in range(total + 1):

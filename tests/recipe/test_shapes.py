@@ -126,14 +126,14 @@ def test_progress_of_a_source_shorter_than_another_sources_samples(folder: Path)
         )
     )
     layout = opened.layout
-    row = SourceProgress(layout).totals(layout.end_sample)[1]
+    row = SourceProgress.of_recipe(opened).totals(layout.end_sample)[1]
     short, long = (
         sum(piece.counts[1] for piece in layout.stages if piece.sequence_length == length)
         for length in (4, 16)
     )
     assert (row.source, row.tokens) == ("code", 4 * short + 16 * long)
-    epochs = short / layout.size_at(1, 4).samples + long / layout.size_at(1, 16).samples
-    assert row.epochs == epochs
+    sizes = layout.size_at(1, 4).samples, layout.size_at(1, 16).samples
+    assert row.epochs == float(Fraction(short, sizes[0]) + Fraction(long, sizes[1]))
 
 
 def test_a_limit_within_an_epoch_of_blocks_is_rounded_down(folder: Path) -> None:

@@ -70,7 +70,7 @@ class Walk:
         self.consumed += len(ids)
         self.state = state
         assert state["consumed_samples"] == self.consumed == len(self.served)
-        rows = SourceProgress(opened.layout).totals(self.consumed)
+        rows = SourceProgress.of_recipe(opened).totals(self.consumed)
         counts = {row.source: row.samples for row in rows}
         assert counts == {name: [s for s, _ in self.served].count(name) for name in counts}
 

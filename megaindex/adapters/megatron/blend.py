@@ -31,6 +31,7 @@ from megaindex.cache.claim import build_once
 from megaindex.cache.sidecar import find_arrays, map_arrays
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.helpers import build_blending_indices, build_exhaustive_blending_indices
+from megaindex.index.counts import drawn_counts
 
 logger = logging.getLogger("megaindex")
 
@@ -73,7 +74,7 @@ class BlendDraw:
         return arrays, self.counts(drawn[0])
 
     def counts(self, dataset_index: IntArray) -> list[int]:
-        counted: list[int] = np.bincount(dataset_index, minlength=len(self.weights)).tolist()
+        counted: list[int] = drawn_counts(dataset_index, len(self.weights)).tolist()
         return counted
 
     def check(self, arrays: Arrays) -> None:

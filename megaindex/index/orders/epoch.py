@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -38,7 +39,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ServedTokens, cut_in_samples, join_blocks, join_served
 from megaindex.index.frameworks import LeftOver
 from megaindex.index.orders.keyed import Block, DocumentOrder, SeededOrder
-from megaindex.index.spans import Spans, join_spans
+from megaindex.index.spans import EpochSizes, Spans, join_spans
 from megaindex.kernels import active, num_threads
 
 logger = logging.getLogger("megaindex")
@@ -203,6 +204,12 @@ class EpochIndex(DocumentOrder):
         if self.left_over == "carry":
             return samples_in(block * self.tokens_per_block, S, extra)
         return block * samples_in(self.tokens_per_block, S, extra)
+
+    def epoch_sizes(self) -> EpochSizes:
+        """Return the samples of an epoch, see `megaindex.index.spans.epoch_sizes`."""
+        S, whole = self.sequence_length, self.left_over == "drop"
+        samples = self.samples_before(1) if whole else Fraction(self.tokens_per_block, S)
+        return {(0, S): samples / Fraction(self.epochs_mixed)}
 
     def carried(self, block: int) -> int:
         """Return the tokens carried into a block from the one before."""

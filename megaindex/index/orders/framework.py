@@ -15,6 +15,7 @@ import functools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -25,7 +26,13 @@ from megaindex.arithmetic import FinalEpoch, ceil_div, final_epoch, samples_in, 
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import PackImpl
-from megaindex.index.spans import ShownIndex, Spans, check_sample_ids, documents_with_labels
+from megaindex.index.spans import (
+    EpochSizes,
+    ShownIndex,
+    Spans,
+    check_sample_ids,
+    documents_with_labels,
+)
 from megaindex.kernels import active, num_threads
 
 if TYPE_CHECKING:
@@ -324,6 +331,12 @@ class PackingIndex(StoredIndex):
     pack_impl: PackImpl
     next_token: bool
     """True: a sample with room left ends with the first token of the next one, as in GPT-NeoX."""
+
+    def epoch_sizes(self) -> EpochSizes:
+        """Return the samples of an epoch by the tokens of all documents that the index serves."""
+        total = int(self.sequence_lengths[self.document_index].sum(dtype=np.int64))
+        samples = Fraction(self.num_samples * self.tokens_per_epoch, total)
+        return {(0, self.sequence_length): samples}
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         """Return the spans of samples, each of at most ``sequence_length + 1`` tokens."""

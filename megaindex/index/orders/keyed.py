@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ from megaindex.index.spans import (
     CHUNK,
     SCATTERED,
     Chunks,
+    EpochSizes,
     ShownIndex,
     Spans,
     check_sample_ids,
@@ -85,6 +87,10 @@ class BlockOrder(ShownIndex):
     @property
     def samples_per_epoch(self) -> int:
         raise NotImplementedError
+
+    def epoch_sizes(self) -> EpochSizes:
+        """Return the samples of an epoch, see `megaindex.index.spans.epoch_sizes`."""
+        return {(0, self.sequence_length): Fraction(self.samples_per_epoch)}
 
     def samples_before(self, block: int) -> int:
         """Return the samples of the first ``block`` blocks."""
