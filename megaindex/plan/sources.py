@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.builders.single import (
     build_index,
     build_packing,
+    further_names,
     packing_order,
 )
 from megaindex.configs.run import Buffer, Data, RunSettings, Source
@@ -131,6 +133,7 @@ def packed_inputs(run: RunSettings, part: SplitPart, row: Row) -> InputTokens:
         seed=run.seed,
         num_samples=row.drawn,
         documents=range(part.begin, part.end),
+        source_name=part.shuffle_name,
         order=order_of_row(run.row),
     )
     return InputTokens(index.count_inputs(0, row.drawn), True)
@@ -270,15 +273,34 @@ def parts_of(
         return measure_documents(source, row, data.split, packing, sequence_length)
 
     if data.split is None:
-        return {split: [measured(source)[0] for source in getattr(data, split)] for split in SPLITS}
+        alone = ((split, map(measured, getattr(data, split))) for split in SPLITS)
+        return {split: [parts[0] for parts in _named(list(each), row)] for split, each in alone}
     shares = row.shares(data.split)
     if shares[0] == 0:
         raise InvalidArgument(f"--split {data.split} has no training data; give train a share")
-    divided = [measured(source) for source in data.train]
+    divided = _named([measured(source) for source in data.train], row)
     return {
         split: [parts[i] for parts in divided] if shares[i] > 0 else []
         for i, split in enumerate(SPLITS)
     }
+
+
+def _named(measured: list[list[SplitPart]], row: FrameworkRules) -> list[list[SplitPart]]:
+    """Return the parts of each source of a blend with the name by which an order of megaindex
+    shuffles it; only sources of equal sizes are opened to compare their fingerprints."""
+    if row.is_framework:
+        return measured
+    sizes = [tuple((part.end, part.tokens) for part in parts) for parts in measured]
+    times = Counter(sizes)
+    paths = [
+        parts[0].source.path if times[size] > 1 else ""
+        for parts, size in zip(measured, sizes, strict=True)
+    ]
+    names = further_names([_open_if(path, row) for path in paths])
+    return [
+        [replace(part, shuffle_name=name) for part in parts]
+        for parts, name in zip(measured, names, strict=True)
+    ]
 
 
 def sizing_of(

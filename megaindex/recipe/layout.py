@@ -113,6 +113,12 @@ class RecipeLayout:
         return f"RecipeLayout({size}, {self.recipe!r})"
 
     @property
+    def shuffle_names(self) -> list[str]:
+        """Name by which each source is shuffled; of one without files, its name in the recipe."""
+        pairs = zip(self.sizes, self.recipe.sources, strict=True)
+        return [size.shuffle_name or source.name for size, source in pairs]
+
+    @property
     def num_samples(self) -> int:
         """Samples served, on all ranks together."""
         return sum(stage.num_samples for stage in self.stages)

@@ -61,8 +61,11 @@ class RecipeSource:
     """A source: one .bin/.idx pair, and the rules for making samples of it.
 
     Attributes:
-        name: name in streams and plans. The shuffle depends on it, not on the path.
+        name: label in streams and plans.
         path: path prefix of the pair; empty for planning from ``tokens`` alone.
+        shuffle_name: name that the shuffle depends on besides the seed. Default: the fingerprint of
+            the pair; of the k-th further source of the same fingerprint, ``FINGERPRINT/k``. Those
+            with a name given are not counted.
         kind: pretraining: documents are concatenated and cut every sequence_length tokens.
             finetuning: samples are whole documents, with loss on some of their tokens.
         order: ``"epoch"``, ``"window"`` or ``"packed"``, see `EpochOrder`, `WindowOrder` and
@@ -91,6 +94,7 @@ class RecipeSource:
 
     name: str
     path: str = ""
+    shuffle_name: str = ""
     kind: Kind = "pretraining"
     order: Literal["epoch", "window", "packed", "blocks"] = "epoch"
     labels: str = ""
