@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import cli
 from support.corpora import write_corpus
 
 from megaindex import IndexedDataset, build_blend, build_index
@@ -20,7 +21,7 @@ from megaindex.corpus import corpus_fingerprint
 from megaindex.errors import InvalidArgument
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.spans import Index
-from megaindex.lock import make_lock, run_of_lock
+from megaindex.lock import make_lock, read_lock, run_of_lock, verify_lock
 from megaindex.plan import make_plan
 from megaindex.recipe import (
     Recipe,
@@ -222,6 +223,65 @@ def test_a_name_is_given_by_recipe_and_python() -> None:
     both = blend("epoch", ["web", "web"], source_name="text")
     assert [source.source_name for source in both.indices] == ["text", "text"]
     assert spans(both.indices[0]) == samples
+
+
+def test_a_name_is_given_by_flags(folder: Path) -> None:
+    paths = ["web", "web", "there/text"]
+    plain = flags("epoch", paths)
+    given = {**plain, "shuffle_names": ["", "text", ""]}
+    own = fingerprint()
+    run = run_of_settings(**given)
+    assert [source.source_name for source in run.index.indices] == [own, "text", f"{own}/1"]  # type: ignore[attr-defined]
+    named = recipe(*paths)
+    source = replace(named.sources[1], shuffle_name="text")
+    named = replace(named, sources=(named.sources[0], source, named.sources[2]))
+    assert make_lock(**given).identity == make_lock(named).identity
+    words = [f"{word}" for word in plain["data_path"]]
+    sizes = ["--seq-length", 16, "--global-batch-size", BATCH, "--train-iters", STEPS]
+    names = ["--order", "epoch", "--eval-iters", 0, "--shuffle-names", "", "text", ""]
+    status, _, err = cli("lock", "--data-path", *words, *sizes, *names, "--out", "run.lock")
+    assert (status, err) == (0, "")
+    lock = read_lock("run.lock")
+    assert lock.identity == make_lock(named).identity
+    data = lock.content["settings"]["run"]["data"]["train"]
+    assert [each.get("shuffle_name") for each in data] == [None, "text", None]
+    assert verify_lock("run.lock", whole=True).findings == ()
+    assert spans(run_of_lock("run.lock").index) == spans(run.index)
+
+
+def test_a_plan_counts_under_a_given_name() -> None:
+    given = {**flags("packed", ["web"]), "coverage": "exact", "train_iters": 12}
+    plans = [make_plan(**given, shuffle_names=[name]) for name in ("", "text")]
+    for name, plan in zip((None, "text"), plans, strict=True):
+        index = build_index("web", sequence_length=16, order="packed", source_name=name)
+        (row,) = plan.rows("train")
+        assert row.coverage.tokens_served == index.count_inputs(0, 12 * BATCH)  # type: ignore[attr-defined]
+    assert plans[0].rows("train")[0].coverage != plans[1].rows("train")[0].coverage
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shuffle_names": ["x"]}, "shuffle_names has 1 names for 2 sources"),
+        ({"shuffle_names": ["x", "y", "z"]}, "shuffle_names has 3 names for 2 sources"),
+        ({"order": "neox", "shuffle_names": ["x", "y"]}, "the order is neox, which has no names"),
+    ],
+)
+def test_names_that_do_not_fit_the_run_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        make_plan(**{**flags("epoch", ["web", "code"]), **changes})
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\0b", 3])
+def test_a_name_is_text_that_a_lock_can_hold(name: Any) -> None:
+    with pytest.raises(InvalidArgument, match="source_name must be text in UTF-8, got"):
+        build_index("web", sequence_length=16, order="epoch", source_name=name)
+    with pytest.raises(InvalidArgument, match="source a: shuffle_name must be text in UTF-8"):
+        RecipeSource(name="a", path="web", shuffle_name=name)
+    if isinstance(name, str):
+        with pytest.raises(InvalidArgument, match="shuffle_names must be text in UTF-8"):
+            make_plan(**flags("epoch", ["web"]), shuffle_names=[name])
+    assert spans(build_index("web", sequence_length=16, order="epoch", source_name="é\n"), 60)
 
 
 def test_a_name_keeps_the_order_of_a_corpus_that_changes(folder: Path) -> None:

@@ -43,7 +43,13 @@ from megaindex.index.orders.framework import PackingIndex, PackingOrder, Shuffle
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import check_same_lengths
-from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none
+from megaindex.validation import (
+    DEFAULT_SEED,
+    check_epochs,
+    check_setting,
+    check_text,
+    setting_or_none,
+)
 
 if TYPE_CHECKING:
     from megaindex.engine import Engine
@@ -224,8 +230,10 @@ def build_index(
         )
     common["add_extra_token"] = extra
     if not row.is_framework:
-        key = corpus_fingerprint(dataset) if source_name is None else source_name
-        epoch = _computed(dataset, chosen, order, cache_dir, source_name=key, **common)
+        if source_name is None:
+            source_name = corpus_fingerprint(dataset)
+        common["source_name"] = check_text("source_name", source_name)
+        epoch = _computed(dataset, chosen, order, cache_dir, **common)
         if num_samples is not None:
             return epoch.extend(epoch.epochs_for(num_samples))
         return epoch.extend(ceil_div(whole.numerator, whole.denominator))

@@ -54,8 +54,7 @@ class SplitPart:
     long_documents: int = 0
     """Documents longer than a sample, in order packed."""
     shuffle_name: str | None = None
-    """Name by which an order of megaindex shuffles a source whose fingerprint one before it has
-    too; None: its fingerprint."""
+    """Name by which an order of megaindex shuffles the source; None: its fingerprint."""
 
     @property
     def sequences(self) -> int:

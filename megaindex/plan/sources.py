@@ -287,16 +287,19 @@ def parts_of(
 
 def _named(measured: list[list[SplitPart]], row: FrameworkRules) -> list[list[SplitPart]]:
     """Return the parts of each source of a blend with the name by which an order of megaindex
-    shuffles it; only sources of equal sizes are opened to compare their fingerprints."""
+    shuffles it: the one given, or that of a further source of a pair. Only sources of equal sizes
+    are opened to compare their fingerprints."""
     if row.is_framework:
         return measured
+    sources = [parts[0].source for parts in measured]
     sizes = [tuple((part.end, part.tokens) for part in parts) for parts in measured]
     times = Counter(sizes)
     paths = [
-        parts[0].source.path if times[size] > 1 else ""
-        for parts, size in zip(measured, sizes, strict=True)
+        source.path if times[size] > 1 and not source.shuffle_name else ""
+        for source, size in zip(sources, sizes, strict=True)
     ]
-    names = further_names([_open_if(path, row) for path in paths])
+    further = further_names([_open_if(path, row) for path in paths])
+    names = [s.shuffle_name or name for s, name in zip(sources, further, strict=True)]
     return [
         [replace(part, shuffle_name=name) for part in parts]
         for parts, name in zip(measured, names, strict=True)

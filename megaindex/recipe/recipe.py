@@ -44,6 +44,7 @@ from megaindex.validation import (
     check_choice,
     check_fraction,
     check_share,
+    check_text,
     make_plain,
 )
 
@@ -116,6 +117,7 @@ class RecipeSource:
         if self.tokens is not None:
             tokens = check_between(f"{where}: tokens", self.tokens, 1, 2**62 - 1)
             object.__setattr__(self, "tokens", tokens)
+        check_text(f"{where}: shuffle_name", self.shuffle_name)
         if self.labels and self.loss_mask:
             raise InvalidArgument(f"{where}: labels and loss_mask exclude each other; give one")
         self._check_kind(where)
