@@ -112,7 +112,7 @@ class RecipeLayout:
         size = f"{self.num_steps:,} steps, {self.num_samples:,} samples"
         return f"RecipeLayout({size}, {self.recipe!r})"
 
-    @property
+    @cached_property
     def shuffle_names(self) -> list[str]:
         """Name by which each source is shuffled; of one without files, its name in the recipe."""
         pairs = zip(self.sizes, self.recipe.sources, strict=True)
