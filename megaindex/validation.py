@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,13 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> Any:
     if not isinstance(value, str) or value not in choices:
         raise InvalidArgument(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
     return value
+
+
+def check_text(name: str, value: object) -> str:
+    """Return text that UTF-8 and a lock can hold."""
+    if isinstance(value, str) and re.fullmatch("[^\0\ud800-\udfff]*", value):
+        return value
+    raise InvalidArgument(f"{name} must be text in UTF-8, got {shown(value)}")
 
 
 def check_flag(name: str, value: object) -> bool:

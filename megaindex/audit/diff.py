@@ -213,8 +213,8 @@ _EFFECTS = {
     "epochs_mixed": "different numbers of complete epochs are shuffled together",
     "left_over": "tokens of an incomplete sample at the end of an epoch are dropped on one side, "
     "carried into the next epoch on the other",
-    "source_name": "the order is computed from the seed and this name: that of the source in a "
-    "recipe, else by default the fingerprint of the pair",
+    "source_name": "the order is computed from the seed and this name, the fingerprint of the pair "
+    "where none is given",
     "max_documents": "samples may hold different numbers of documents",
     "long_documents": "documents longer than a sample are split, truncated or skipped differently",
     "num_samples": "it decides the number of epochs, and with it the shuffle of the last one",

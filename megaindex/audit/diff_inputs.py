@@ -126,7 +126,7 @@ def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any])
     else:
         of_block = {"epochs_mixed": row.epochs_mixed, "left_over": row.left_over}
         known |= values["order"].settings if row.order == "packed" else of_block
-        known["source_name"] = getattr(index, "source_name", None)
+        known["source_name"] = values.get("source_name")
     return known
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from megaindex._types import I64, IntArray
 from megaindex.arithmetic import INT64_MAX, samples_in
-from megaindex.builders.single import build_index
+from megaindex.builders.single import build_index, further_names
 from megaindex.cache.cache import fetch, load_entry
 from megaindex.cache.fingerprint import (
     Record,
@@ -59,8 +59,9 @@ from megaindex.validation import (
     setting_or_none,
 )
 
-Build = Callable[[IndexedDataset, int | None], Index]
-"""Function that builds or loads the index of a dataset for a number of samples."""
+Build = Callable[[IndexedDataset, int | None, str | None], Index]
+"""Function that builds or loads the index of a dataset for a number of samples and a shuffle name;
+None: that of its fingerprint."""
 
 _SIZES = 5  # numbers in the identity of a pair, before its versions
 _FACTS = ("num_samples", "num_epochs", "tokens_per_epoch", "sequence_length", "add_extra_token")
@@ -78,6 +79,7 @@ def open_sources(
     *,
     cache_dir: str | os.PathLike[str] | None,
     dialect: str,
+    counts_copies: bool,
 ) -> Sources:
     """Return the sources of a valid snapshot, or open all and write a snapshot.
 
@@ -88,6 +90,8 @@ def open_sources(
         build: function that builds the index of one source.
         cache_dir: directory of the snapshot, or None.
         dialect: dtype codes of the files.
+        counts_copies: shuffle further sources of one fingerprint by names of their own, see
+            `further_names`.
     """
     if cache_dir is not None:
         check_local(os.fspath(cache_dir), "give a directory as cache_dir")
@@ -104,9 +108,10 @@ def open_sources(
     closed = [corpus for corpus in corpora if not isinstance(corpus, IndexedDataset)]
     opened = iter(each_of(partial(IndexedDataset, dialect=dialect), closed))
     datasets = tuple(c if isinstance(c, IndexedDataset) else next(opened) for c in corpora)
-    indices = tuple(build(dataset, n) for dataset, n in zip(datasets, asked, strict=True))
+    names = further_names(datasets) if counts_copies else [None] * len(datasets)
+    indices = tuple(map(build, datasets, asked, names))
     if path is not None and stamps == stamps_of(prefixes):
-        _write(path, prefixes, stamps, datasets, indices)
+        _write(path, prefixes, stamps, datasets, indices, names)
     return datasets, indices
 
 
@@ -150,7 +155,7 @@ def _open_index(
     """Load the cache entry named by the snapshot, or build the index if the entry is missing."""
     arrays: Any = load_entry(Path(record["entry"])) if record["entry"] else None
     if arrays is None:
-        return build(dataset, asked)
+        return build(dataset, asked, record["shuffle_name"])
     facts = {name: record[name] for name in _FACTS if name != "num_samples"}
     return ArrayIndex(
         order=record["order"],
@@ -175,7 +180,7 @@ def _is_sound(record: Record) -> bool:
     *sizes, idx_version, bin_version = record["identity"]
     numbers = [*sizes, *(record[name] for name in _FACTS)]
     texts = [idx_version, bin_version, record["order"], record["entry"]]
-    are_texts = all(isinstance(text, str) for text in texts)
+    are_texts = all(isinstance(text, str) for text in (*texts, record["shuffle_name"] or ""))
     return len(sizes) == _SIZES and all(map(is_size, numbers)) and are_texts
 
 
@@ -188,7 +193,7 @@ def _path(
     """Return the path of the snapshot, or None if JSON cannot represent a setting."""
     request = {"prefixes": list(prefixes), "asked": list(asked), "settings": dict(settings)}
     try:
-        key = entry_key({"snapshot": 2, **request})
+        key = entry_key({"snapshot": 3, **request})
     except (TypeError, ValueError):
         return None
     return records_path(cache_dir, "blend", key)
@@ -200,7 +205,9 @@ def _write(
     stamps: Sequence[list[int]],
     datasets: Sequence[IndexedDataset],
     indices: Sequence[Index],
+    names: Sequence[str | None],
 ) -> None:
+    each = zip(prefixes, stamps, datasets, indices, names, strict=True)
     records = [
         {
             "prefix": prefix,
@@ -208,9 +215,10 @@ def _write(
             "identity": _flat(dataset.identity),
             "order": getattr(index, "order", ""),
             "entry": getattr(index, "cache_entry", ""),
+            "shuffle_name": shuffle_name,
             **{name: getattr(index, name) for name in _FACTS},
         }
-        for prefix, stamp, dataset, index in zip(prefixes, stamps, datasets, indices, strict=True)
+        for prefix, stamp, dataset, index, shuffle_name in each
     ]
     write_records(path, records)
 
@@ -250,6 +258,8 @@ def build_blend(
         cache_dir: cache directory, see `build_index`. A blend found there opens without opening
             its sources; each of them is opened when a batch first reads it.
         settings: ``sequence_length``, ``seed``, ``split`` and other arguments of `build_index`.
+            Without ``source_name``, orders epoch, window and packed shuffle the k-th further
+            dataset of one fingerprint, in the order of ``corpora``, by ``FINGERPRINT/k``.
 
     Returns:
         The index, with ``dataset_index`` int16[n], ``dataset_sample_index`` int64[n], ``indices``
@@ -286,6 +296,7 @@ def build_blend(
         build=partial(_build, {**settings, "order": order}, cache_dir),
         cache_dir=cache_dir,
         dialect=row.file_dialect,
+        counts_copies=not row.is_framework and settings.get("source_name") is None,
     )
     if weights is None and row.request in _BY_SIZE:
         datasets, indices = open_for([None] * len(given))
@@ -321,7 +332,10 @@ def _build(
     cache_dir: str | os.PathLike[str] | None,
     dataset: IndexedDataset,
     num_samples: int | None,
+    shuffle_name: str | None,
 ) -> Index:
+    if shuffle_name is not None:
+        settings = {**settings, "source_name": shuffle_name}
     return build_index(dataset, num_samples=num_samples, cache_dir=cache_dir, **settings)
 
 

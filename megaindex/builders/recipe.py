@@ -23,6 +23,7 @@ from megaindex.cache.fingerprint import (
     contents_of,
     corpus_fingerprint,
     entry_key,
+    mark_fingerprint,
     read_records,
     records_path,
     stamps_of,
@@ -34,6 +35,7 @@ from megaindex.index.bins import BinIndex, Bins, make_bins
 from megaindex.index.order_settings import PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
+from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.skips import read_ids, with_skips
 from megaindex.index.source_targets import LossKind, SourceTargets
@@ -102,6 +104,7 @@ class ValidationCache:
             dataset.validate()
         else:
             dataset.mark_validated(known.num_tokens)
+            mark_fingerprint(dataset, known.fingerprint)
         return dataset
 
     def fingerprint(self, dataset: IndexedDataset) -> str:
@@ -167,6 +170,8 @@ class OpenSource:
     dataset: IndexedDataset
     targets: SourceTargets | None
     """Labels or loss mask of a finetuning source, one for each token."""
+    shuffle_name: str
+    """Name by which it is shuffled: that of the recipe, else of its fingerprint."""
     epoch: Epochs
     """Index of one epoch."""
     past: PastRead | None = None
@@ -189,6 +194,7 @@ class OpenSource:
             packed=self.epoch if isinstance(self.epoch, PackedIndex) else None,
             unread_samples=None if self.past is None else self._num_unread,
             blocks=self.epoch if isinstance(self.epoch, BlockedIndex) else None,
+            shuffle_name=self.shuffle_name,
         )
 
     @property
@@ -214,10 +220,10 @@ class OpenSource:
             stretches=tuple(Stretch(index=index, samples=range(a, b)) for index, a, b in parts)
         )
 
-    def as_in(self, recipe: Recipe) -> OpenSource:
-        """Return the source as another recipe reads it, which has a source of that name."""
-        corpus = recipe.sources[recipe.number(self.corpus.name)]
-        return replace(self, corpus=corpus, epoch=_epoch(corpus, self.dataset, recipe, None))
+    def as_in(self, recipe: Recipe, corpus: RecipeSource) -> OpenSource:
+        """Return the source as another recipe reads it, in which it is ``corpus``."""
+        epoch = _epoch(corpus, recipe, self.dataset, self.shuffle_name, None)
+        return replace(self, corpus=corpus, epoch=epoch)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -321,12 +327,15 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
         InvalidArgument: the recipe has no layout, or a source has no path.
         FormatError, StorageError: a source cannot be read, or its labels do not match its text.
     """
-    cache = ValidationCache(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
-    sources = tuple(_open(corpus, recipe, cache) for corpus in recipe.sources)
     evaluation = recipe.evaluation
-    validation = None
-    if evaluation is not None:
-        validation = _open(evaluation.source, recipe, cache, evaluation_length(recipe))
+    for corpus in (*recipe.sources, *([] if evaluation is None else [evaluation.source])):
+        if not corpus.path:
+            raise InvalidArgument(
+                f"source {corpus.name}: path must be given to read it, got only a token count"
+            )
+    cache = ValidationCache(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
+    sources = tuple(source for source in _open_sources(recipe, cache) if source is not None)
+    validation = _open_evaluation(recipe, cache)
     layout = _evaluated(
         resolve_recipe(recipe, [source.size for source in sources]),
         None if validation is None else validation.size,
@@ -355,11 +364,14 @@ def plan_recipe(recipe: Recipe) -> RecipeLayout:
     Raises:
         InvalidArgument, FormatError, StorageError: see `open_recipe`.
     """
-    evaluation = recipe.evaluation
-    return _evaluated(
-        resolve_recipe(recipe, [_size(corpus, recipe) for corpus in recipe.sources]),
-        None if evaluation is None else _size(evaluation.source, recipe, evaluation_length(recipe)),
-    )
+    cache = ValidationCache(_paths(recipe), None)
+    pairs = zip(recipe.sources, _open_sources(recipe, cache), strict=True)
+    sizes = [_counted(c, recipe) if opened is None else opened.size for c, opened in pairs]
+    evaluation, validation = recipe.evaluation, _open_evaluation(recipe, cache)
+    size = None if validation is None else validation.size
+    if evaluation is not None and size is None:
+        size = _counted(evaluation.source, recipe, evaluation_length(recipe))
+    return _evaluated(resolve_recipe(recipe, sizes), size)
 
 
 def _evaluated(layout: RecipeLayout, validation: SourceSize | None) -> RecipeLayout:
@@ -378,9 +390,9 @@ def _evaluated(layout: RecipeLayout, validation: SourceSize | None) -> RecipeLay
     return replace(layout, evaluation=rounds, validation=validation)
 
 
-def _size(corpus: RecipeSource, recipe: Recipe, length: int | None = None) -> SourceSize:
-    if corpus.tokens is None:
-        return _open(corpus, recipe, ValidationCache([corpus.path], None), length).size
+def _counted(corpus: RecipeSource, recipe: Recipe, length: int | None = None) -> SourceSize:
+    """Return the size of a source that has a token count in place of files."""
+    assert corpus.tokens is not None, "or it has a path"
     for stage in recipe.stages:
         weighting = stage.weighting
         drawn = any(stream.source == corpus.name for stream in stage.streams)
@@ -393,15 +405,48 @@ def _size(corpus: RecipeSource, recipe: Recipe, length: int | None = None) -> So
     return SourceSize(tokens=corpus.tokens, documents=1, samples=samples)
 
 
+def _open_sources(recipe: Recipe, cache: ValidationCache) -> list[OpenSource | None]:
+    """Open the sources of the stages; None stands for one that has only a token count."""
+    datasets = [cache.open(corpus.path) if corpus.path else None for corpus in recipe.sources]
+    given = [corpus.shuffle_name for corpus in recipe.sources]
+    fingerprints = [
+        "" if dataset is None or name else cache.fingerprint(dataset)
+        for dataset, name in zip(datasets, given, strict=True)
+    ]
+    opened: list[OpenSource | None] = []
+    each = zip(recipe.sources, datasets, shuffle_names(fingerprints, given), strict=True)
+    for corpus, dataset, name in each:
+        if dataset is None:
+            opened.append(None)
+            continue
+        source = _open(corpus, recipe, dataset, name, cache)
+        past = recipe.past_reads.get(corpus.name)
+        if past is not None and past.documents:
+            source = replace(source, past=past, unread=_unread(past, source.epoch, dataset))
+        opened.append(source)
+    return opened
+
+
+def _open_evaluation(recipe: Recipe, cache: ValidationCache) -> OpenSource | None:
+    """Open the source of the evaluation, which is not counted among those of the stages; None
+    without one, or if it has only a token count."""
+    if recipe.evaluation is None or not recipe.evaluation.source.path:
+        return None
+    corpus = recipe.evaluation.source
+    dataset = cache.open(corpus.path)
+    name = corpus.shuffle_name or cache.fingerprint(dataset)
+    return _open(corpus, recipe, dataset, name, cache, evaluation_length(recipe))
+
+
 def _open(
-    corpus: RecipeSource, recipe: Recipe, cache: ValidationCache, length: int | None = None
+    corpus: RecipeSource,
+    recipe: Recipe,
+    dataset: IndexedDataset,
+    shuffle_name: str,
+    cache: ValidationCache,
+    length: int | None = None,
 ) -> OpenSource:
     """Open a source of the stages; with ``length`` that of the evaluation, in these samples."""
-    if not corpus.path:
-        raise InvalidArgument(
-            f"source {corpus.name}: path must be given to read it, got only a token count"
-        )
-    dataset = cache.open(corpus.path)
     companion = _companion(corpus)
     targets = None
     if companion:
@@ -409,12 +454,13 @@ def _open(
         entries = cache.open(companion)
         check_same_lengths(dataset, entries, kind.replace("_", " "))
         targets = SourceTargets(kind=kind, companion=entries)
-    past = recipe.past_reads.get(corpus.name) if corpus in recipe.sources else None
-    epoch = _epoch(corpus, dataset, recipe, length)
-    opened = OpenSource(corpus=corpus, dataset=dataset, targets=targets, epoch=epoch)
-    if past is None or not past.documents:
-        return opened
-    return replace(opened, past=past, unread=_unread(past, epoch, dataset))
+    return OpenSource(
+        corpus=corpus,
+        dataset=dataset,
+        targets=targets,
+        shuffle_name=shuffle_name,
+        epoch=_epoch(corpus, recipe, dataset, shuffle_name, length),
+    )
 
 
 def _unread(past: PastRead, epoch: Any, dataset: IndexedDataset) -> EpochIndex | None:
@@ -451,7 +497,11 @@ def evaluation_length(recipe: Recipe) -> int:
 
 
 def _epoch(
-    corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe, length: int | None
+    corpus: RecipeSource,
+    recipe: Recipe,
+    dataset: IndexedDataset,
+    shuffle_name: str,
+    length: int | None,
 ) -> Epochs:
     """Return the index of one epoch of a source, for stages in samples of its first length."""
     documents = range(len(dataset))
@@ -459,7 +509,7 @@ def _epoch(
     common: dict[str, Any] = {
         "sequence_length": lengths[0],
         "seed": recipe.seed,
-        "source_name": corpus.name,
+        "source_name": shuffle_name,
         "add_extra_token": EXTRA,
     }
     bounds = dataset.document_indices.size - 1

@@ -40,9 +40,16 @@ from megaindex.index.order_settings import (
 from megaindex.index.orders import framework, packed
 from megaindex.index.orders.epoch import STRIDE, EpochIndex, FetchTable, WindowIndex
 from megaindex.index.orders.framework import PackingIndex, PackingOrder, ShuffledOrder, Sink
+from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import check_same_lengths
-from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none
+from megaindex.validation import (
+    DEFAULT_SEED,
+    check_epochs,
+    check_setting,
+    check_text,
+    setting_or_none,
+)
 
 if TYPE_CHECKING:
     from megaindex.engine import Engine
@@ -167,8 +174,9 @@ def build_index(
         drop_last_partial: False keeps a shorter last sample
             (``drop_last_partial_validation_sequence=False`` of Megatron).
         add_extra_token: 1 if a sample reads one more token for the shifted label, else 0.
-        source_name: part of the key of orders epoch, window and packed besides the seed. Default:
-            the fingerprint of the lengths, so that a copy of the dataset has the same order.
+        source_name: name by which orders epoch, window and packed shuffle, besides the seed.
+            Default: the fingerprint of the lengths, so that a copy of the dataset has the same
+            order.
         order: name ``"megatron"``, ``"neox"``, ``"megatron-legacy"``, ``"paddlenlp"``, ``"epoch"``
             ``"window"`` or ``"packed"`` for default settings, or an order object: `MegatronOrder`,
             `NeoxOrder`, `NeoxDocumentsOrder`, `MegatronLegacyOrder`, `PaddleOrder`, `EpochOrder`,
@@ -222,8 +230,10 @@ def build_index(
         )
     common["add_extra_token"] = extra
     if not row.is_framework:
-        key = corpus_fingerprint(dataset) if source_name is None else source_name
-        epoch = _computed(dataset, chosen, order, cache_dir, source_name=key, **common)
+        if source_name is None:
+            source_name = corpus_fingerprint(dataset)
+        common["source_name"] = check_text("source_name", source_name)
+        epoch = _computed(dataset, chosen, order, cache_dir, **common)
         if num_samples is not None:
             return epoch.extend(epoch.epochs_for(num_samples))
         return epoch.extend(ceil_div(whole.numerator, whole.denominator))
@@ -245,6 +255,16 @@ def build_index(
     )
     check_total(name, request.total_tokens)
     return _index(request, dataset, cache_dir)
+
+
+def further_names(datasets: Sequence[IndexedDataset | None]) -> list[str | None]:
+    """Return the `shuffle_names` of sources whose fingerprint one before them has too.
+
+    None stands for the others, which `build_index` shuffles by their fingerprint, and for None.
+    """
+    fingerprints = ["" if each is None else corpus_fingerprint(each) for each in datasets]
+    pairs = zip(shuffle_names(fingerprints), fingerprints, strict=True)
+    return [None if name == fingerprint else name for name, fingerprint in pairs]
 
 
 def open_dataset(source: str | os.PathLike[str] | IndexedDataset, order: Order) -> IndexedDataset:

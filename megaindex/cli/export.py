@@ -250,7 +250,9 @@ def _under_framework(
     """Return the run of the framework that takes the same steps."""
     steps = Target(kind="iterations", value=Fraction(stream.num_steps))
     if isinstance(run, RunSettings):
-        return replace(run, order=target.order, target=steps, variance_buffer=None)
+        unnamed = tuple(replace(source, shuffle_name="") for source in run.data.train)
+        data = replace(run.data, train=unnamed)
+        return replace(run, order=target.order, data=data, target=steps, variance_buffer=None)
     source = Source(path=run.sources[0].path)
     return RunSettings(
         order=target.order,

@@ -324,6 +324,8 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
     meaning = "lengths and numbers of documents of each source, without files"
     add("--length-histogram", nargs="+", metavar="FILE", help=meaning)
     add("--weights", nargs="+", metavar="w", help="one for each source")
+    names = "orders epoch, window, packed: one for each source; default: its fingerprint"
+    add("--shuffle-names", nargs="+", metavar="NAME", help=names)
     add_flags(group, "--split", "--seq-length")
 
 

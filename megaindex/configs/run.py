@@ -29,6 +29,7 @@ from megaindex.validation import (
     check_fraction,
     check_integer,
     check_setting,
+    check_text,
     check_weight,
     make_plain,
 )
@@ -53,6 +54,8 @@ class Source:
         histogram: path of a file of document lengths with these tokens, see
             `read_length_histogram`.
         labels: path prefix of the labels, for a `NeoxDocumentsOrder`.
+        shuffle_name: name by which orders epoch, window and packed shuffle the source. Default: its
+            fingerprint, see `RecipeSource`.
 
     Raises:
         InvalidArgument: the weight is negative or not finite, or there are no tokens.
@@ -63,10 +66,12 @@ class Source:
     tokens: int | None = None
     histogram: str = ""
     labels: str = ""
+    shuffle_name: str = ""
 
     def __post_init__(self) -> None:
         if self.tokens is not None:
             object.__setattr__(self, "tokens", check_between("tokens", self.tokens, 1))
+        check_text("--shuffle-names", self.shuffle_name)
         if self.weight is None:
             return
         weight = check_weight(self._weight_name, self.weight, zero=True)
@@ -249,6 +254,11 @@ class RunSettings:
                 raise InvalidArgument(f"{name} data: give every source a weight, or none")
             for source in getattr(self.data, name):
                 source.check_weight(zero=order.row.zero_weights)
+                if source.shuffle_name and order.row.is_framework:
+                    raise InvalidArgument(
+                        "--shuffle-names is a setting of order epoch, window and packed, the order "
+                        f"is {order.name}, which has no names; leave it out"
+                    )
             weights = [source.weight for source in getattr(self.data, name)]
             if weights and weights[0] is not None and not any(weights):
                 raise InvalidArgument(

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
@@ -316,7 +316,7 @@ def resolve(settings: Settings) -> RunSettings:
     return RunSettings(
         order=order,
         sequence_length=settings.seq_length,
-        data=_data(settings),
+        data=_named(_data(settings), settings.shuffle_names),
         batch=schedule,
         target=_target(settings, schedule, consumed),
         exact=settings.exact or False,
@@ -433,6 +433,19 @@ def _data(settings: Settings) -> Data:
         return Data(train=parse_tokens(tokens, weights))
     sources = parse_blend(settings.data_path or (), weights, "--data-path")
     return Data(train=sources, split=settings.split)
+
+
+def _named(data: Data, names: Sequence[str] | None) -> Data:
+    """Return the data with the names by which the sources of training are shuffled."""
+    if names is None:
+        return data
+    if len(names) != len(data.train):
+        raise InvalidArgument(
+            f"--shuffle-names has {len(names)} names for {len(data.train)} sources; give one for "
+            'each, "" for its fingerprint'
+        )
+    pairs = zip(data.train, names, strict=True)
+    return replace(data, train=tuple(replace(s, shuffle_name=name) for s, name in pairs))
 
 
 def _labelled(data: Data, labels: Mapping[str, tuple[str, ...]]) -> Data:

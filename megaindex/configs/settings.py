@@ -178,6 +178,8 @@ class Settings:
         documents_alpha: GPT-NeoX's weighted_sampler_alpha, with weight_by_num_documents.
         packing: GPT-NeoX's pack_impl other than packed.
         weights: weight of each source.
+        shuffle_names: name by which orders epoch, window and packed shuffle each source of
+            training; empty: its fingerprint.
         split: shares of train, valid and test, such as ``969,30,1``.
         seq_length: tokens of a sample.
         micro_batch_size: samples of a micro batch of one rank.
@@ -247,6 +249,7 @@ class Settings:
     documents_alpha: float | None = None
     packing: NeoxDocumentsOrder | None = None
     weights: tuple[str, ...] | None = None
+    shuffle_names: tuple[str, ...] | None = None
     split: str | None = None
     seq_length: int | None = None
     micro_batch_size: int | None = None

@@ -11,7 +11,7 @@ checkpoint["data"] = loader.state_dict()
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,6 +22,7 @@ from megaindex._types import IntArray
 from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.balance import CostModel
+from megaindex.index.orders.keyed import shuffle_names
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.checkpoint import Contents, SourceProgress, check_content, check_contents
 from megaindex.loader.loader import Loader
@@ -119,21 +120,28 @@ class StoredRecipe:
         recipe = _recipe_of(self.text, Path())
         return recipe if self.changes is None else _with_changes(recipe, self.changes)
 
-    def layout(self, sources: Sequence[OpenSource] = ()) -> RecipeLayout:
+    @property
+    def shuffle_names(self) -> list[str]:
+        """Name by which each source is shuffled."""
+        fingerprints = [facts["fingerprint"] for facts in self.sources.values()]
+        return shuffle_names(fingerprints, [source.shuffle_name for source in self.recipe.sources])
+
+    def layout(self, here: Mapping[str, OpenSource]) -> RecipeLayout:
         """Return the layout of the run, or raise FormatError if recipe and sizes do not fit.
 
         Args:
-            sources: opened sources of the same names, whose lengths decide the blocks of order
-                blocks.
+            here: opened source that goes on with each source, by its name in the state. Its lengths
+                decide the blocks of order blocks.
         """
-        opened = {source.corpus.name: source for source in sources}
         with _as_damage("its recipe does not fit the sizes of its sources"):
-            sizes = [
-                opened[source.name].as_in(self.recipe).size
-                if self.recipe.order_of(source) == "blocks"
-                else size
-                for source, size in zip(self.recipe.sources, self.sizes, strict=True)
-            ]
+            sizes = []
+            each = zip(self.recipe.sources, self.sizes, self.shuffle_names, strict=True)
+            for source, size, name in each:
+                if self.recipe.order_of(source) == "blocks":
+                    size = here[source.name].as_in(self.recipe, source).size
+                elif source.name in here:  # of other content, if that was accepted
+                    name = here[source.name].shuffle_name
+                sizes.append(replace(size, shuffle_name=name))
             return resolve_recipe(self.recipe, sizes)
 
 
@@ -551,8 +559,9 @@ class RecipeLoader(Loader):
             state: a result of `state_dict`, or of `megaindex.loader.join_states`; see
                 `Loader.load_state_dict` for the ranks that may load it.
             allow: names of differences to accept: ``past`` (the recipe would have served other
-                samples before), ``content`` (a source holds other tokens), ``targets`` (other
-                tokens of it carry loss), and those of `Loader.load_state_dict`.
+                samples before, or shuffles a source by another name), ``content`` (a source holds
+                other tokens), ``targets`` (other tokens of it carry loss), and those of
+                `Loader.load_state_dict`.
 
         Raises:
             InvalidArgument: the recipe would have served other samples before, or a source has
@@ -560,15 +569,22 @@ class RecipeLoader(Loader):
             FormatError: the state is damaged, or not one of `state_dict`.
         """
         stored = StoredRecipe.read(state)
+        here = self._sources_here(stored)
         for fact, what in (("fingerprint", "content"), ("targets", "targets")):
             if what not in allow:
-                self._check_sources(stored, fact, what)
+                self._check_sources(stored, here, fact, what)
         if self._source_contents is not None:
-            theirs = {name: facts["content"] for name, facts in stored.sources.items()}
+            theirs = {
+                here[name].corpus.name: facts["content"]
+                for name, facts in stored.sources.items()
+                if name in here
+            }
             check_contents(theirs, self._source_contents, allow)
-        previous, opened = self._opened, self._with_changes_of(stored)
         if "past" not in allow:
-            check_past(stored.layout(opened.sources), opened.layout, stored.decided_samples)
+            self._check_shuffle_names(stored, here)
+        previous, opened = self._opened, self._with_changes_of(stored, here)
+        if "past" not in allow:
+            check_past(stored.layout(here), opened.layout, stored.decided_samples)
         receipt = stored.loader.get("receipt")
         loader = {**stored.loader, "receipt": self._receipt(receipt, stored.sources)}
         others = set(allow) - {"past", "content", "targets"}
@@ -577,28 +593,43 @@ class RecipeLoader(Loader):
         if opened is not previous:
             self._serve(opened, 0)
         try:
-            self._load(loader, allow=others, numbers=self._numbers_in(stored))
+            self._load(loader, allow=others, numbers=self._numbers_in(stored, here))
         except BaseException:
             if opened is not previous:
                 self._serve(previous, 0)
             raise
 
-    def _with_changes_of(self, stored: StoredRecipe) -> OpenRecipe:
+    def _sources_here(self, stored: StoredRecipe) -> dict[str, OpenSource]:
+        """Return the source that goes on with each source of a state, by its name there: the one
+        of that name, else the one that is shuffled by the same name."""
+        names = {source.corpus.name: source for source in self._given.sources}
+        shuffles = {source.shuffle_name: source for source in self._given.sources}
+        found = {}
+        for name, shuffle in zip(stored.sources, stored.shuffle_names, strict=True):
+            source = names.get(name) or shuffles.get(shuffle)
+            if source is not None:
+                found[name] = source
+        return found
+
+    def _with_changes_of(self, stored: StoredRecipe, here: Mapping[str, OpenSource]) -> OpenRecipe:
         """Return the run with the changes of the mix in a state, if its recipe was given without;
         those made by this loader since are not of the state."""
         given = self._given.layout.recipe
+        changes = stored.changes
         if given.mix_changes is not None:
             return self._given
-        if stored.changes is not None:
-            self._check_later_changes(stored, stored.changes)
-        if stored.changes == self.recipe.mix_changes:
+        if changes is not None:
+            self._check_later_changes(stored.layout(here), changes, stored.decided_samples)
+            names = [here[n].corpus.name if n in here else n for n in changes.sources]
+            changes = replace(changes, sources=tuple(names))
+        if changes == self.recipe.mix_changes:
             return self._opened
-        return self._given.changed(replace(given, mix_changes=stored.changes))
+        return self._given.changed(replace(given, mix_changes=changes))
 
-    def _check_later_changes(self, stored: StoredRecipe, changes: MixChanges) -> None:
+    def _check_later_changes(self, theirs: RecipeLayout, changes: MixChanges, decided: int) -> None:
         """Refuse changes set for a later step of a stage that is another in the recipe given."""
-        theirs, ours = stored.layout(self._given.sources), self._given.layout
-        for position in changes.positions[changes.before(stored.decided_samples).size :].tolist():
+        ours = self._given.layout
+        for position in changes.positions[changes.before(decided).size :].tolist():
             name, begin = _stage_at(theirs, position)
             if (name, begin) != _stage_at(ours, position):
                 step = theirs.batch.iterations_within(position)
@@ -609,17 +640,39 @@ class RecipeLoader(Loader):
                     "such changes"
                 )
 
-    def _numbers_in(self, stored: StoredRecipe) -> IntArray:
+    def _numbers_in(self, stored: StoredRecipe, here: Mapping[str, OpenSource]) -> IntArray:
         """Return each source's number in the recipe of the state; -1 for one that joined since."""
-        theirs = {name: number for number, name in enumerate(stored.sources)}
+        theirs = {
+            here[name].corpus.name: n for n, name in enumerate(stored.sources) if name in here
+        }
         names = [source.name for source in self._opened.layout.recipe.sources]
         return np.array([theirs.get(name, -1) for name in names])
 
-    def _check_sources(self, stored: StoredRecipe, fact: str, what: str) -> None:
+    def _check_shuffle_names(self, stored: StoredRecipe, here: Mapping[str, OpenSource]) -> None:
+        """Refuse another shuffle name of a source of the same content, as it has where a source of
+        the same pair that was listed before it is gone."""
+        for (name, facts), shuffle in zip(
+            stored.sources.items(), stored.shuffle_names, strict=True
+        ):
+            source = here.get(name)
+            if source is None or source.shuffle_name == shuffle:
+                continue
+            if self._facts[source.corpus.name]["fingerprint"] == facts["fingerprint"]:
+                raise InvalidArgument(
+                    f"source {name}: its shuffle name must be {shuffle}, as in the checkpoint, got "
+                    f"{source.shuffle_name}; give it shuffle_name: {shuffle}, or list the sources "
+                    "of the same fingerprint as they were, or, if the change is intended, load "
+                    'with allow=("past",)'
+                )
+
+    def _check_sources(
+        self, stored: StoredRecipe, here: Mapping[str, OpenSource], fact: str, what: str
+    ) -> None:
         for name, facts in stored.sources.items():
-            ours = self._facts.get(name, {}).get(fact)
+            known = self._facts[here[name].corpus.name] if name in here else {}
+            ours = known.get(fact)
             if ours == facts[fact]:
-                check_sizes(name, facts, self._facts[name])
+                check_sizes(name, facts, known)
                 continue
             raise InvalidArgument(
                 f"source {name}: {what} must be {facts[fact][:200]}, as in the checkpoint, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
 from megaindex.index.balance import CostModel
 from megaindex.index.frameworks import Split
+from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import Skip, Skips, skips_of, without_holes
 from megaindex.index.spans import Index
@@ -204,7 +207,7 @@ def side_from_lock(lock: Folder | Lock) -> Side:
     nodes = list(source_nodes(train["index"]))
     common = {
         "corpus": _one_or_all(lock.fingerprints("train")),
-        "source_name": _one_or_all([node.get("name") for node in nodes]),
+        "source_name": _given_names(nodes, lock.fingerprints("train")),
         **_skipped_and_masked(lock, skips),
     }
     resolved = {
@@ -236,6 +239,15 @@ _RESOLVED = {
     "long_documents": "long_documents",
 }
 """Settings of one source in the description of an index, and their names in a manifest."""
+
+
+def _given_names(nodes: Sequence[Mapping[str, Any]], fingerprints: Sequence[str]) -> Any:
+    """Return the names by which the sources are shuffled; None if they follow from fingerprints."""
+    names = [node.get("name") for node in nodes]
+    by_fingerprint = cycle(shuffle_names(fingerprints))
+    if all(name in (None, own) for name, own in zip(names, by_fingerprint, strict=False)):
+        return None
+    return _one_or_all(names)
 
 
 def _one_or_all(values: list[Any]) -> Any:

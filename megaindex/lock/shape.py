@@ -244,7 +244,10 @@ _SKIPS = _list(
     _object({"steps?": _TEXT, "move?": _FLAG, "documents?": _file, "source?": _TEXT,
              "from_step?": _COUNT})
 )  # fmt: skip
-_RUN_SOURCE = _object({**{f"{name}?": _row for name in PATHS}, "path": _row, "weight?": _NUMBER})
+_RUN_SOURCE = _object(
+    {**{f"{name}?": _row for name in PATHS}, "path": _row, "weight?": _NUMBER,
+     "shuffle_name?": _TEXT}
+)  # fmt: skip
 _RUN = {
     "order": _object(
         {"name": _TEXT, "python_sum?": _one_of("plain", "compensated"), "*": _value}

@@ -365,6 +365,7 @@ def built_coverage(
             seed=(draw.seed + number) % 2**32,
             num_samples=max(draw.requested, draw.served),
             documents=range(part.begin, part.end),
+            source_name=part.shuffle_name,
             order=order_of_row(draw.row),
         )
         for number in range(len(ends))

@@ -93,6 +93,7 @@ def packed_inputs(run: RunSettings, part: SplitPart, row: Row) -> InputTokens:
         seed=run.seed,
         num_samples=row.drawn,
         documents=range(part.begin, part.end),
+        source_name=part.shuffle_name,
         order=order_of_row(run.row),
     )
     return InputTokens(index.count_inputs(0, row.drawn), True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -83,6 +84,8 @@ def _with_blocks(layout: RecipeLayout) -> list[RecipeSource]:
 def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> None:
     """Check that two layouts serve the same samples before ``consumed_samples``.
 
+    Sources are compared by the names that they are shuffled by, not by those in the recipes.
+
     Args:
         old: the run so far, from `megaindex.recipe.plan_recipe`.
         new: the changed run.
@@ -91,7 +94,7 @@ def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> N
     Raises:
         InvalidArgument: they do not; the message names the first stage that differs.
     """
-    _check_mix(old.recipe, new.recipe, consumed_samples)
+    _check_mix(old, new, consumed_samples)
     ours, theirs = (first_samples(plan.stages, consumed_samples) for plan in (old, new))
     for a, b in zip(ours, theirs, strict=False):
         if a.sequence_length == b.sequence_length:
@@ -99,8 +102,8 @@ def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> N
         if _facts(a, old) != _facts(b, new):
             raise InvalidArgument(
                 f"stage {a.name}: the new recipe serves other samples than the run before sample "
-                f"{consumed_samples}; keep its streams, limits, seed and batching, and change the "
-                "stages after it (see amend)"
+                f"{consumed_samples}; keep its streams, limits, seed, batching and shuffle names, "
+                "and change the stages after it (see amend)"
             )
     if len(ours) != len(theirs):
         raise InvalidArgument(
@@ -111,9 +114,10 @@ def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> N
 
 def _check_order(stage: PlannedStage, old: RecipeLayout, new: RecipeLayout) -> None:
     """Refuse that a source which a stage has read in order epoch is read in blocks."""
-    names = {source.name: source for source in new.recipe.sources}
-    for source in (old.recipe.sources[i] for i in stage.mixed.sources):
-        order, other = old.recipe.order_of(source), names.get(source.name)
+    names = dict(zip(new.shuffle_names, new.recipe.sources, strict=True))
+    for number in stage.mixed.sources:
+        source, other = old.recipe.sources[number], names.get(old.shuffle_names[number])
+        order = old.recipe.order_of(source)
         if order == "epoch" and other is not None and new.recipe.order_of(other) == "blocks":
             raise InvalidArgument(
                 f"source {source.name}: stage {stage.name} read it in order epoch, whose unread "
@@ -123,12 +127,9 @@ def _check_order(stage: PlannedStage, old: RecipeLayout, new: RecipeLayout) -> N
             )
 
 
-def _check_mix(old: Recipe, new: Recipe, consumed_samples: int) -> None:
-    """Check that two recipes change the mix in the same way before ``consumed_samples``."""
-    ours, theirs = (
-        recipe.mix_changes or MixChanges.empty([source.name for source in recipe.sources])
-        for recipe in (old, new)
-    )
+def _check_mix(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> None:
+    """Check that two runs change the mix in the same way before ``consumed_samples``."""
+    ours, theirs = map(_mix_changes, (old, new))
     sample = ours.first_difference(theirs, consumed_samples)
     if sample is not None:
         raise InvalidArgument(
@@ -136,6 +137,20 @@ def _check_mix(old: Recipe, new: Recipe, consumed_samples: int) -> None:
             f"{old.batch.iterations_within(sample)} (sample {sample}); keep those before sample "
             f"{consumed_samples}, as in the checkpoint"
         )
+
+
+def _mix_changes(layout: RecipeLayout) -> MixChanges:
+    """Return the changes of the mix, with sources by the names that they are shuffled by; those
+    that share one by their own names too."""
+    names = [source.name for source in layout.recipe.sources]
+    changes = layout.recipe.mix_changes or MixChanges.empty(names)
+    shuffles = layout.shuffle_names
+    times = Counter(shuffles)
+    keys = {
+        name: shuffle if times[shuffle] == 1 else f"{shuffle} {name}"
+        for name, shuffle in zip(names, shuffles, strict=True)
+    }
+    return replace(changes, sources=tuple(keys[name] for name in changes.sources))
 
 
 def _first_sample(layout: RecipeLayout, name: str) -> int:
@@ -157,7 +172,8 @@ def _as_far_as(stage: RecipeStage, layout: RecipeLayout, end: int) -> RecipeStag
 
 
 def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
-    """Return everything that decides the samples of a stage, sources by name, not number.
+    """Return everything that decides the samples of a stage, sources by the names that they are
+    shuffled by, not by number.
 
     Changes of its mix are compared apart.
     """
@@ -171,12 +187,15 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
         assert isinstance(mixing, FixedMixing), "of one of two kinds"
         first, unit = mixing, mixing.unit
     numbers = [mixed.sources[stream] for stream in streams]
-    shuffles = []
-    for s in (recipe.sources[number] for number in numbers):
+    names, shuffles = plan.shuffle_names, []
+    for number in numbers:
+        s = recipe.sources[number]
         most = None  # documents of a sample, whether given or the default
         if s.order == "packed":
             most = most_documents(s.max_documents, stage.sequence_length)
-        shuffles.append((s.name, s.kind, recipe.order_of(s), s.packed, s.long_documents, most))
+        shuffles.append(
+            (names[number], s.kind, recipe.order_of(s), s.packed, s.long_documents, most)
+        )
     drawn = [plan.size_at(number, stage.sequence_length) for number in numbers]
     sizes = [size.samples for size in drawn]
     blocks = [size.blocks and size.blocks.blocks.block_tokens for size in drawn]

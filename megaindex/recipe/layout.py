@@ -112,6 +112,12 @@ class RecipeLayout:
         size = f"{self.num_steps:,} steps, {self.num_samples:,} samples"
         return f"RecipeLayout({size}, {self.recipe!r})"
 
+    @cached_property
+    def shuffle_names(self) -> list[str]:
+        """Name by which each source is shuffled; of one without files, its name in the recipe."""
+        pairs = zip(self.sizes, self.recipe.sources, strict=True)
+        return [size.shuffle_name or source.name for size, source in pairs]
+
     @property
     def num_samples(self) -> int:
         """Samples served, on all ranks together."""

@@ -125,6 +125,8 @@ class SourceSize:
     """Samples of the documents that were not read before the run joined; None without a list."""
     blocks: BlockedIndex | None = field(default=None, compare=False, repr=False)
     """Index of an epoch in order blocks, in samples of the first stage that reads the source."""
+    shuffle_name: str = ""
+    """Name by which the source is shuffled; empty for one without files."""
 
     def epochs_at(self, sample: int) -> float:
         """Return the epochs before a sample of the source; 1.5 in the middle of the second."""

@@ -44,6 +44,7 @@ from megaindex.validation import (
     check_choice,
     check_fraction,
     check_share,
+    check_text,
     make_plain,
 )
 
@@ -61,8 +62,11 @@ class RecipeSource:
     """A source: one .bin/.idx pair, and the rules for making samples of it.
 
     Attributes:
-        name: name in streams and plans. The shuffle depends on it, not on the path.
+        name: label in streams and plans.
         path: path prefix of the pair; empty for planning from ``tokens`` alone.
+        shuffle_name: name that the shuffle depends on besides the seed. Default: the fingerprint of
+            the pair; of the k-th further source of the same fingerprint, ``FINGERPRINT/k``. Those
+            with a name given are not counted.
         kind: pretraining: documents are concatenated and cut every sequence_length tokens.
             finetuning: samples are whole documents, with loss on some of their tokens.
         order: ``"epoch"``, ``"window"`` or ``"packed"``, see `EpochOrder`, `WindowOrder` and
@@ -91,6 +95,7 @@ class RecipeSource:
 
     name: str
     path: str = ""
+    shuffle_name: str = ""
     kind: Kind = "pretraining"
     order: Literal["epoch", "window", "packed", "blocks"] = "epoch"
     labels: str = ""
@@ -112,6 +117,7 @@ class RecipeSource:
         if self.tokens is not None:
             tokens = check_between(f"{where}: tokens", self.tokens, 1, 2**62 - 1)
             object.__setattr__(self, "tokens", tokens)
+        check_text(f"{where}: shuffle_name", self.shuffle_name)
         if self.labels and self.loss_mask:
             raise InvalidArgument(f"{where}: labels and loss_mask exclude each other; give one")
         self._check_kind(where)

@@ -223,6 +223,7 @@ def _index(
             seed=run.seed,
             num_samples=max(1, num_samples),
             documents=range(part.begin, part.end),
+            source_name=part.shuffle_name,
             order=order_of_row(sizing.row),
             cache_dir=cache_dir,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
-from megaindex.builders.single import packing_order
+from megaindex.builders.single import further_names, packing_order
 from megaindex.configs.run import Data, Source
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
@@ -38,6 +39,8 @@ class SplitPart:
     """Bins of one epoch, in order packed."""
     long_documents: int = 0
     """Documents longer than a sample, in order packed."""
+    shuffle_name: str | None = None
+    """Name by which an order of megaindex shuffles the source; None: its fingerprint."""
 
     @property
     def sequences(self) -> int:
@@ -69,15 +72,37 @@ def parts_of(
         return measure_documents(source, row, data.split, packing, sequence_length)
 
     if data.split is None:
-        return {split: [measured(source)[0] for source in getattr(data, split)] for split in SPLITS}
+        alone = ((split, map(measured, getattr(data, split))) for split in SPLITS)
+        return {split: [parts[0] for parts in _named(list(each), row)] for split, each in alone}
     shares = row.shares(data.split)
     if shares[0] == 0:
         raise InvalidArgument(f"--split {data.split} has no training data; give train a share")
-    divided = [measured(source) for source in data.train]
+    divided = _named([measured(source) for source in data.train], row)
     return {
         split: [parts[i] for parts in divided] if shares[i] > 0 else []
         for i, split in enumerate(SPLITS)
     }
+
+
+def _named(measured: list[list[SplitPart]], row: FrameworkRules) -> list[list[SplitPart]]:
+    """Return the parts of each source of a blend with the name by which an order of megaindex
+    shuffles it: the one given, or that of a further source of a pair. Only sources of equal sizes
+    are opened to compare their fingerprints."""
+    if row.is_framework:
+        return measured
+    sources = [parts[0].source for parts in measured]
+    sizes = [tuple((part.end, part.tokens) for part in parts) for parts in measured]
+    times = Counter(sizes)
+    paths = [
+        source.path if times[size] > 1 and not source.shuffle_name else ""
+        for source, size in zip(sources, sizes, strict=True)
+    ]
+    further = further_names([open_dataset(path, row) if path else None for path in paths])
+    names = [s.shuffle_name or name for s, name in zip(sources, further, strict=True)]
+    return [
+        [replace(part, shuffle_name=name) for part in parts]
+        for parts, name in zip(measured, names, strict=True)
+    ]
 
 
 def measure(source: Source, row: FrameworkRules, split: str | None) -> list[SplitPart]:

@@ -26,6 +26,7 @@ from megaindex.audit.diff_inputs import (
     side_from_arrays,
     side_from_settings,
 )
+from megaindex.corpus import corpus_fingerprint
 from megaindex.errors import FormatError, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.lock import make_lock
@@ -153,21 +154,41 @@ def test_skips_of_locks_are_causes(
     assert ("the loss differs" in cli("diff-order", *sides)[1]) == ("mask" in causes)
 
 
-def test_the_name_of_the_shuffle_is_the_cause_between_recipe_and_flags(
+def test_the_name_of_the_shuffle_is_a_cause_where_it_was_given(
     prefix: Path, tmp_path: Path
 ) -> None:
-    recipe = tmp_path / "run.yaml"
-    recipe.write_text(
-        f"{{sequence_length: 16, batch: {{global_batch_size: 4}}, sources: {{web: {prefix}}}, "
-        "stages: {main: {epochs: 1, mix: {web: 1}}}}"
-    )
-    ours = make_lock(read_recipe(recipe)).write(tmp_path / "recipe.lock").path
-    assert settings_of(diff(None, ours, locked(tmp_path, "flags", prefix))) == ["source_name"]
+    def recipe(name: str, settings: str = "") -> str:
+        file = tmp_path / "run.yaml"
+        file.write_text(
+            f"{{sequence_length: 16, batch: {{global_batch_size: 4}}, sources: {{web: {{path: "
+            f"{prefix}{settings}}}}}, stages: {{main: {{epochs: 1, mix: {{web: 1}}}}}}}}"
+        )
+        return make_lock(read_recipe(file)).write(tmp_path / name).path
+
+    ours, flags = recipe("recipe.lock"), locked(tmp_path, "flags", prefix)
+    named = recipe("named.lock", ", shuffle_name: x")
+    content = diff(None, ours, flags)
+    assert (content["relation"], settings_of(content)) == ("equal", [])
     other = locked(tmp_path, "seed", prefix, seed=5)
-    assert settings_of(diff(None, ours, other)) == ["seed", "source_name"]
-    same = diff(prefix, ours, "order=epoch,epochs=3,source_name=web")
+    assert settings_of(diff(None, ours, other)) == ["seed"]
+    content = diff(None, named, flags)
+    assert settings_of(content) == ["source_name"]
+    assert (content["causes"][0]["a"], content["causes"][0]["b"]) == ("x", None)
+    assert settings_of(diff(None, ours, named)) == [
+        "source_name", "recipe.sources.web.shuffle_name"
+    ]  # fmt: skip
+    assert settings_of(diff(prefix, ours, "order=epoch,source_name=x")) == ["source_name"]
+    same = diff(prefix, ours, "order=epoch,epochs=3")
     assert (same["relation"], settings_of(same)) == ("prefix", [""])
     assert "damaged" not in same["causes"][0]["words"]
+    again = diff(prefix, named, "order=epoch,epochs=3,source_name=x")
+    assert (again["relation"], settings_of(again)) == ("prefix", [""])
+    own = corpus_fingerprint(IndexedDataset(str(prefix)))
+    as_usual = recipe("usual.lock", f", shuffle_name: {own}")
+    content = diff(None, as_usual, flags)
+    assert (content["relation"], settings_of(content)) == ("equal", [])
+    further = recipe("further.lock", f", shuffle_name: {own}/1")
+    assert settings_of(diff(None, further, flags)) == ["source_name"]
 
 
 def test_locks_of_all_kinds_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

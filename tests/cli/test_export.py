@@ -242,6 +242,20 @@ def test_a_set_without_a_file_is_completed(folder: Path) -> None:
     assert export(*NEOX, "--epochs", 1, "--check")[0]["status"] == "as exported"
 
 
+def test_a_name_of_the_shuffle(folder: Path) -> None:
+    write_corpus(folder / "c", np.random.default_rng(1).integers(1, 90, 200))
+    shuffles = []
+    for names in ([], ["--shuffle-names", "text"]):
+        (found,) = export(
+            "--to", "neox", "--data-path", "c", "--seq-length", 16, "--epochs", 1,
+            "--global-batch-size", 4, "--eval-iters", 0, *names, "--overwrite",
+        )  # fmt: skip
+        shuffles.append(np.load(next(f for f in found["files"] if "doc_idx" in f)).tolist())
+    index = build_index("c", sequence_length=16, order="epoch", source_name="text", epochs=1)
+    assert index.materialise(0).document_index.tolist() == shuffles[1]
+    assert shuffles[0] != shuffles[1]
+
+
 def test_a_recipe_and_a_lock(folder: Path) -> None:
     write_corpus(folder / "c", np.random.default_rng(1).integers(1, 90, 200))
     Path("run.yaml").write_text(

@@ -2,9 +2,8 @@
 
     python tests/golden/make_checkpoints.py > tests/golden/checkpoints.json
 
-Run at commit ef98f65 (version 0.1.0), or 988fc48, with this file and
-tests/support/checkpoint_runs.py beside
-it. Paths of the sources are written as /corpora/….
+Run again only where states, or the samples of a recipe, change on purpose, and read the difference.
+Paths of the sources are written as /corpora/….
 """
 
 from __future__ import annotations

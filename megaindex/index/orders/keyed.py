@@ -6,7 +6,8 @@ k-th served sample is cut sample ``bijection(k)``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -39,6 +40,29 @@ if TYPE_CHECKING:
     from megaindex.format import IndexedDataset
 
 Computed = TypeVar("Computed", bound="BlockOrder")
+
+
+def shuffle_names(fingerprints: Sequence[str], given: Sequence[str] = ()) -> list[str]:
+    """Return the name by which the keyed orders shuffle each source of a run.
+
+    It is the name given, else the fingerprint of the pair; for the k-th further source of the same
+    fingerprint, from k = 1, it is ``FINGERPRINT/k``. Sources with a name are not counted.
+
+    Args:
+        fingerprints: `corpus_fingerprint` of each source; empty for one without files, which has no
+            name unless one is given.
+        given: name given to each source, or empty. Default: none.
+    """
+    found: list[str] = []
+    seen: Counter[str] = Counter()
+    for fingerprint, name in zip(fingerprints, given or [""] * len(fingerprints), strict=True):
+        if name or not fingerprint:
+            found.append(name)
+            continue
+        further = seen[fingerprint]
+        found.append(f"{fingerprint}/{further}" if further else fingerprint)
+        seen[fingerprint] += 1
+    return found
 
 
 @lru_cache(maxsize=64)
