@@ -123,7 +123,8 @@ def _evaluated(
     """Return the words of the command that trains, its variables, and what the script leaves open.
 
     Raises:
-        InvalidArgument: there is none, there are several, or a word that matters is unknown.
+        InvalidArgument: the script has no such command or several, or a word that matters is
+            unknown.
     """
     name = "--megatron-args" + (f" {shown(path)}" if path != "bash" else "")
     try:

@@ -55,7 +55,7 @@ class Source:
         labels: path prefix of the labels, for a `NeoxDocumentsOrder`.
 
     Raises:
-        InvalidArgument: the weight is negative or not finite, or there are no tokens.
+        InvalidArgument: the weight is negative or not finite, or tokens are below 1.
     """
 
     path: str = ""

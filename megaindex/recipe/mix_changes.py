@@ -257,7 +257,7 @@ class MixChanges:
             end: one past the last sample of the stage.
             piece: first sample of the part.
             names: source of each stream; those of ``first`` come first.
-            first: draws before the first change; None if there are no streams left for them.
+            first: draws before the first change; None if no stream is left for them.
             unit: samples of a draw.
 
         Raises:
