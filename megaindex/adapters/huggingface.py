@@ -57,13 +57,13 @@ def attach(trainer: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) ->
         )
     if "get_train_dataloader" in vars(trainer):
         raise InvalidArgument("the trainer has a loader already; attach one lock to a trainer")
-    data = _Data(trainer, lock, opening)
+    data = _TrainerData(trainer, lock, opening)
     trainer.train = partial(data.train, trainer.train)
     trainer.get_train_dataloader = data.dataloader
     trainer.add_callback(data)
 
 
-class _Data(TrainerCallback):  # type: ignore[misc]
+class _TrainerData(TrainerCallback):  # type: ignore[misc]
     """The data of a trainer: its dataloader, and the file in its checkpoints."""
 
     def __init__(self, trainer: Any, lock: Any, opening: dict[str, Any]) -> None:

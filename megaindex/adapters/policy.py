@@ -137,7 +137,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.withdraw()  # so that the search below does not come back here
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._callback)
+            spec.loader = _ModuleLoader(spec.loader, self._callback)
         return spec
 
     def withdraw(self) -> None:
@@ -145,7 +145,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
 
 
-class _Loader(importlib.abc.Loader):
+class _ModuleLoader(importlib.abc.Loader):
     def __init__(
         self, loader: importlib.abc.Loader, callback: Callable[[ModuleType], None]
     ) -> None:

@@ -198,7 +198,7 @@ def existing(path: str) -> Path | None:
     """Return the path of a directory, or of array files by common prefix; None for settings.
 
     Raises:
-        MissingFile: the text has no ``=``, and there is no such file.
+        MissingFile: the file does not exist, and the text has no ``=`` of a setting.
         InvalidArgument: it is a URL.
         StorageError: its status cannot be read.
     """

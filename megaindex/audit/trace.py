@@ -216,7 +216,7 @@ class Origin:
         return {**self.serving.to_json(), **place, **text}
 
 
-class _Pair:
+class _SourceDocuments:
     """The documents of one source, and their provenance if there is one."""
 
     def __init__(self, name: str, path_prefix: str, dialect: str) -> None:
@@ -257,10 +257,10 @@ class _Pair:
         return np.asarray(np.repeat(begins, counts) + within, np.int64)
 
 
-def _pairs(run: Run) -> list[_Pair]:
+def _pairs(run: Run) -> list[_SourceDocuments]:
     dialect = str(run.settings.get("framework", "megatron"))
     dialect = dialect if dialect in ("neox", "paddlenlp") else "megatron"
-    return [_Pair(source.name, source.path_prefix, dialect) for source in run.sources]
+    return [_SourceDocuments(source.name, source.path_prefix, dialect) for source in run.sources]
 
 
 def origins(
@@ -298,7 +298,7 @@ def origins(
         yield origin
 
 
-def _origin(pair: _Pair, serving: Serving) -> tuple[Origin, RecordedTokenizer | None]:
+def _origin(pair: _SourceDocuments, serving: Serving) -> tuple[Origin, RecordedTokenizer | None]:
     """Return the origin of a serving, and the tokenizer of its document; None if not recorded."""
     if pair.provenance is None:
         return Origin(serving=serving), None

@@ -362,7 +362,7 @@ _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
 
 
 @dataclass(frozen=True, eq=False)
-class _Draws:
+class _BlendDraws:
     """Rule and values by which a blend draws its sources, see `fill_blend`."""
 
     rule: Rule
@@ -446,18 +446,18 @@ def _of_one_epoch(index: Index) -> int:
 
 def _unweighted(
     sizes: list[int], row: FrameworkRules, num_samples: int | None
-) -> tuple[_Draws, int]:
+) -> tuple[_BlendDraws, int]:
     """Return the draws and the length of a blend of one epoch of each source."""
     if num_samples is None:
-        return _Draws("exhaustive", np.array(sizes, np.int64)), sum(sizes)
+        return _BlendDraws("exhaustive", np.array(sizes, np.int64)), sum(sizes)
     weights = blend_weights(sizes, row, explicit=False)
-    return _Draws("greedy", weights), min(num_samples, sum(sizes))
+    return _BlendDraws("greedy", weights), min(num_samples, sum(sizes))
 
 
-def _weighted(weights: Sequence[float], row: FrameworkRules, *, explicit: bool) -> _Draws:
+def _weighted(weights: Sequence[float], row: FrameworkRules, *, explicit: bool) -> _BlendDraws:
     if row.is_framework:
-        return _Draws("greedy", blend_weights(weights, row, explicit=explicit))
-    return _Draws("divisor", divisor_weights(weights))
+        return _BlendDraws("greedy", blend_weights(weights, row, explicit=explicit))
+    return _BlendDraws("divisor", divisor_weights(weights))
 
 
 def _asked(
@@ -494,7 +494,7 @@ def _size(
 
 
 def _end(
-    draws: _Draws, arrays: Mapping[str, IntArray], indices: Sequence[Index], *, refuse: bool
+    draws: _BlendDraws, arrays: Mapping[str, IntArray], indices: Sequence[Index], *, refuse: bool
 ) -> int:
     """Return the positions before the first draw of a sample that its source does not have;
     InvalidArgument if there is one, with ``refuse``."""

@@ -233,7 +233,7 @@ def make_durable(entry: Path) -> None:
         os.close(os.open(DURABLE, flags, 0o666, dir_fd=directory))
 
 
-class _Worker:
+class _SyncThread:
     """Thread that syncs the entries of a process, started with the first."""
 
     def __init__(self) -> None:
@@ -255,13 +255,13 @@ class _Worker:
             sync()
 
 
-_worker = _Worker()
+_worker = _SyncThread()
 
 
 def _after_fork() -> None:
     """Replace the worker, whose thread does not exist in a forked process."""
     global _worker  # noqa: PLW0603
-    _worker = _Worker()
+    _worker = _SyncThread()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -180,7 +180,7 @@ def _silence(stream: TextIO) -> None:
             os.close(null)
 
 
-class _Stream:
+class _StandardStream:
     """A standard stream, with other errors."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -190,7 +190,7 @@ class _Stream:
         return getattr(self._stream, name)
 
 
-class _Output(_Stream):
+class _Output(_StandardStream):
     """Standard output with typed errors, raised at every later call, since argparse drops them."""
 
     _failure: Exception | None = None
@@ -218,7 +218,7 @@ class _Output(_Stream):
         raise self._failure
 
 
-class _Messages(_Stream):
+class _Messages(_StandardStream):
     """Standard error with failures ignored."""
 
     def write(self, text: str) -> int:

@@ -112,7 +112,7 @@ def read_megatron(
         words, variables, notes = read_capture(text, source)
     else:
         words, variables, notes = _evaluated(text, held, script_args, path, over or Settings())
-    found = _Reader(words, variables, over or Settings()).settings()
+    found = _ArgumentsReader(words, variables, over or Settings()).settings()
     found = replace(found, notes=(*notes, *found.notes))
     return merged(found, Settings(**settings_in_comments(text, "megatron", "--megatron-args")))
 
@@ -123,7 +123,8 @@ def _evaluated(
     """Return the words of the command that trains, its variables, and what the script leaves open.
 
     Raises:
-        InvalidArgument: there is none, there are several, or a word that matters is unknown.
+        InvalidArgument: the script has no such command or several, or a word that matters is
+            unknown.
     """
     name = "--megatron-args" + (f" {shown(path)}" if path != "bash" else "")
     try:
@@ -231,7 +232,7 @@ def _program(words: Sequence[str]) -> str:
     return ""
 
 
-class _Reader:
+class _ArgumentsReader:
     """Reader of the arguments of one training command."""
 
     def __init__(self, words: Sequence[str], variables: Mapping[str, Any], over: Settings) -> None:

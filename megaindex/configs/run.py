@@ -58,7 +58,7 @@ class Source:
             fingerprint, see `RecipeSource`.
 
     Raises:
-        InvalidArgument: the weight is negative or not finite, or there are no tokens.
+        InvalidArgument: the weight is negative or not finite, or tokens are below 1.
     """
 
     path: str = ""

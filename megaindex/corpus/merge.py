@@ -14,9 +14,9 @@ from megaindex.errors import InvalidArgument
 from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
 from megaindex.format.pair import PairSink, map_pair, pair_paths, written_paths
 from megaindex.format.provenance import (
+    InputRows,
     Provenance,
     ProvenanceSpool,
-    Rows,
     open_provenance,
     provenance_path,
 )
@@ -142,7 +142,7 @@ def _origins(inputs: Sequence[str], dialect: str) -> Origins | None:
             provenance = open_provenance(prefix)
             if provenance is None:
                 count = len(map_pair(prefix, dialect, multimodal=False).bounds) - 1
-                spool.add(Rows.unknown(count))
+                spool.add(InputRows.unknown(count))
             else:
                 spool.add_part(provenance, 0, provenance.num_documents)
 

@@ -160,7 +160,7 @@ class LocalEngine:
             yield from ((number, function(task)) for number, task in enumerate(tasks))
             return
         _check_importable(function)
-        run = _Run(self, function, tasks)
+        run = _LocalTasks(self, function, tasks)
         try:
             while finished := run.finished():
                 yield from finished
@@ -192,7 +192,7 @@ class LocalEngine:
             worker.join(deadline)
 
 
-class _Run(Generic[Task, Result]):
+class _LocalTasks(Generic[Task, Result]):
     """State of one call of `LocalEngine.run`."""
 
     def __init__(

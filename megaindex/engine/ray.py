@@ -57,7 +57,7 @@ class RayEngine:
         self, function: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
         """See `Engine.run`; if a task fails, running tasks are cancelled."""
-        run = _Run(self._ray, self, function, tasks)
+        run = _RayTasks(self._ray, self, function, tasks)
         try:
             while finished := run.finished():
                 yield from finished
@@ -79,7 +79,7 @@ class RayEngine:
         return self._cpus
 
 
-class _Run(Generic[Task, Result]):
+class _RayTasks(Generic[Task, Result]):
     """State of one call of `RayEngine.run`."""
 
     def __init__(

@@ -381,8 +381,8 @@ def read_length_histogram(path: str) -> LengthHistogram:
     """Return the histogram in a text file.
 
     Raises:
-        FormatError: a line is not two whole numbers, a length is given twice, or there are no
-            tokens, or more than 2**63 - 1.
+        FormatError: a line is not two whole numbers, a length is given twice, or the tokens are
+            0 or more than 2**63 - 1.
         MissingFile, StorageError: the file cannot be read.
     """
     lines = read_named(path, longest=1 << 30).splitlines()

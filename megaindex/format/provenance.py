@@ -121,7 +121,7 @@ class RowFile:
         return int(self.row_name == "line")
 
 
-class Rows(NamedTuple):
+class InputRows(NamedTuple):
     """Origins of n documents, int64[n] each."""
 
     file: I64
@@ -133,7 +133,7 @@ class Rows(NamedTuple):
     """First byte, and first byte after the document; 0 where a file has no bytes."""
 
     @classmethod
-    def unknown(cls, count: int) -> Rows:
+    def unknown(cls, count: int) -> InputRows:
         """Return the origins of documents of which nothing is known."""
         zeros = np.zeros(count, np.int64)
         return cls(np.full(count, UNKNOWN, np.int64), zeros, zeros, zeros)
@@ -156,7 +156,7 @@ class ProvenanceSpool:
         self.num_documents = 0
         self._directory = directory
         self._files: dict[RowFile, int] = {}
-        self._pending: list[Rows] = []
+        self._pending: list[InputRows] = []
         self._num_pending = 0
         self._num_blocks = 0
         self._written = 0  # documents of complete blocks
@@ -178,7 +178,7 @@ class ProvenanceSpool:
         """Return the number of an input file, which is added if it is new."""
         return self._files.setdefault(file, len(self._files))
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: InputRows) -> None:
         """Append the origins of documents, by the numbers of `number_of`."""
         if rows.row.size:
             self.num_documents += rows.row.size
@@ -190,7 +190,7 @@ class ProvenanceSpool:
     def add_file(self, file: RowFile, row: I64, begin: I64, end: I64) -> None:
         """Append the origins of documents of one file."""
         number = np.full(row.size, self.number_of(file), np.int64)
-        self.add(Rows(number, row, begin, end))
+        self.add(InputRows(number, row, begin, end))
 
     def add_part(self, source: Provenance, first: int, stop: int) -> None:
         """Append the origins of documents `first` to `stop` - 1 of another pair."""
@@ -205,7 +205,7 @@ class ProvenanceSpool:
 
     def _write(self, *, whole: bool) -> None:
         """Write the complete blocks; with `whole` the last one too, which may still grow."""
-        rows = Rows(*(np.concatenate(column) for column in zip(*self._pending, strict=True)))
+        rows = InputRows(*(np.concatenate(column) for column in zip(*self._pending, strict=True)))
         starts = _block_starts(rows)
         stop = rows.row.size if whole else int(starts[-1])
         if not whole:
@@ -237,7 +237,7 @@ class ProvenanceSpool:
             spool.write(column.tobytes())
         self._num_blocks += starts.size
         self._written += stop
-        self._pending = [Rows(*(column[stop:] for column in rows))]
+        self._pending = [InputRows(*(column[stop:] for column in rows))]
         self._num_pending = rows.row.size - stop
 
     def assemble(self, out: BinaryIO, idx_checksum: bytes) -> None:
@@ -283,7 +283,7 @@ def _chunks(spool: IO[bytes]) -> Iterator[bytes]:
         yield data
 
 
-def _block_starts(rows: Rows) -> I64:
+def _block_starts(rows: InputRows) -> I64:
     """Return the first document of each block."""
     gaps = rows.begin[1:] - rows.end[:-1]
     breaks = (
@@ -402,7 +402,7 @@ class Provenance:
         """Number of documents whose origin is unknown."""
         return int(np.diff(self.bounds)[self.blocks[:, 1] == UNKNOWN].sum())
 
-    def locate(self, documents: I64) -> Rows:
+    def locate(self, documents: I64) -> InputRows:
         """Return the origins of documents; InvalidArgument unless all exist."""
         wrong = (documents < 0) | (documents >= self.num_documents)
         if wrong.any():
@@ -417,9 +417,9 @@ class Provenance:
         following = np.minimum(documents + 1, self.num_documents - 1)
         end = first_byte + self._offsets[following] - self._gaps[documents]
         is_last = documents + 1 == self.bounds[number + 1]
-        return Rows(file.astype(np.int64), row, begin, np.where(is_last, end_byte, end))
+        return InputRows(file.astype(np.int64), row, begin, np.where(is_last, end_byte, end))
 
-    def iterate(self, first: int, stop: int) -> Iterator[Rows]:
+    def iterate(self, first: int, stop: int) -> Iterator[InputRows]:
         """Yield the origins of documents `first` to `stop` - 1 in chunks."""
         for at in range(first, stop, _AT_ONCE):
             yield self.locate(np.arange(at, min(stop, at + _AT_ONCE)))

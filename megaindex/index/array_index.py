@@ -282,13 +282,13 @@ def arrays_of(index: Index, lengths: I32, *, wide: bool = False) -> OrderArrays:
             "the samples of the index have no extra token for the label, which the readers of the "
             "frameworks add; build it with add_extra_token=1"
         )
-    rows = _Rows(index, lengths)
+    rows = _SampleIndexRows(index, lengths)
     for positions, spans in iterate_spans(index, 0, index.num_samples):
         rows.add(positions, spans)
     return rows.arrays(wide)
 
 
-class _Rows:
+class _SampleIndexRows:
     """The arrays of an index, appended chunk by chunk."""
 
     def __init__(self, index: Index, lengths: I32) -> None:

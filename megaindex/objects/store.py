@@ -266,7 +266,7 @@ def client_of(store: str, *, as_set_now: bool = False) -> Any:
     return client
 
 
-class _Process:
+class _ProcessState:
     """State of a process."""
 
     def __init__(self, *, inherited: bool) -> None:
@@ -276,7 +276,7 @@ class _Process:
         self.clients: dict[str, tuple[_Settings, Any]] = {}
 
 
-_this = _Process(inherited=False)
+_this = _ProcessState(inherited=False)
 
 
 def _settings(store: str) -> _Settings:
@@ -330,7 +330,7 @@ def _copied(original: str) -> Iterator[str]:
 def _after_fork() -> None:
     global _this  # noqa: PLW0603
     _abandoned.append(_this)
-    _this = _Process(inherited=_this.inherited or "obstore" in sys.modules)
+    _this = _ProcessState(inherited=_this.inherited or "obstore" in sys.modules)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -372,7 +372,8 @@ class Plan:
         check_failures: reasons for which ``--check`` fails; empty if it passes.
         skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
         max_train_iters_with_exact_buffer: `max_train_iters_without_repeat` under the adapter's
-            ``variance_buffer="exact"``; None where that is no more, or not counted.
+            ``variance_buffer="exact"``; None where it does not exceed that, or is not
+            counted.
     """
 
     order: str

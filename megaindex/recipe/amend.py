@@ -265,7 +265,7 @@ def earliest_repeats(layout: RecipeLayout, consumed_samples: int = 0) -> list[Ea
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Draws:
+class _DrawLimit:
     """The most draws from a source in a range of positions."""
 
     first: int
@@ -294,7 +294,7 @@ class _Draws:
 
 def _draws(
     layout: RecipeLayout, source: int, share: Fraction | None, consumed: int
-) -> Iterator[_Draws]:
+) -> Iterator[_DrawLimit]:
     """Yield the draws from a source, stage by stage; before ``consumed`` they are known."""
     recipe = layout.recipe
     stages = {stage.name: stage for stage in recipe.stages}
@@ -316,7 +316,7 @@ def _draws(
         free = None if fixed else share
         for first, stop, most in ((planned.first_sample, known, None), (known, end, free)):
             if first < stop:
-                yield _Draws(
+                yield _DrawLimit(
                     first=first,
                     samples=stop - first,
                     restarts=restarts and first == planned.first_sample,
@@ -327,7 +327,7 @@ def _draws(
                 )
 
 
-def _first(draws: Iterator[_Draws], layout: RecipeLayout, source: int) -> int | None:
+def _first(draws: Iterator[_DrawLimit], layout: RecipeLayout, source: int) -> int | None:
     """Return the first position that can serve a sample of the source again."""
     recipe, size = layout.recipe, layout.sizes[source]
     name = recipe.sources[source].name

@@ -290,7 +290,7 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
     )
 
 
-class _Draws(NamedTuple):
+class _StageDraws(NamedTuple):
     """Draws of a part of a stage, and the source of each stream."""
 
     mixing: Mixing
@@ -402,12 +402,12 @@ class _LayoutBuilder:
                     self.ends.pop()
                     end = self._end(mixture, begin, first_step, is_last)
 
-    def _draws(self, mixture: Mixture, begin: int, end: int, without: Sequence[str]) -> _Draws:
+    def _draws(self, mixture: Mixture, begin: int, end: int, without: Sequence[str]) -> _StageDraws:
         """Return the draws from here to the end of a stage that began at ``begin``."""
         first, changes = mixture.mixing(len(without)), self.recipe.mix_changes
         sources = tuple(mixture.sources)
         if changes is None:
-            return _Draws(first, sources)
+            return _StageDraws(first, sources)
         every = sources
         if not self.recipe.has_lengths:  # sources of other stages have the same samples
             every += tuple(
@@ -417,7 +417,7 @@ class _LayoutBuilder:
             )
         names = [self.recipe.sources[number].name for number in every]
         changed = changes.mixing(begin, end, self.position, names, first, first.unit)
-        return _Draws(first, sources) if changed is None else _Draws(changed, every)
+        return _StageDraws(first, sources) if changed is None else _StageDraws(changed, every)
 
     def _check_changes(self, mixture: Mixture, end: int) -> None:
         """Refuse changes of the mix that the stage cannot have."""
@@ -587,7 +587,7 @@ class _LayoutBuilder:
         value = int(length.value)
         return value if length.kind == "samples" else value // self.recipe.length_of(mixture.stage)
 
-    def _possible(self, draws: _Draws, mixture: Mixture, wanted: int) -> int:
+    def _possible(self, draws: _StageDraws, mixture: Mixture, wanted: int) -> int:
         """Return the samples, at most ``wanted``, before a source is drawn beyond its limits."""
         limits = [self.left[i] for i in draws.sources]
         if all(limit is None for limit in limits):
@@ -607,7 +607,7 @@ class _LayoutBuilder:
                 f"stage {name}: exhaustion redistribute divides samples and batching per_stream "
                 "whole batches, so they exclude each other; use batching stratified or random"
             )
-        draws = _Draws(mixture.mixing(0), tuple(mixture.sources))
+        draws = _StageDraws(mixture.mixing(0), tuple(mixture.sources))
         if self._possible(draws, mixture, total) == total:
             return
         limits = [self.left[i] for i in mixture.sources]
@@ -635,7 +635,7 @@ class _LayoutBuilder:
     def _append(
         self,
         stage: RecipeStage,
-        draws: _Draws,
+        draws: _StageDraws,
         samples: int,
         without: Sequence[str],
         deferred: Mapping[int, int],

@@ -29,7 +29,7 @@ _MOST_POSITION = 2**60
 _CHANGES = "the changes of a mix"
 
 
-class _Rows:
+class _MixRows:
     """Rows that several records share, of which each is the beginning."""
 
     def __init__(self, positions: I64, weights: U32) -> None:
@@ -59,12 +59,12 @@ class MixChanges:
     sources: tuple[str, ...]
     size: int = 0
     path: str = ""
-    _rows: _Rows = field(repr=False)
+    _rows: _MixRows = field(repr=False)
 
     @classmethod
     def empty(cls, sources: Sequence[str]) -> MixChanges:
         """Return a record without changes."""
-        rows = _Rows(np.empty(0, np.int64), np.empty((0, len(sources)), np.uint32))
+        rows = _MixRows(np.empty(0, np.int64), np.empty((0, len(sources)), np.uint32))
         return cls(sources=tuple(sources), _rows=rows)
 
     @classmethod
@@ -89,7 +89,7 @@ class MixChanges:
                 "restore it"
             )
         weights = rows[:, 1:].astype(np.uint32)
-        own = _Rows(np.ascontiguousarray(rows[:, 0]), weights)
+        own = _MixRows(np.ascontiguousarray(rows[:, 0]), weights)
         return cls(sources=tuple(sources), size=len(rows), _rows=own)
 
     @classmethod
@@ -197,13 +197,13 @@ class MixChanges:
         end = at + int(at < self.size and self.positions[at] == position)
         positions = np.concatenate((self.positions[:at], [position], self.positions[end:]))
         rows = np.concatenate((self.weights[:at], weights[None], self.weights[end:]))
-        return replace(self, size=len(rows), path="", _rows=_Rows(positions, rows))
+        return replace(self, size=len(rows), path="", _rows=_MixRows(positions, rows))
 
     def of_sources(self, names: Sequence[str]) -> MixChanges:
         """Return the record with a column for each of these sources, which include its own."""
         if self.sources == tuple(names):
             return self
-        rows = _Rows(self.positions.copy(), self._weights_in(self._columns(names), slice(None)))
+        rows = _MixRows(self.positions.copy(), self._weights_in(self._columns(names), slice(None)))
         return replace(self, sources=tuple(names), path="", _rows=rows)
 
     def before(self, position: int) -> MixChanges:
@@ -257,7 +257,7 @@ class MixChanges:
             end: one past the last sample of the stage.
             piece: first sample of the part.
             names: source of each stream; those of ``first`` come first.
-            first: draws before the first change; None if there are no streams left for them.
+            first: draws before the first change; None if no stream is left for them.
             unit: samples of a draw.
 
         Raises:

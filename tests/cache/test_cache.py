@@ -362,7 +362,9 @@ def test_a_forked_process_syncs_its_entries(
 ) -> None:
     """The thread of its parent that does so does not exist in it."""
     monkeypatch.setattr(entry_module, "_DELAY_SECONDS", 0.0)
-    monkeypatch.setattr(entry_module, "_worker", entry_module._Worker())  # without earlier tasks
+    monkeypatch.setattr(
+        entry_module, "_worker", entry_module._SyncThread()
+    )  # without earlier tasks
     done = threading.Event()
     entry_module.sync_later(done.set)
     assert done.wait(30)

@@ -399,7 +399,7 @@ def test_cut_documents_that_begin_a_sample(folder: Path) -> None:
     found = arrays_of(index, dataset.sequence_lengths)
     assert found.shuffle_index.size == index.num_samples == 7
     assert found.short_samples == 3
-    once, often = (array_index._Rows(index, dataset.sequence_lengths) for _ in range(2))
+    once, often = (array_index._SampleIndexRows(index, dataset.sequence_lengths) for _ in range(2))
     once.add(np.arange(7), index.locate(np.arange(7)))
     for k in range(7):
         often.add(np.array([k]), index.locate([k]))

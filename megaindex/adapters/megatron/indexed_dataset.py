@@ -119,8 +119,8 @@ def mapped(dataset: Any) -> IndexedDataset | None:
     return getattr(getattr(dataset, "index", None), "megaindex", None)
 
 
-def _open(self: Any) -> _Index:
-    self.index = index = _Index(IndexedDataset(self.path_prefix, multimodal=self.multimodal))
+def _open(self: Any) -> _IndexReader:
+    self.index = index = _IndexReader(IndexedDataset(self.path_prefix, multimodal=self.multimodal))
     return index
 
 
@@ -135,7 +135,7 @@ def _open_bin(self: Any) -> Any:
     return self.bin_reader
 
 
-class _Index:
+class _IndexReader:
     """The interface of Megatron's ``_IndexReader``, over one mapping that its arrays own."""
 
     def __init__(self, reader: IndexedDataset) -> None:

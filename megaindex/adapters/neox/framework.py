@@ -219,7 +219,7 @@ def _make(path: str, impl: str, skip_warmup: bool) -> Any:
     return framework().original("indexed_dataset", "make_dataset")(path, impl, skip_warmup)
 
 
-class _Index:
+class _MMapIndex:
     """The interface of ``MMapIndexedDataset.Index``, over a mapping that its arrays own."""
 
     def __init__(self, reader: IndexedDataset) -> None:
@@ -247,7 +247,7 @@ def open_mapped(self: Any, path: str, skip_warmup: bool = True) -> None:
         module._warmup_mmap_file(module.index_file_path(path))
         module._warmup_mmap_file(module.data_file_path(path))
     self._path = path
-    self._index = _Index(IndexedDataset(path, dialect="neox"))
+    self._index = _MMapIndex(IndexedDataset(path, dialect="neox"))
     self._bin_buffer = self._index.megaindex.tokens.view(np.uint8).data
     # GPT-NeoX's __del__ closes this; mappings end with their last view
     self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())

@@ -99,7 +99,7 @@ def iterate_batches(self: Any) -> Iterator[list[int]]:
         return
     source = self.sampler.data_source
     size = self.batch_size
-    steps: _BalancedSteps | None = getattr(self, _BALANCE, None)
+    steps: _BalancedMicroBatches | None = getattr(self, _BALANCE, None)
     if steps is not None:
         for batch in steps.micro_batches(self, len(source) // size):
             yield batch
@@ -116,7 +116,7 @@ _BALANCE = "megaindex_balance"
 
 
 @dataclass(kw_only=True)
-class _BalancedSteps:
+class _BalancedMicroBatches:
     """Samples of a training sampler, and its place within a step."""
 
     index: Index
@@ -170,7 +170,9 @@ def _balance_training(neox_args: Any, loader: Any) -> None:
     iterations = getattr(neox_args, "train_iters", None) or 0
     if _reshuffles(source) and iterations * accumulation > len(loader):
         raise InvalidArgument(_NEXT_ORDER)
-    steps = _BalancedSteps(index=skips.samples_index(source), micro_batches_per_step=accumulation)
+    steps = _BalancedMicroBatches(
+        index=skips.samples_index(source), micro_batches_per_step=accumulation
+    )
     setattr(sampler, _BALANCE, steps)
     NEOX.balance(len(source), sampler.world_size, balance)
 

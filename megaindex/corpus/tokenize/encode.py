@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from megaindex.corpus.tokenize.inputs import BadRecord, Record, Refused, TokenizeSettings
 from megaindex.corpus.tokenize.parts import InputPart, Piece
-from megaindex.corpus.tokenize.reading import Reader, place_name
+from megaindex.corpus.tokenize.reading import RecordReader, place_name
 from megaindex.corpus.tokenize.work_folder import (
     BadLines,
     Done,
@@ -25,7 +25,7 @@ from megaindex.corpus.tokenize.work_folder import (
 )
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDatasetWriter
-from megaindex.format.provenance import Rows
+from megaindex.format.provenance import InputRows
 from megaindex.format.tokenizers import Tokenizer, insert_tokens, load, one_thread
 from megaindex.io.paths import as_storage_error
 
@@ -124,7 +124,7 @@ class _Encoding:
         heartbeat: Heartbeat,
     ) -> int:
         """Tokenize a piece and return its number of lines or rows."""
-        reader = Reader(piece, self._settings.keys)
+        reader = RecordReader(piece, self._settings.keys)
         for batch in _batches(reader):
             records = [one for one in batch if isinstance(one, Record)]
             kept, refused = self._encoded(records)
@@ -177,12 +177,12 @@ class _Encoding:
             begin = end
 
 
-def _origins(piece: int, records: Sequence[Record]) -> Rows:
+def _origins(piece: int, records: Sequence[Record]) -> InputRows:
     count = len(records)
     begin = np.fromiter((record.begin for record in records), np.int64, count)
     size = np.fromiter((record.size for record in records), np.int64, count)
     place = np.fromiter((record.place for record in records), np.int64, count)
-    return Rows(np.full(count, piece, np.int64), place, begin, begin + size)
+    return InputRows(np.full(count, piece, np.int64), place, begin, begin + size)
 
 
 def lay_out(
@@ -223,7 +223,7 @@ def _encode(tokenizer: Tokenizer, records: Sequence[Record], key: int) -> Encode
     return *tokenizer.encode(flat), [len(value) for value in texts]
 
 
-def _as_error(refused: Refused, piece: Piece, reader: Reader) -> FormatError:
+def _as_error(refused: Refused, piece: Piece, reader: RecordReader) -> FormatError:
     where = place_name(piece.source.format, reader.place(refused.place))
     return FormatError(
         f"{piece.source.path}: {where}{refused.error.detail}; correct it, or pass --on-bad-line "

@@ -44,7 +44,7 @@ _ENDS = b"\r\n"
 _END = re.compile(rb"\r\n?|\n")
 
 
-class Reader:
+class RecordReader:
     """Iterator over the records of a piece; it holds one block of its lines in memory.
 
     ``keys`` selects the texts of JSON objects and rows; a line of a text file is one text.

@@ -38,7 +38,7 @@ from megaindex.corpus.tokenize.inputs import Refused
 from megaindex.corpus.tokenize.parts import InputPart
 from megaindex.errors import FormatError, InvalidArgument, StorageError
 from megaindex.format.pair import pair_paths, written_paths
-from megaindex.format.provenance import ProvenanceSpool, RowFile, Rows
+from megaindex.format.provenance import InputRows, ProvenanceSpool, RowFile
 from megaindex.io.atomic import AtomicFiles, Damaged, is_size, parse_object, read_object, write_file
 from megaindex.io.paths import as_storage_error
 
@@ -413,7 +413,7 @@ class PartRows:
         for piece in range(pieces):
             self._spool.number_of(RowFile(path=str(piece), format="piece"))
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: InputRows) -> None:
         """Add documents; ``rows.file`` is the piece, ``rows.row`` the place in it."""
         with as_storage_error(self._path, "cannot write"):
             self._spool.add(rows)

@@ -72,7 +72,7 @@ class BlockedIndex(BlockOrder):
     Memory is that of order epoch, and 16 bytes a block.
 
     Raises:
-        InvalidArgument: there are no samples, or too many epochs.
+        InvalidArgument: an epoch has 0 samples, or too many epochs are asked for.
     """
 
     blocks: PassBlocks

@@ -40,8 +40,8 @@ def gather(
     """Fill row k of ``out`` with the tokens of the runs ``row_splits[k]:row_splits[k + 1]``.
 
     ``out[k, j]`` is the j-th token of their concatenation, and ``labels[k, j]`` the one after it;
-    each is ``pad_id`` where there is none. With runs of 5 6 7 and 8 and a width of 3, out is 5 6 7
-    and labels 6 7 8.
+    beyond the concatenation both are ``pad_id``. With runs of 5 6 7 and 8 and a width of 3, out is
+    5 6 7 and labels 6 7 8.
 
     Args:
         out: int64, int32 or float32 [samples, width] with contiguous rows. Its dtype holds every
