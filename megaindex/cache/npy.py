@@ -16,7 +16,6 @@ import numpy as np
 import xxhash
 
 from megaindex._types import IntArray
-from megaindex.arithmetic import ceil_div
 from megaindex.cache.fingerprint import array_bytes
 from megaindex.errors import FormatError, MissingFile
 from megaindex.io.mapping import BAD_NPY, MOST_AT_ONCE, map_readonly
@@ -26,7 +25,6 @@ ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
 """Dtypes of arrays in a cache."""
 WORTH_MAPPING = 64 << 20  # bytes; below, page faults cost more than writing
 _WORTH_A_THREAD = 1 << 20  # bytes; above, written while the next kernel runs
-_HUGE_PAGE = 2 << 20  # bytes, on x86-64 and with 4 KB pages on aarch64
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 _POPULATED_AT_ONCE = 4 << 20  # bytes; meanwhile other threads cannot map memory, nor start threads
 _LONGEST_HEADER = 10 + (1 << 16)  # bytes of a .npy, version 1.0, before its elements
@@ -74,7 +72,7 @@ class MappedArrays:
             self._mapped.add(name)
             self._populated.append(self._threads().submit(populate, array))
         else:
-            array = _in_memory(shape, dtype)
+            array = np.empty(shape, dtype)
         self.arrays[name] = array
         return array
 
@@ -133,25 +131,6 @@ class MappedArrays:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "megaindex-arrays")
         return self._pool
-
-
-def _in_memory(shape: tuple[int, ...], dtype: str) -> IntArray:
-    """Return an uninitialised array; one of a megabyte or more on huge pages, which fault rarely.
-
-    NumPy asks for them from 4 MiB on, but only whole huge pages are aligned to them by Linux.
-    """
-    count = math.prod(shape)
-    size = count * np.dtype(dtype).itemsize
-    if not _WORTH_A_THREAD <= size < WORTH_MAPPING or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.empty(shape, dtype)
-    try:
-        pages = ceil_div(size, _HUGE_PAGE)
-        mapping = mmap.mmap(-1, pages * _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # no memory, which NumPy reports, or no huge pages in this kernel
-        return np.empty(shape, dtype)
-    array: IntArray = np.frombuffer(mapping, dtype, count).reshape(shape)
-    return array
 
 
 def map_new(path: str, shape: tuple[int, ...], dtype: str) -> IntArray:

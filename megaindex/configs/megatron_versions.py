@@ -114,45 +114,31 @@ def _text(number: tuple[int, int]) -> str:
     return ".".join(map(str, number))
 
 
-_OTHER_SAMPLES = "its samples are not the GPT samples of --seq-length tokens; plan a GPT run"
-_NO_INDEX = "it does not read .bin/.idx pairs as pretrain_gpt.py does"
-_IMAGES = "its own loader serves images and conversations"
-_NO_TRAINING = "it does not train"
-
-# End of a program's path, and the reason for not planning it; empty: it builds GPT datasets.
-PROGRAMS = {
-    "pretrain_gpt.py": "",
-    "pretrain_hybrid.py": "",
-    "pretrain_mamba.py": "",
-    "pretrain_bert.py": _OTHER_SAMPLES,
-    "pretrain_t5.py": _OTHER_SAMPLES,
-    "pretrain_ict.py": _OTHER_SAMPLES,
-    "pretrain_retro.py": _OTHER_SAMPLES,
-    "pretrain_vlm.py": _IMAGES,
-    "multimodal/train.py": _IMAGES,
-    "mimo/train.py": _IMAGES,
-    "mimo/pretrain_mimo": _IMAGES,
-    "train_rl.py": "reinforcement learning builds no datasets",
-    "modelopt/finetune.py": _NO_INDEX,
-    "convert_model.py": _NO_TRAINING,
-    "modelopt/offline_feature_extract.py": _NO_INDEX,
-    "modelopt/generate.py": _NO_TRAINING,
-    "modelopt/mmlu.py": _NO_TRAINING,
-    "modelopt/prune.py": _NO_TRAINING,
-    "modelopt/quantize.py": _NO_TRAINING,
-    "modelopt/validate.py": _NO_TRAINING,
-    "modelopt/export.py": _NO_TRAINING,
-    "detxoify_lm/finetune_gpt.py": "it mixes two corpora by a rule of its own",
-    "detxoify_lm/generate_samples_gpt.py": _NO_TRAINING,
-    "msdp/main.py": "it evaluates prompts",
-    "tools/run_text_generation_server.py": _NO_TRAINING,
-    "tools/run_hybrid_text_generation_server.py": _NO_TRAINING,
-    "tools/run_inference_performance_test.py": _NO_TRAINING,
-    "multimodal/run_text_generation.py": _NO_TRAINING,
-    "inference/launch_inference_server": _NO_TRAINING,
-    "inference/offline_inference": _NO_TRAINING,
-    "tools/checkpoint/checkpoint_inspector.py": _NO_TRAINING,
-}
+# Ends of programs' paths by the reason for not planning them; empty: they build GPT datasets.
+_REASONS = {
+    "": ("pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py"),
+    "its samples are not the GPT samples of --seq-length tokens; plan a GPT run": (
+        "pretrain_bert.py", "pretrain_t5.py", "pretrain_ict.py", "pretrain_retro.py",
+    ),
+    "its own loader serves images and conversations": (
+        "pretrain_vlm.py", "multimodal/train.py", "mimo/train.py", "mimo/pretrain_mimo",
+    ),
+    "reinforcement learning builds no datasets": ("train_rl.py",),
+    "it does not read .bin/.idx pairs as pretrain_gpt.py does": (
+        "modelopt/finetune.py", "modelopt/offline_feature_extract.py",
+    ),
+    "it mixes two corpora by a rule of its own": ("detxoify_lm/finetune_gpt.py",),
+    "it evaluates prompts": ("msdp/main.py",),
+    "it does not train": (
+        "convert_model.py", "modelopt/generate.py", "modelopt/mmlu.py", "modelopt/prune.py",
+        "modelopt/quantize.py", "modelopt/validate.py", "modelopt/export.py",
+        "detxoify_lm/generate_samples_gpt.py", "tools/run_text_generation_server.py",
+        "tools/run_hybrid_text_generation_server.py", "tools/run_inference_performance_test.py",
+        "multimodal/run_text_generation.py", "inference/launch_inference_server",
+        "inference/offline_inference", "tools/checkpoint/checkpoint_inspector.py",
+    ),
+}  # fmt: skip
+PROGRAMS = {end: reason for reason, ends in _REASONS.items() for end in ends}
 
 _DATA = ("data_path", "tokens_per_epoch")
 _PARALLEL = ("data_parallel_size", "world_size")

@@ -401,18 +401,6 @@ def test_a_removal_that_is_interrupted_goes_on(
     assert not (tmp_path / "entry").exists()
 
 
-@pytest.mark.parametrize("size", [2**18, 2**19])
-def test_without_memory_of_huge_pages_arrays_are_those_of_numpy(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    monkeypatch.setattr(npy.mmap, "mmap", refuse)
-    array = npy._in_memory((size // 2, 2), "int32")
-    assert (array.shape, array.dtype, array.flags.writeable) == ((size // 2, 2), np.int32, True)
-
-
 @pytest.mark.parametrize("header", [0, 1])
 def test_a_disk_that_is_full_within_a_header(
     tmp_path: Path, header: int, monkeypatch: pytest.MonkeyPatch

@@ -31,12 +31,11 @@ from megaindex.adapters.neox.datasets import (
 )
 from megaindex.adapters.neox.framework import framework, make_dataset
 from megaindex.adapters.neox.samples import NeoxSamples
-from megaindex.adapters.neox.skips import is_training, samples_index
+from megaindex.adapters.neox.skips import is_training, joint_index, samples_index
 from megaindex.adapters.reports import NEOX
 from megaindex.builders.extend import AmendedBlend
 from megaindex.cache.cache import fetch
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
-from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import exact_values, fill_blend
 from megaindex.index.orders.framework import Sink
 from megaindex.io.paths import absolute
@@ -244,12 +243,7 @@ def _make_text_rows(self: Any) -> TextRows | None:
     samples: list[NeoxSamples] = [dataset.megaindex for dataset in self.datasets]
     if len({(one.seq_length, one.exact) for one in samples}) > 1:
         return None
-    index = BlendedIndex(
-        indices=tuple(one.lazy_index() for one in samples),
-        dataset_index=self.dataset_index,
-        dataset_sample_index=self.dataset_sample_index,
-    )
-    return TextRows(index, [one.text for one in samples])
+    return TextRows(joint_index(self, samples), [one.text for one in samples])
 
 
 def get_blend_state(self: Any) -> dict[str, Any]:

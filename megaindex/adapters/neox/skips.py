@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -174,12 +174,14 @@ def samples_index(dataset: Any) -> Index:
         "balance and lock need the documents of each sample, which GPT2Dataset with pack_impl "
         "packed has, if it was made after install()"
     )
-    found = _packed_samples(dataset, what, "install without them")
-    indices: tuple[Index, ...] = tuple(samples.lazy_index() for samples in found)
-    if not hasattr(dataset, "datasets"):
-        return indices[0]
+    found = list(_packed_samples(dataset, what, "install without them"))
+    return joint_index(dataset, found) if hasattr(dataset, "datasets") else found[0].lazy_index()
+
+
+def joint_index(blend: Any, samples: Iterable[NeoxSamples]) -> BlendedIndex:
+    """Return the index of a BlendableDataset of these samples."""
     return BlendedIndex(
-        indices=indices,
-        dataset_index=dataset.dataset_index,
-        dataset_sample_index=dataset.dataset_sample_index,
+        indices=tuple(one.lazy_index() for one in samples),
+        dataset_index=blend.dataset_index,
+        dataset_sample_index=blend.dataset_sample_index,
     )
