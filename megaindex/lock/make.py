@@ -105,7 +105,10 @@ def _lock_of(
     rows, files = rows_of(paths), rows_of(named)
     dialect = "megatron" if isinstance(settings, Recipe) else settings.row.file_dialect
     cache = ValidationCache(paths, None if cache_dir is None else os.fspath(cache_dir))
-    datasets = [cache.open(path, dialect=dialect) for path in paths]
+    known = {} if opened is None else opened.pairs
+    datasets = [
+        known[path] if path in known else cache.open(path, dialect=dialect) for path in paths
+    ]
     fingerprints = [cache.fingerprint(dataset) for dataset in datasets]
     cache.keep(datasets)
     root = _root([*paths, *named])
