@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -435,15 +436,22 @@ def test_a_fingerprint_is_computed_once(folder: Path, monkeypatch: pytest.Monkey
             computed.append(Path(dataset.path_prefix).name)
             super().__setitem__(dataset, value)
 
-    def opened(given: Recipe, **settings: Any) -> list[str]:
+    def during(call: Callable[..., Any], *given: Any, **settings: Any) -> list[str]:
         computed.clear()
         monkeypatch.setattr(fingerprints, "_fingerprints", Counting())
-        _ = open_recipe(given, **settings).fingerprints
+        call(*given, **settings)
         return computed.copy()
 
-    given = recipe("web", "code")
-    assert opened(given) == ["web", "code"]
-    assert opened(given, cache_dir=folder / "cache") == ["web", "code"]
+    def opened(given: Recipe, **settings: Any) -> None:
+        _ = open_recipe(given, **settings).fingerprints
+
+    given = recipe("web", "code", more="evaluation: {source: there/text}\n")
+    assert during(opened, given) == ["web", "code", "text"]
+    assert during(plan_recipe, given) == ["web", "code", "text"]
+    assert during(make_lock, given) == ["web", "code", "text"]
+    assert during(make_plan, **flags("epoch", ["web", "code"]), coverage="none") == []
+    assert during(make_plan, **flags("epoch", ["web", "web"]), coverage="none") == ["web"]
+    assert during(opened, given, cache_dir=folder / "cache") == ["web", "code", "text"]
     monkeypatch.setattr(fingerprints, "array_bytes", _unread)
     opened(given, cache_dir=folder / "cache")
     plan_recipe(recipe("web", settings=", shuffle_name: text"))

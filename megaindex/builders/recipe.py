@@ -251,6 +251,13 @@ class OpenRecipe:
         return tuple(source.dataset for source in self.sources)
 
     @property
+    def pairs(self) -> dict[str, IndexedDataset]:
+        """Every opened pair by its absolute path, also of labels, loss masks and evaluation."""
+        sources = [*self.sources, *([] if self.validation is None else [self.validation])]
+        opened = [pair for each in sources for pair in (each.dataset, each.companion)]
+        return {absolute(pair.path_prefix): pair for pair in opened if pair is not None}
+
+    @property
     def fingerprints(self) -> list[str]:
         """`corpus_fingerprint` of each source, for receipts and checkpoints."""
         return [self.validation_cache.fingerprint(source.dataset) for source in self.sources]
@@ -340,9 +347,8 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
         resolve_recipe(recipe, [source.size for source in sources]),
         None if validation is None else validation.size,
     )
-    opened = [*sources, *([] if validation is None else [validation])]
-    cache.keep([d for s in opened for d in (s.dataset, s.companion) if d is not None])
     made = OpenRecipe(layout=layout, sources=sources, validation_cache=cache, validation=validation)
+    cache.keep(list(made.pairs.values()))
     if recipe.skip:
         _ = made.index  # checks the ids of skipped documents
     return made

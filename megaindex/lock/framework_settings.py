@@ -11,6 +11,7 @@ from megaindex._types import I64
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.configs.megatron_versions import find_version
 from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
+from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.order_settings import make_order, order_of
 from megaindex.index.skips import read_skips, source_number
@@ -74,6 +75,11 @@ class FrameworkSettings:
         sources = (*data.train, *data.valid, *data.test)
         named = (getattr(source, name, "") for name in PATHS for source in sources)
         return list(dict.fromkeys(path for path in named if path))
+
+    @property
+    def pairs(self) -> dict[str, IndexedDataset]:
+        """Pairs that are open, by their paths."""
+        return {}
 
     @property
     def files(self) -> list[str]:

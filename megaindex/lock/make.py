@@ -86,7 +86,10 @@ def _lock_of(
     runs, paths, named = settings.runs(), settings.paths, settings.files
     rows, files, dialect = rows_of(paths), rows_of(named), settings.dialect
     cache = ValidationCache(paths, None if cache_dir is None else os.fspath(cache_dir))
-    datasets = [cache.open(path, dialect=dialect) for path in paths]
+    known = settings.pairs
+    datasets = [
+        known[path] if path in known else cache.open(path, dialect=dialect) for path in paths
+    ]
     fingerprints = [cache.fingerprint(dataset) for dataset in datasets]
     cache.keep(datasets)
     root = _root([*paths, *named])

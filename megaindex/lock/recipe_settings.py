@@ -15,6 +15,7 @@ from megaindex._types import I64
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import skip_steps
 from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
 from megaindex.index.description import describe_stage, described_stages
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.mixing import FixedMixing
@@ -82,6 +83,11 @@ class RecipeSettings:
         sources = (*recipe.sources, *evaluated)
         named = (getattr(source, name) for name in PATHS for source in sources)
         return list(dict.fromkeys(path for path in named if path))
+
+    @property
+    def pairs(self) -> dict[str, IndexedDataset]:
+        """Pairs that are open, by their paths."""
+        return self._opened.pairs
 
     @property
     def files(self) -> list[str]:

@@ -97,7 +97,8 @@ def _named(measured: list[list[SplitPart]], row: FrameworkRules) -> list[list[Sp
         source.path if times[size] > 1 and not source.shuffle_name else ""
         for source, size in zip(sources, sizes, strict=True)
     ]
-    further = further_names([open_dataset(path, row) if path else None for path in paths])
+    opened = {path: open_dataset(path, row) if path else None for path in paths}
+    further = further_names([opened[path] for path in paths])
     names = [s.shuffle_name or name for s, name in zip(sources, further, strict=True)]
     return [
         [replace(part, shuffle_name=name) for part in parts]
