@@ -364,17 +364,56 @@ def test_random_runs_have_one_identity_if_and_only_if_they_have_the_same_samples
     assert 1 < len(runs) < EXAMPLES  # some are in several forms
 
 
-def test_commands_print_it() -> None:
+@pytest.mark.parametrize("tokens", [False, True])
+def test_commands_print_both(tokens: bool) -> None:
     words = ("--data-path", "web", "--seq-length", 16, "--train-iters", 5)
-    words = (*words, "--global-batch-size", 4, "--split", "1,0,0")
+    words = (*words, "--global-batch-size", 4, "--split", "1,0,0", *["--tokens"] * tokens)
     status, out, _ = cli("lock", *words, "--out", "a.lock", "--json")
-    expected = read_lock("a.lock").identity
+    lock = read_lock("a.lock")
+    both = [lock.identity, lock.content_identity]
     assert status == 0
-    assert json.loads(out)["identity"] == expected
-    status, out, _ = cli("lock", *words, "--out", "b.lock")
-    assert f"identity of the run {expected}" in out
+    assert [json.loads(out)[key] for key in ("identity", "content")] == both
+    assert (lock.content_identity is not None) == tokens
+    lines = [
+        f"  identity of the run {lock.identity}",
+        f"  identity of the tokens {lock.content_identity or 'not hashed'}",
+    ]
+    for command in (("lock", *words, "--out", "b.lock"), ("verify", "b.lock")):
+        assert cli(*command)[1].splitlines()[1:3] == lines
     status, out, _ = cli("verify", "b.lock", "--json")
-    assert [each["identity"] for each in json.loads(out)["reports"]] == [expected]
+    (found,) = json.loads(out)["reports"]
+    assert [found["identity"], found["content"]] == both
     report = report_run("a.lock")
-    assert report.identity == report.to_json()["identity"] == expected
-    assert expected in report.to_markdown()
+    assert [report.to_json()[key] for key in ("identity", "content")] == both
+    page = {line.split("|")[1].strip(): line.split("|")[2].strip()
+            for line in report.to_markdown().splitlines() if line.count("|") == 3}  # fmt: skip
+    assert page["identity of the run"] == f"`{lock.identity}`"
+    shown = f"`{lock.content_identity}`" if tokens else "not hashed"
+    assert page["identity of the tokens"] == shown
+
+
+def test_verify_prints_no_identity_of_a_lock_with_findings() -> None:
+    make_lock(data_path="web", **RUN, **SPLIT).write("run.lock")
+    text = Path("run.lock").read_text().replace('"past_steps": 0', '"past_steps": 1')
+    Path("run.lock").write_text(text)
+    status, out, _ = cli("verify", "run.lock")
+    assert status == 1
+    assert "identity" not in out
+
+
+def test_identity_of_tokens_is_of_the_training_sources_in_their_order(folder: Path) -> None:
+    def content(*names: str, valid: str = "web") -> str | None:
+        given = {"train_data_path": [word for name in names for word in (1, name)],
+                 "valid_data_path": [valid], "test_data_path": [valid], **RUN}  # fmt: skip
+        return make_lock(tokens=True, **{**given, "eval_iters": 1}).content_identity
+
+    first = content("web", "code")
+    assert content("web", "code", valid="code") == first
+    assert content("code", "web") != first
+    assert content("web") != first
+    before = make_lock(data_path="web", **RUN, **SPLIT).identity
+    tokens = bytearray((folder / "web.bin").read_bytes())
+    tokens[100] ^= 1
+    (folder / "web.bin").write_bytes(tokens)
+    assert content("web", "code") != first
+    assert make_lock(data_path="web", **RUN, **SPLIT).identity == before
