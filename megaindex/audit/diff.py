@@ -48,6 +48,7 @@ class Difference:
             orders.
         samples_in_common: size of the intersection as multisets, whatever the positions.
         causes: causes that were found: settings, or damaged arrays.
+        identities: identity of the run of each side; None for a side that is no lock.
     """
 
     names: tuple[str, str]
@@ -57,6 +58,7 @@ class Difference:
     positions_differing: int
     samples_in_common: int
     causes: tuple[Cause, ...]
+    identities: tuple[str | None, str | None] = (None, None)
 
     @property
     def equal(self) -> bool:
@@ -80,6 +82,7 @@ class Difference:
         return {
             "a": self.names[0],
             "b": self.names[1],
+            "identities": list(self.identities),
             "relation": self.relation,
             "num_samples": list(self.num_samples),
             "positions_compared": compared,
@@ -123,6 +126,7 @@ def compare(a: Side, b: Side) -> Difference:
         positions_differing=int(differing.size),
         samples_in_common=_in_common(first, second),
         causes=explain(a, b, equal=equal),
+        identities=(a.identity, b.identity),
     )
 
 

@@ -53,6 +53,7 @@ class Side:
         has_lengths: False for arrays of an unknown dataset, whose document lengths are unknown.
         recorded: True if the settings determine the arrays.
         damage: first difference from the checksums in the manifest; empty without one.
+        identity: identity of the run of a lock; None for other sides.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Side:
     has_lengths: bool = True
     recorded: bool = True
     damage: str = ""
+    identity: str | None = None
 
 
 def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:

@@ -266,7 +266,7 @@ _MOST_RUNS = 6
 def print_difference(difference: Difference) -> None:
     """Print the result of a comparison: its relation, the first difference and the causes."""
     a, b = difference.names
-    text = [f"A  {a}", f"B  {b}", "", _verdict(difference)]
+    text = [f"A  {a}", f"B  {b}", "", _verdict(difference), *_identities(difference)]
     if difference.samples is not None:
         text += ["", f"first difference: sample {difference.first_difference:,}"]
         for side, runs in zip("AB", difference.samples, strict=True):
@@ -279,6 +279,17 @@ def print_difference(difference: Difference) -> None:
         values = f"{cause.setting}: {a} and {b}: " if cause.setting else ""
         text.append(f"  {values}{cause.words}")
     print_lines(text)
+
+
+def _identities(difference: Difference) -> list[str]:
+    """Return the line with the identities of two locks; of other sides none."""
+    a, b = difference.identities
+    if a is None or b is None:
+        return []
+    if a == b:
+        return [f"identity: {a} in both, with the same steps, masks and evaluation"]
+    same = "; their steps, masks or evaluation may differ" if difference.equal else ""
+    return [f"identity: {a} in A, {b} in B{same}"]
 
 
 def _verdict(difference: Difference) -> str:

@@ -255,7 +255,7 @@ def _blend(node: Node, indices: tuple[Index, ...]) -> BlendedIndex:
     values = [float.fromhex(w) if isinstance(w, str) else w for w in node["weights"]]
     weights = np.array(values, np.float64 if node["rule"] == "greedy" else np.uint64)
     rule, uncounted = node["rule"], node.get("uncounted", 0)
-    which, samples = fill_draws(rule, weights, indices, node["samples"], uncounted)
+    which, samples, uncounted = fill_draws(rule, weights, indices, node["samples"], uncounted)
     return BlendedIndex(
         indices=indices,
         dataset_index=which,
@@ -274,8 +274,8 @@ def fill_draws(
     num_samples: int,
     uncounted: int,
     names: Sequence[str] = (),
-) -> tuple[Any, Any]:
-    """Return dataset_index and dataset_sample_index of a blend.
+) -> tuple[Any, Any, int]:
+    """Return dataset_index and dataset_sample_index of a blend, and its ``uncounted_samples``.
 
     Args:
         rule, weights: those of `megaindex.index.blending.fill_blend`.
@@ -294,6 +294,7 @@ def fill_draws(
     dataset_index = np.empty(num_samples, np.int16)
     dataset_sample_index = np.empty(num_samples, np.int64)
     counts = fill_blend(rule, weights, dataset_index, dataset_sample_index)
+    changed = 0
     for number, (index, drawn) in enumerate(zip(indices, counts.tolist(), strict=True)):
         if drawn <= index.num_samples:
             continue
@@ -305,7 +306,8 @@ def fill_draws(
                 "--variance-buffer"
             )
         _wrap(number, index, uncounted, dataset_index, dataset_sample_index)
-    return dataset_index, dataset_sample_index
+        changed = uncounted
+    return dataset_index, dataset_sample_index, changed
 
 
 def _wrap(number: int, index: Index, uncounted: int, which: Any, samples: Any) -> None:
@@ -325,7 +327,6 @@ def fill_uncounted(index: Index, uncounted: int) -> Index:
 
 
 def _stages(nodes: Sequence[Node], num_sources: int, files: Sequence[str]) -> list[MixedStage]:
-    cursors = [0] * num_sources
     stages: list[MixedStage] = []
     records: dict[int, MixChanges] = {}
     for node in nodes:
@@ -333,7 +334,6 @@ def _stages(nodes: Sequence[Node], num_sources: int, files: Sequence[str]) -> li
         if changed and node["file"] not in records:
             records[node["file"]] = MixChanges.read(files[node["file"]])
         sources = tuple(node.get("sources", range(num_sources)))
-        begins = tuple(node.get("begins", [cursors[source] for source in sources]))
         mixing: Mixing
         if changed:
             first = _mixing(node["first"]) if "first" in node else None
@@ -349,11 +349,10 @@ def _stages(nodes: Sequence[Node], num_sources: int, files: Sequence[str]) -> li
             mixing = record.draws(low, high, node["position"], columns, first, unit)
         else:
             mixing = _mixing(node)
+        begins = tuple(node["begins"])
         stages.append(
             MixedStage(mixing=mixing, sources=sources, begins=begins, num_samples=node["samples"])
         )
-        for source, _, end in stages[-1].reads():
-            cursors[source] = end
     return stages
 
 
@@ -374,9 +373,5 @@ def _mixing(node: Node) -> FixedMixing:
 def _stretches(parts: Iterable[tuple[Index, Sequence[Sequence[int]]]]) -> Iterator[Stretch]:
     """Yield the stretches (begin, end, times) of parts."""
     for index, ranges in parts:
-        whole = [[0, index.num_samples, 1]]
-        in_stages = isinstance(index, StagedIndex) or getattr(index, "first_position", 0) > 0
-        if in_stages and ranges != whole:
-            raise InvalidArgument(f"ranges of parts with stages must be {whole}; restore the lock")
         for begin, end, times in ranges:
             yield Stretch(index=index, samples=range(begin, end), times=times)

@@ -70,6 +70,7 @@ def _facts(lock: Any) -> dict[str, Any]:
         "bytes": os.path.getsize(lock.path),
         "digest": lock.content["digest"],
         "identity": lock.identity,
+        "content": lock.content_identity,
         "pairs": len(lock.sources),
         "subsets": subsets,
     }
@@ -103,6 +104,7 @@ def _print(facts: dict[str, Any]) -> None:
     pairs = f"{facts['pairs']:,} pair{'s' * (facts['pairs'] != 1)}"
     print(f"{visible(facts['path'])}: {facts['bytes']:,} bytes, {pairs}")
     print(f"  identity of the run {facts['identity']}")
+    print(f"  identity of the tokens {facts['content'] or 'not hashed'}")
     for name, subset in facts["subsets"].items():
         skipped = subset["steps"] - subset["steps_made"]
         print(

@@ -160,6 +160,13 @@ def _print(reports: Sequence[Report]) -> None:
         verdict = f"{number or 'no'} finding{'' if number == 1 else 's'}"
         amounts = counted or "not readable"
         print_lines([f"{report.path}: {report.kind}, {amounts}; {depth}: {verdict}"])
+        if report.identity and report.is_clean:
+            print_lines(
+                [
+                    f"  identity of the run {report.identity}",
+                    f"  identity of the tokens {report.content or 'not hashed'}",
+                ]
+            )
         if report.findings:
             print_view(_table(report))
 

@@ -53,6 +53,7 @@ class Report:
         counted: amounts checked: sequences, documents, tokens, bytes.
         compared: of a lock, what was compared with it, in words.
         identity: of a lock that can be read, the identity of its run.
+        content: of a lock with hashes of tokens, their identity.
     """
 
     path: str
@@ -62,6 +63,7 @@ class Report:
     counted: dict[str, int] = field(default_factory=dict)
     compared: tuple[str, ...] = ()
     identity: str = ""
+    content: str | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -71,7 +73,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the fields, as ``--json`` prints them."""
         found = asdict(self)
-        left_out = () if self.kind == "lock" else ("compared", "identity")
+        left_out = () if self.kind == "lock" else ("compared", "identity", "content")
         return {name: value for name, value in found.items() if name not in left_out}
 
 
@@ -110,6 +112,7 @@ class Collector:
         counted: dict[str, int],
         compared: Sequence[str] = (),
         identity: str = "",
+        content: str | None = None,
     ) -> Report:
         """Return the report of the finished check."""
         return Report(
@@ -120,4 +123,5 @@ class Collector:
             counted=counted,
             compared=tuple(compared),
             identity=identity,
+            content=content,
         )

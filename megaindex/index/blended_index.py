@@ -187,7 +187,7 @@ class BlendedIndex(CombinedIndex):
     weights: IntArray | F64 | None = None
     """Values of the rule, see `megaindex.index.blending.fill_blend`."""
     uncounted_samples: int = 0
-    """`FrameworkRules.uncounted_samples` by which draws beyond a source were changed."""
+    """`FrameworkRules.uncounted_samples` by which draws beyond a source were changed; 0: none."""
 
     @property
     def num_samples(self) -> int:

@@ -135,8 +135,7 @@ def _blend(index: BlendedIndex) -> Node:
 
 
 def _staged(index: StagedIndex) -> Node:
-    cursors = [0] * len(index.sources)
-    stages = [describe_stage(stage, cursors) for stage in index.stages]
+    stages = [describe_stage(stage, len(index.sources)) for stage in index.stages]
     common = _with_common([describe_index(each) for each in index.sources])
     return {"order": "stages", "stages": stages, **common}
 
@@ -150,16 +149,12 @@ def described_stages(node: Node) -> list[Node]:
     return stages
 
 
-def describe_stage(stage: MixedStage, cursors: list[int]) -> Node:
-    """Return a stage; ``cursors`` are the samples of each source before it, and then after it."""
+def describe_stage(stage: MixedStage, num_sources: int) -> Node:
+    """Return the description of a stage of a run of so many sources."""
     node: Node = {"samples": stage.num_samples, **_mixing(stage.mixing)}
-    if stage.sources != tuple(range(len(cursors))):
+    if stage.sources != tuple(range(num_sources)):
         node["sources"] = list(stage.sources)
-    if stage.begins != tuple(cursors[source] for source in stage.sources):
-        node["begins"] = list(stage.begins)
-    for source, _, end in stage.reads():
-        cursors[source] = end
-    return node
+    return {**node, "begins": list(stage.begins)}
 
 
 def _mixing(mixing: Mixing) -> Node:

@@ -128,7 +128,13 @@ def verify_lock(
             check.add("content", "the content", reason, "values of a lock")
     full = whole and tokens
     return check.found.report(
-        name, "lock", full=full, counted=counted, compared=check.compared, identity=lock.identity
+        name,
+        "lock",
+        full=full,
+        counted=counted,
+        compared=check.compared,
+        identity=lock.identity,
+        content=lock.content_identity,
     )
 
 

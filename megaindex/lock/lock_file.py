@@ -19,7 +19,7 @@ from megaindex.format.header import Fault
 from megaindex.io.atomic import Damaged, read_named, write_file
 from megaindex.io.paths import check_local, is_remote
 from megaindex.lock.shape import FORMAT, VERSION, Misshapen, check_shape, parse_text
-from megaindex.run.identity import identity_of
+from megaindex.run.identity import canonical_forms, short_hash
 from megaindex.validation import shown
 
 SECTIONS = ("settings", "sources", "tokens", "files", "subsets")
@@ -141,11 +141,21 @@ class Lock:
     def identity(self) -> str:
         """Identity of the run, 32 hex digits: see docs/lock-format.md."""
         names = list(self.content["subsets"])
-        return identity_of(
+        forms = canonical_forms(
             {name: self.subset(name) for name in names},
             {name: self.fingerprints(name) for name in names},
             [file.sha256 for file in self.files],
         )
+        return short_hash(forms)
+
+    @property
+    def content_identity(self) -> str | None:
+        """Hash of the tokens of the training sources, 32 hex digits; None if none were read."""
+        tokens, train = self.content["tokens"], self.content["subsets"]["train"]
+        if tokens is None:
+            return None
+        hashes = [tokens["hashes"][row] for row in train["sources"]]
+        return short_hash({"chunk_bytes": tokens["chunk_bytes"], "hashes": hashes})
 
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Lock:
         """Write the lock, atomically, and return it with its path.

@@ -223,6 +223,7 @@ def side_from_lock(lock: Folder | Lock) -> Side:
         index=index,
         settings={**common, **own},
         resolved={**resolved, **common},
+        identity=lock.identity,
     )
 
 

@@ -233,8 +233,8 @@ def _same_run(opened: OpenRecipe, other: RecipeLayout) -> bool:
     layout = opened.layout
     described = []
     for planned in (layout, other):
-        cursors = [0] * len(planned.sizes)
-        described.append([describe_stage(each.mixed, cursors) for each in planned.stages])
+        size = len(planned.sizes)
+        described.append([describe_stage(each.mixed, size) for each in planned.stages])
     same = ("num_steps", "samples_masked", "ends", "stopped_by")
     return described[0] == described[1] and all(
         getattr(layout, name) == getattr(other, name) for name in same

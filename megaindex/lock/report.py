@@ -60,6 +60,7 @@ class RunReport:
 
     Attributes:
         identity: identity of the run, 32 hex digits, which others can cite.
+        content: identity of the tokens, 32 hex digits; None if they were not hashed.
         lock: digest of the lock, 64 hex digits.
         receipt: receipt of all training samples, 32 hex digits.
         order: name of the order.
@@ -74,6 +75,7 @@ class RunReport:
     """
 
     identity: str
+    content: str | None
     lock: str
     receipt: str
     order: str
@@ -107,6 +109,7 @@ class RunReport:
             ("tokens served", f"{total:,}"),
             ("receipt of all samples", f"`{self.receipt}`"),
             ("identity of the run", f"`{self.identity}`"),
+            ("identity of the tokens", f"`{self.content}`" if self.content else "not hashed"),
             ("digest of the lock", f"`{self.lock}`"),
         ]
         exposure: list[tuple[str, ...]] = [
@@ -212,6 +215,7 @@ def report_run(
     ]
     return RunReport(
         identity=lock.identity,
+        content=lock.content_identity,
         lock=lock.content["digest"],
         receipt=train["receipts"]["total"],
         order=run.order,

@@ -23,7 +23,7 @@ VERSION = 1
 SOURCE_COLUMNS = ("path", "fingerprint", "idx", "bin_bytes", "sequences", "documents", "tokens")
 LEAST_CHUNK = 64 << 20  # bytes of a .bin that one hash covers
 MOST_STEPS = 1 << 24  # of a subset; their bounds are an array in memory
-_DEEPEST = 8  # nodes of an index, or values of settings, inside each other
+_DEEPEST = 8  # values of settings inside each other
 _SEQUENCES, _TOKENS = SOURCE_COLUMNS.index("sequences"), SOURCE_COLUMNS.index("tokens")
 
 
@@ -41,13 +41,13 @@ class _Given:
     Attributes:
         sources: rows of ``sources``, by the numbers used at the place.
         files: number of rows of ``files``.
-        most: positions that a node may have; None: those of its epochs.
-        depth: nodes or values that this one lies in.
+        most: positions that a node of several sources may have.
+        depth: values that this one lies in.
     """
 
     sources: Sequence[Any] = ()
     files: int = 0
-    most: int | None = None
+    most: int = 0
     depth: int = 0
 
 
@@ -363,7 +363,9 @@ _NODES: dict[str, dict[str, Rule]] = {
                 "masks": _list(_object({"source": _row, "from": _COUNT, "file": _or_null(_file)})),
                 "index": _ANY},
 }  # fmt: skip
-_STAGE = {"rule": _TEXT, "samples": _SIZE, "sources?": _list(_row, 1), "begins?": _list(_COUNT)}
+_OF_ONE = tuple(name for name, fields in _NODES.items() if "sequence_length" in fields)
+_IN_PARTS = ("blend", "stages", *_OF_ONE)
+_STAGE = {"rule": _TEXT, "samples": _SIZE, "sources?": _list(_row, 1), "begins": _list(_COUNT)}
 _RULES: dict[str, dict[str, Rule]] = {
     "stratified": {"shares": _list(_SIZE)},
     "per_stream": {"shares": _list(_SIZE),
@@ -421,17 +423,17 @@ def _subset(subset: Any, where: str, given: _Given) -> None:
     _require(samples <= end, f"{where}.samples", f"at most {end}, as its index has", samples)
 
 
-def _node(node: Any, where: str, given: _Given) -> tuple[int, int]:
+def _node(
+    node: Any, where: str, given: _Given, orders: Sequence[str] = tuple(_NODES)
+) -> tuple[int, int]:
     """Check a node; return the first of its positions that serves a sample, and their end."""
-    _require(given.depth < _DEEPEST, where, f"at most {_DEEPEST} nodes deep", node)
-    _object({"order": _one_of(*_NODES), "*": _ANY})(node, where, given)
+    _object({"order": _one_of(*orders), "*": _ANY})(node, where, given)
     order = node["order"]
     _object(_NODES[order])(node, where, given)
-    given = replace(given, depth=given.depth + 1)
     if order == "skipped":
         return _skipped(node, where, given)
     if order == "sequence":
-        return _sequence(node, where, given)
+        return _sequence(node, where, given, [name for name in orders if name in _IN_PARTS])
     if order in ("blend", "stages"):
         return _several(node, where, given)
     _require(len(given.sources) == 1, where, f"of {len(given.sources)} sources", order)
@@ -446,28 +448,30 @@ def _node(node: Any, where: str, given: _Given) -> tuple[int, int]:
 
 def _skipped(node: Any, where: str, given: _Given) -> tuple[int, int]:
     end, left_out, moved = node["end"], node["left_out"], node["moved"]
-    _require(given.depth == 1, where, "the outermost node", node)
     edges = [*itertools.chain.from_iterable(left_out), end]
     _require(edges == sorted(edges), f"{where}.left_out", f"ranges in order up to {end}", left_out)
     is_part = moved == [each for each in left_out if each in moved]
     _require(is_part, f"{where}.moved", "ranges of left_out", moved)
-    first, last = _node(node["index"], f"{where}.index", replace(given, most=end))
+    inside = replace(given, most=end)
+    first, last = _node(node["index"], f"{where}.index", inside, ("sequence", *_IN_PARTS))
     _require(end <= last, f"{where}.end", f"at most {last}, as the index has", end)
     return first, end + sum(b - a for a, b in moved)
 
 
-def _sequence(node: Any, where: str, given: _Given) -> tuple[int, int]:
+def _sequence(node: Any, where: str, given: _Given, orders: Sequence[str]) -> tuple[int, int]:
     begin = total = 0
     for number, part in enumerate(node["parts"]):
         place = f"{where}.parts[{number}]"
-        first, end = _node(part["index"], f"{place}.index", given)
+        first, end = _node(part["index"], f"{place}.index", given, orders)
         _require(first == 0 or number == 0, place, "of first position 0", first)
         begin += first
+        is_whole = part["index"]["order"] != "stages" or part["ranges"] == [[0, end, 1]]
+        _require(is_whole, f"{place}.ranges", f"{[[0, end, 1]]}, all of its stages", part["ranges"])
         size = 0
         for a, b, times in part["ranges"]:
             _require(a <= b <= end, f"{place}.ranges", f"ranges up to {end}", [a, b, times])
             size += (b - a) * times
-        most = end if given.most is None else given.most - total
+        most = given.most - total
         _require(size <= most, f"{place}.ranges", f"of at most {most} samples", part["ranges"])
         total += size
     return begin, total
@@ -481,23 +485,25 @@ def _several(node: Any, where: str, given: _Given) -> tuple[int, int]:
     _require(
         len(rows) == len(given.sources), f"{where}.rows", f"{len(given.sources)} rows", len(rows)
     )
+    orders = ("sequence", *_OF_ONE) if node["order"] == "stages" else _OF_ONE
+    if "uncounted" in node:
+        _one_of("greedy")(node["rule"], f"{where}.rule", given)
+        orders = ("arrays",)
     for number, (row, source) in enumerate(zip(rows, given.sources, strict=True)):
         place = f"{where}.rows[{number}]"
         _require(len(row) == len(columns), place, f"of {len(columns)} values", row)
         own = {name: value for name, value in zip(columns, row, strict=True) if value is not None}
-        _node({**common, **own}, place, replace(given, sources=[source], most=None))
-    most = -1 if given.most is None else given.most
-    _require(most >= 0, where, "a node of one source", node["order"])
+        _node({**common, **own}, place, replace(given, sources=[source], most=INT64_MAX), orders)
     if node["order"] == "blend":
         weight = _SIZE if node["rule"] == "divisor" else _DOUBLE
         _tuple(*len(rows) * [weight])(node["weights"], f"{where}.weights", given)
-        _integer(1, most)(node["samples"], f"{where}.samples", given)
+        _integer(1, given.most)(node["samples"], f"{where}.samples", given)
         return 0, node["samples"]
     first = end = node.get("first_position", 0)
     for number, stage in enumerate(node["stages"]):
         _stage(stage, f"{where}.stages[{number}]", replace(given, sources=rows), {**_STAGE})
         end += stage["samples"]
-    _require(end <= most, f"{where}.stages", f"of at most {most} samples", end)
+    _require(end <= given.most, f"{where}.stages", f"of at most {given.most} samples", end)
     return first, end
 
 

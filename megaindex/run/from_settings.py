@@ -277,7 +277,7 @@ def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> I
         return indices[0]
     draws, short = sizing.draws, sizing.row.uncounted_samples
     assert isinstance(draws, (GreedyDraws, DivisorDraws)), "several sources are blended by these"
-    dataset_index, dataset_sample_index = fill_draws(
+    dataset_index, dataset_sample_index, uncounted = fill_draws(
         draws.rule, draws.weights, indices, num_samples, short, sizing.names
     )
     return BlendedIndex(
@@ -286,6 +286,6 @@ def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> I
         dataset_sample_index=dataset_sample_index,
         rule=draws.rule,
         weights=draws.weights,
-        uncounted_samples=short,
+        uncounted_samples=uncounted,
         datasets=tuple(dataset for index in indices for dataset in datasets_of(index)),
     )

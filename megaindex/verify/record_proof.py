@@ -84,6 +84,7 @@ class RunRecord:
         skip: the skips of the run.
         is_lock: True for a lock, which plans samples and has served none.
         first_sample: position of the first sample, behind those of a past in another system.
+        identity: identity of the run, of a lock, or as a state names it; None: it names none.
     """
 
     consumed_samples: int
@@ -94,11 +95,13 @@ class RunRecord:
     skip: tuple[Skip, ...]
     is_lock: bool = False
     first_sample: int = 0
+    identity: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         return {
             "record": "lock" if self.is_lock else "checkpoint",
+            "identity": self.identity,
             "consumed_samples": self.consumed_samples,
             "samples_served": self.check.served.total.count,
             "receipt": str(self.check.served.total),
@@ -179,7 +182,7 @@ class RecordProof:
         }
 
     def __str__(self) -> str:
-        lines = [f"first: {self.first}", f"second: {self.second}"]
+        lines = [f"first: {self.first}", f"second: {self.second}", *self._identities()]
         if self.first_difference is None:
             lines.append(f"order: the same without skips, {self.common_samples:,} samples compared")
         else:
@@ -205,6 +208,17 @@ class RecordProof:
             lacking = (text.partition(":")[0] for text in self.content.not_compared)
             lines.append("; ".join((f"{what}, up to sample {self.end:,}", *lacking)))
         return "\n".join(lines)
+
+    def _identities(self) -> list[str]:
+        """Return the line with the identities of the records; none if neither names one."""
+        ours, theirs = self.first.identity, self.second.identity
+        if ours is None and theirs is None:
+            return []
+        if ours == theirs:
+            compared = f"{self.common_samples:,} samples of it compared"
+            return [f"identity: {ours} in both, {compared}"]
+        names = (f"{name or 'not known'} in the" for name in (ours, theirs))
+        return [f"identity: {next(names)} first, {next(names)} second"]
 
 
 def _text(skip: Skip) -> str:
@@ -332,7 +346,7 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
     check = ReceiptCheck(served=planned, planned=planned, in_place=planned.total.count, misplaced=0)
     skip = locked_skips(lock)
     return _Plan(
-        record=_record(train["samples"], check, index, skip, is_lock=True),
+        record=_record(train["samples"], check, index, skip, lock.identity, is_lock=True),
         index=index,
         fingerprints=fingerprints,
         step_bounds=np.append(bounds[:-1][bounds[:-1] < end], end),
@@ -368,7 +382,13 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
     fingerprints = stored_receipt(inner["receipt"]).fingerprints
     facts = None if stored is None else list(stored.sources.values())
     return _Plan(
-        record=_record(consumed, check, index, () if skips is None else skips.settings),
+        record=_record(
+            consumed,
+            check,
+            index,
+            () if skips is None else skips.settings,
+            _stored_identity(state) or _stored_identity(inner),
+        ),
         index=index,
         fingerprints=fingerprints,
         step_bounds=bounds,
@@ -376,6 +396,13 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
         stride=check.served.stride,
         mix=mix,
     )
+
+
+def _stored_identity(state: Mapping[str, Any]) -> str | None:
+    """Return the identity that a state names; None for one without."""
+    if state.get("identity") is None:
+        return None
+    return CheckpointReader("the state of a loader", state).hashed("identity")
 
 
 def _stored_skips(state: Mapping[str, Any]) -> StoredSkips | None:
@@ -459,6 +486,7 @@ def _record(
     check: ReceiptCheck,
     index: Index,
     skip: Sequence[Skip],
+    identity: str | None,
     *,
     is_lock: bool = False,
 ) -> RunRecord:
@@ -479,6 +507,7 @@ def _record(
         skip=tuple(skip),
         is_lock=is_lock,
         first_sample=getattr(index, "first_position", 0),
+        identity=identity,
     )
 
 

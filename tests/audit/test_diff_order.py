@@ -29,7 +29,7 @@ from megaindex.audit.diff_inputs import (
 from megaindex.corpus import corpus_fingerprint
 from megaindex.errors import FormatError, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.lock import make_lock
+from megaindex.lock import make_lock, read_lock
 from megaindex.recipe import read_recipe
 
 
@@ -152,6 +152,32 @@ def test_skips_of_locks_are_causes(
         asks = cause["setting"] in ("skip", "mask")
         assert (f"megaindex prove {sides[0]} {sides[1]}" in cause["words"]) == asks
     assert ("the loss differs" in cli("diff-order", *sides)[1]) == ("mask" in causes)
+
+
+def test_identities_of_two_locks_are_shown_behind_what_was_compared(
+    prefix: Path, tmp_path: Path
+) -> None:
+    first = locked(tmp_path, "a", prefix)
+    same = locked(tmp_path, "b", prefix, micro_batch_size=2, data_parallel_size=2)
+    ours = read_lock(first).identity
+    assert read_lock(same).identity == ours
+    assert diff(None, first, same)["identities"] == [ours, ours]
+    lines = cli("diff-order", first, same)[1].splitlines()
+    assert lines[3].startswith("equal: ")
+    assert lines[4] == f"identity: {ours} in both, with the same steps, masks and evaluation"
+    for changes, more in (
+        ({"global_batch_size": 8}, "; their steps, masks or evaluation may differ"),
+        ({"seed": 5}, ""),
+    ):
+        other = locked(tmp_path, "c", prefix, **changes)
+        theirs = read_lock(other).identity
+        line = f"identity: {ours} in A, {theirs} in B{more}"
+        assert cli("diff-order", first, other)[1].splitlines()[4] == line
+        other.unlink()
+    content = diff(prefix, first, "order=epoch,epochs=1")
+    assert content["identities"] == [ours, None]
+    words = ("--data-path", prefix, "--seq-length", 16, first, "order=epoch,epochs=1")
+    assert "identity" not in cli("diff-order", *words)[1]
 
 
 def test_the_name_of_the_shuffle_is_a_cause_where_it_was_given(

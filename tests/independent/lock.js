@@ -1,21 +1,23 @@
 // The samples of a run from its run.lock and .idx files, written from docs/lock-format.md alone.
-//   node lock.js run.lock SUBSET rows D M [balance] < queries    of D ranks with micro batches of M, lines
-//       "step rank row": prints "position source:document:offset:length ..." (no span if skipped), or "padding"
-//   node lock.js run.lock SUBSET receipts FIRST END              receipts of blocks FIRST to END - 1
+//   node lock.js run.lock SUBSET rows D M [balance]     of D ranks, micro batches of M: reads lines "step rank row",
+//       prints "position source:document:offset:length ..." (no span if skipped), or "padding"
+//   node lock.js run.lock SUBSET receipts FIRST END     receipts of blocks FIRST to END - 1
+//   node lock.js run.lock identity                      the identity, and the content identity
 const { createHash } = require('crypto'), fs = require('fs'), path = require('path');
-const LOW = 0xffffffffn, u64 = (x) => BigInt.asUintN(64, x);
+const LOW = 0xffffffffn, u64 = (x) => BigInt.asUintN(64, x), total = (values) => values.reduce((a, b) => a + b);
 const range = (n, value = (i) => i) => Array.from({ length: n }, (_, i) => value(i));
-const total = (values) => values.reduce((a, b) => a + b);
 const swap = (list, i, j) => { [list[i], list[j]] = [list[j], list[i]]; };
 const memo = (make, kept = new Map()) => (x) => (kept.has(x) ? kept : kept.set(x, make(x))).get(x);
+const merged = (list, join) => list.reduce((kept, each) => { // joins each to the one before it, unless join is false
+  const both = kept.length > 0 && join(kept.at(-1), each);
+  return both ? [...kept.slice(0, -1), both] : [...kept, each];
+}, []);
 // ---- XXH3-128 of 17 bytes or more ------------------------------------------------------------------------
-const SECRET = Buffer.from('uP5sOSOkS758AYEs9yGtHN7UbemDkJfbckCkpLezZx/LeeZOzMDleIJa0H3M/3IhuAhGdPdDJI7gNZDmgTom' +
-  'TDwoUruRwwDLiNBlixtTLqNxZEiXog35TjgZ70ap3qzYqPp2P+OcND/53LvHxwtPHYpR4EvNtFkxyJ9+ydl4c2TqxayDNNPrw8WBoP/6' +
-  'E2PrFw3dUbfw2knTFlUmKdRonisWvlh9R6H8j/i40XrQMc5FyzqPlRYEKK/X+8q7S0B+', 'base64');
+const SECRET = Buffer.from('uP5sOSOkS758AYEs9yGtHN7UbemDkJfbckCkpLezZx/LeeZOzMDleIJa0H3M/3IhuAhGdPdDJI7gNZDmgTomTDwoUruRwwDLiNBlixtTLqNxZEiXog35' +
+  'TjgZ70ap3qzYqPp2P+OcND/53LvHxwtPHYpR4EvNtFkxyJ9+ydl4c2TqxayDNNPrw8WBoP/6E2PrFw3dUbfw2knTFlUmKdRonisWvlh9R6H8j/i40XrQMc5FyzqPlRYEKK/X+8q7S0B+', 'base64');
 const [A1, A2, A3, B1, B2, B3, B4, B5] = [0x9E3779B1n, 0x85EBCA77n, 0xC2B2AE3Dn, 0x9E3779B185EBCA87n,
   0xC2B2AE3D27D4EB4Fn, 0x165667B19E3779F9n, 0x85EBCA77C2B2AE63n, 0x27D4EB2F165667C5n];
-const secret = memo((at) => SECRET.readBigUInt64LE(at));
-const fold = (a, b) => u64(a * b) ^ (a * b >> 64n), end32 = (h) => h ^ h >> 32n;
+const secret = (at) => SECRET.readBigUInt64LE(at), fold = (a, b) => u64(a * b) ^ (a * b >> 64n), end32 = (h) => h ^ h >> 32n;
 const avalanche = (h) => end32(u64((h ^ h >> 37n) * 0x165667919E3779F9n));
 function hash(data) { // returns [high, low]
   const length = data.length, n = BigInt(length), at = (k) => data.readBigUInt64LE(k);
@@ -41,11 +43,11 @@ function hash(data) { // returns [high, low]
     if (stripe % 16 === 15) sums.forEach((x, i) => { sums[i] = u64((x ^ x >> 47n ^ secret(128 + 8 * i)) * A1); });
   }
   add(length - 64, 121);
-  const merged = (start, s) => avalanche(u64(range(4).reduce((sum, i) => sum +
+  const digest = (start, s) => avalanche(u64(range(4).reduce((sum, i) => sum +
     fold(sums[2 * i] ^ secret(s + 16 * i), sums[2 * i + 1] ^ secret(s + 16 * i + 8)), start)));
-  return [merged(~(n * B2), 117), merged(n * B1, 11)];
+  return [digest(~(n * B2), 117), digest(n * B1, 11)];
 }
-const hex = (...words) => words.map((word) => word.toString(16).padStart(16, '0')).join('');
+const hex = (x) => x.toString(16).padStart(32, '0');
 // ---- keys and permutations -------------------------------------------------------------------------------
 const finish = (x, [s, m, t, k, u], y = u64((x ^ x >> s) * m), z = u64((y ^ y >> t) * k)) => z ^ z >> u;
 const SPLIT_MIX = [30n, 0xBF58476D1CE4E5B9n, 27n, 0x94D049BB133111EBn, 31n];
@@ -56,11 +58,10 @@ function keyOf(...parts) {
   return { word, halves, rounds };
 }
 const round32 = (x, shift, factor) => Math.imul(x ^ x >>> shift, factor);
-const high32 = (x, y) => Math.floor(((x >>> 16) * y + Math.floor((x & 0xffff) * y / 65536)) / 65536); // x · y >> 32
 function network(rounds, n) {
   const rows = Math.ceil(Math.sqrt(n)), columns = Math.ceil(n / rows);
   const keyed = ([flip, factor], x, size) =>
-    high32(round32(Math.imul(x ^ flip, 0x85EBCA6B), 15, factor | 1) >>> 0, size);
+    Number(BigInt(round32(Math.imul(x ^ flip, 0x85EBCA6B), 15, factor | 1) >>> 0) * BigInt(size) >> 32n);
   return function perm(i) {
     let left = Math.floor(i / columns), right = i % columns;
     for (let r = 0; r < 8; r += 2) {
@@ -86,15 +87,11 @@ function rankPermutation(key, length, n) { // returns rank_perm(key, length, n, 
   }, first);
 }
 function shuffler(seed) { // MT19937; returns the function that shuffles the head of a list, then its rest
-  let at = 624, s = Uint32Array.of(seed, ...Array(623));
-  for (let i = 1; i < 624; i++) s[i] = Math.imul(1812433253, s[i - 1] ^ s[i - 1] >>> 30) + i;
+  const s = [seed]; for (let i = 1; i < 624; i++) s.push(Math.imul(1812433253, s[i - 1] ^ s[i - 1] >>> 30) + i);
   const next = () => {
-    for (let i = 0; at === 624 && i < 624; i++) {
-      const y = (s[i] & 0x80000000) | (s[(i + 1) % 624] & 0x7fffffff);
-      s[i] = s[(i + 397) % 624] ^ y >>> 1 ^ (y & 1 ? 0x9908b0df : 0);
-    }
-    const x = s[at % 624], y = x ^ x >>> 11, z = y ^ y << 7 & 0x9d2c5680, w = z ^ z << 15 & 0xefc60000;
-    at = at % 624 + 1; return w ^ w >>> 18;
+    const y = (s[0] & 0x80000000) | (s[1] & 0x7fffffff), x = s[397] ^ y >>> 1 ^ (y & 1 ? 0x9908b0df : 0);
+    const a = x ^ x >>> 11, b = a ^ a << 7 & 0x9d2c5680, c = b ^ b << 15 & 0xefc60000;
+    s.push(x); s.shift(); return c ^ c >>> 18;
   };
   const shuffle = (list, begin, end) => {
     for (let i = end - begin - 1, j; i > 0; i--) {
@@ -104,149 +101,108 @@ function shuffler(seed) { // MT19937; returns the function that shuffles the hea
   };
   return (list, head) => shuffle(shuffle(list, 0, head), head, list.length);
 }
-// ---- nodes: functions from a sample to its spans [source, document, offset, length] ----------------------
-function cutter(documents, lengths) { // returns the function that cuts tokens [x, y) out of a list
+// ---- nodes of one source: functions from a sample to its spans [document, offset, length] ----------------
+function cutter(documents, lengths) { // returns where documents start, and the function that cuts tokens [x, y) out
   const starts = new Float64Array(documents.length + 1);
   documents.forEach((d, p) => { starts[p + 1] = starts[p] + lengths[d]; });
-  return (x, y) => {
+  const cut = (x, y) => {
     let p = 0, spans = []; for (let step = 2 ** 31; step >= 1; step /= 2) if (starts[p + step] <= x) p += step;
     for (; p < documents.length && starts[p] < y; p++) {
       const begin = Math.max(starts[p], x), end = Math.min(starts[p + 1], y);
-      if (begin < end) spans.push([0, documents[p], begin - starts[p], end - begin]);
+      if (begin < end) spans.push([documents[p], begin - starts[p], end - begin]);
     }
     return spans;
   };
+  return { starts, cut };
 }
-function inBlocks({ seed, name }, blockOf, first, spansOf, numberOf = (b) => b) {
-  const shuffled = memo((b) => permutation(keyOf(seed, numberOf(b), 'samples', name), first(b + 1) - first(b)));
+function inBlocks({ seed, name }, blockOf, first, spansOf) {
+  const shuffled = memo((b) => permutation(keyOf(seed, b, 'samples', name), first(b + 1) - first(b)));
   return (i) => spansOf(blockOf(i), shuffled(blockOf(i))(i - first(blockOf(i))));
 }
 const inEpochs = (node, P, spansOf) => inBlocks(node, (i) => Math.floor(i / P), (b) => b * P, spansOf);
-function documentsOf({ documents: [begin, end], without }, lengths, tableOf) { // returns them and their tokens
-  const left = new Set(without === undefined ? [] : tableOf(without).flat());
-  const documents = range(end - begin, (i) => begin + i).filter((d) => !left.has(d));
-  return [documents, documents.reduce((sum, d) => sum + lengths[d], 0)];
+function passesOf({ documents: [begin, end], without, seed, name, order, epochs_mixed: k = 1 }, lengths, tableOf) {
+  const left = new Set(without ? tableOf(without).flat() : []);
+  const documents = range(end - begin, (i) => begin + i).filter((d) => !left.has(d)), n = k * documents.length;
+  return memo((b) => {
+    const perm = order === 'window' ? (p) => p : permutation(keyOf(seed, b, 'documents', name), n);
+    return cutter(range(n, (p) => documents[perm(p) % documents.length]), lengths);
+  });
 }
-const passesOf = ({ seed, name, order }, documents, lengths, k = 1) => memo((b) => {
-  const n = k * documents.length, perm = order !== 'window' && permutation(keyOf(seed, b, 'documents', name), n);
-  const list = range(n, (p) => documents[(perm ? perm(p) : p) % documents.length]);
-  return { list, cut: cutter(list, lengths) };
-});
 const ORDERS = {
-  arrays(node, [{ lengths }]) {
-    const { sequence_length: S, extra, epochs: E, final_epoch_apart: apart } = node, shuffle = shuffler(node.seed);
-    const [documents, T] = documentsOf(node, lengths), n = documents.length;
-    const cut = cutter(shuffle(range(E * n, (p) => documents[p % n]), apart ? (E - 1) * n : E * n), lengths);
-    const order = shuffle(range(node.samples), apart ? Math.floor(((E - 1) * T - extra) / S) : node.samples);
+  arrays({ documents: [begin, end], sequence_length: S, extra, seed, epochs: E, samples, final_epoch_apart: apart }, lengths) {
+    const n = end - begin, whole = (apart ? E - 1 : E) * n, shuffle = shuffler(seed);
+    const { starts, cut } = cutter(shuffle(range(E * n, (p) => begin + p % n), whole), lengths), T = starts.at(-1) / E;
+    const order = shuffle(range(samples), apart ? Math.floor(((E - 1) * T - extra) / S) : samples);
     return (i) => cut(order[i] * S, Math.min((order[i] + 1) * S + extra, E * T));
   },
-  epoch(node, [{ lengths }], tableOf) {
-    const { sequence_length: S, extra, epochs_mixed: k } = node, [documents, T] = documentsOf(node, lengths, tableOf);
-    const B = k * T, carry = node.left_over === 'carry', each = Math.floor((B - extra) / S);
+  epoch(node, lengths, tableOf) {
+    const { sequence_length: S, extra } = node, passes = passesOf(node, lengths, tableOf), B = passes(0).starts.at(-1);
+    const carry = node.left_over === 'carry', each = Math.floor((B - extra) / S);
     const first = (b) => (carry ? Math.max(0, Math.floor((b * B - extra) / S)) : b * each);
-    const passes = passesOf(node, documents, lengths, k);
     const blockOf = (i) => Math.floor(carry ? (i * S + S + extra - 1) / B : i / each);
     return inBlocks(node, blockOf, first, (b, c) => {
       const x = carry ? (first(b) + c) * S - b * B : c * S, y = x + S + extra;
       return x >= 0 ? passes(b).cut(x, y) : [...passes(b - 1).cut(x + B, B), ...passes(b).cut(0, y)];
     });
   },
-  window: (node, sources) => ORDERS.epoch({ ...node, epochs_mixed: 1 }, sources), // of documents in place
-  blocks(node, [{ lengths }]) {
-    const { sequence_length: S, extra, block_tokens: size } = node, [documents, T] = documentsOf(node, lengths);
-    const passes = passesOf(node, documents, lengths), blocks = [], firsts = [0];
-    const apart = [64, 32, 16, 8, 4, 2, 1].find((g) => g === 1 || g * 16 * T <= documents.length * size);
-    range(node.epochs).forEach((e) => {
-      const bounds = [0, T];
-      passes(e).list.reduce((x, d, p) => {
-        if (p % apart === 0 && x - bounds.at(-2) >= size && T - x >= size) bounds.splice(-1, 0, x);
-        return x + lengths[d];
-      }, 0);
-      bounds.slice(1).forEach((end, b) => {
-        blocks.push({ number: `${e}/${b}`, cut: (x) => passes(e).cut(bounds[b] + x, bounds[b] + x + S + extra) });
-        firsts.push(firsts.at(-1) + Math.max(0, Math.floor((end - bounds[b] - extra) / S)));
+  window: (node, lengths) => ORDERS.epoch(node, lengths), // of documents in place
+  blocks(node, lengths) {
+    const { seed, name, sequence_length: S, extra, block_tokens: size } = node, passes = passesOf(node, lengths);
+    const T = passes(0).starts.at(-1), n = passes(0).starts.length - 1;
+    const apart = [64, 32, 16, 8, 4, 2, 1].find((g) => g === 1 || g * 16 * T <= n * size);
+    const blocksOf = memo((e, { starts, cut } = passes(e), bounds = [0]) => {
+      starts.forEach((x, p) => p % apart === 0 && x - bounds.at(-1) >= size && T - x >= size && bounds.push(x));
+      return bounds.map((begin, b) => {
+        const samples = Math.max(0, Math.floor(((bounds[b + 1] ?? T) - begin - extra) / S));
+        const perm = permutation(keyOf(seed, `${e}/${b}`, 'samples', name), samples);
+        return [samples, (i) => cut(begin + perm(i) * S, begin + (perm(i) + 1) * S + extra)];
       });
     });
-    const blockOf = (i) => firsts.findLastIndex((first) => first <= i);
-    return inBlocks(node, blockOf, (b) => firsts[b], (b, c) => blocks[b].cut(c * S), (b) => blocks[b].number);
+    const from = (e, i, served = total(blocksOf(e).map(([samples]) => samples))) =>
+      (i < served ? oneAfterAnother(blocksOf(e), i) : from(e + 1, i - served));
+    return (i) => from(0, i);
   },
-  packed(node, [{ lengths }]) {
-    const { sequence_length: S, extra, seed, name } = node, pieces = byLength(piecesOf(node, lengths, S), S);
+  packed(node, lengths) {
+    const { sequence_length: S, extra, seed, name } = node, pieces = byLength(cutPieces(node, lengths, S), S);
     const bins = pack(pieces.map((p) => p.length), node.max_documents, 1, true);
     const ranked = memo((b) => memo((l) => rankPermutation(keyOf(seed, b, 'documents', name), l, pieces[l].length)));
     return inEpochs(node, bins.length, (b, c) => bins[c].map(([l, rank]) => {
-      const [source, d, offset] = pieces[l][l < S ? ranked(b)(l)(rank) : rank];
-      return [source, d, offset, l + (l === S && offset + S < lengths[d] ? extra : 0)];
+      const [d, offset] = pieces[l][l < S ? ranked(b)(l)(rank) : rank];
+      return [d, offset, l + (l === S && offset + S < lengths[d] ? extra : 0)];
     }));
   },
-  bins(node, [{ lengths }]) {
+  bins(node, lengths) {
     const split = node.long_documents === 'split', S = split ? node.sequence_length : node.capacity;
-    const pieces = piecesOf(node, lengths, S).filter((piece) => piece[3] >= 2), ranks = byLength(pieces, S);
+    const pieces = cutPieces(node, lengths, S).filter((piece) => piece[2] >= 2), ranks = byLength(pieces, S);
     const bins = pack(ranks.map((r) => r.length), 0, 2, false).sort(([[l, i]], [[m, j]]) => m - l || i - j);
     const cuts = node.packed ? bins.map((bin) => bin.map(([l, rank]) => ranks[l][rank])) : pieces.map((p) => [p]);
-    return inEpochs(node, cuts.length, (_, c) => cuts[c].sort((a, b) => a[1] - b[1] || a[2] - b[2])
-      .map(([source, d, x, l]) => [source, d, x, l + (split && l === S && x + S < lengths[d])]));
+    return inEpochs(node, cuts.length, (_, c) => cuts[c].sort((a, b) => a[0] - b[0] || a[1] - b[1])
+      .map(([d, x, l]) => [d, x, l + (split && l === S && x + S < lengths[d])]));
   },
-  blend(node, sources) {
-    const { rule, weights, uncounted } = node, nodes = rowsOf(node), children = builtOf(nodes, sources);
-    const draw = rule === 'greedy' ? greedy(weights.map((text) => double(text))) : divisor(weights);
-    const read = (q, j, n = nodes[q].samples) => children(q, uncounted && j >= n ? j % Math.max(1, n - uncounted) : j);
-    return (p) => read(...draw(p));
-  },
-  stages(node, sources, tableOf) {
-    const children = builtOf(rowsOf(node), sources, tableOf), cursors = sources.map(() => 0);
-    const stages = node.stages.map((stage) => {
-      const from = stage.sources || range(sources.length), draw = MIXING[stage.rule](stage, tableOf);
-      const begins = stage.begins || from.map((q) => cursors[q]);
-      begins.forEach((begin, q) => { // draws of a stream are numbered in order, so its last one counts them
-        const last = range(stage.samples, draw).findLast(([stream]) => stream === q);
-        cursors[from[q]] = last ? begin + last[1] + 1 : begin;
-      });
-      return [stage.samples, (p) => children(from[draw(p)[0]], begins[draw(p)[0]] + draw(p)[1])];
-    });
-    return (p) => oneAfterAnother(stages, p - (node.first_position || 0));
-  },
-  sequence({ parts }, ...others) {
-    const served = parts.map(({ index, ranges }) => [build(index, ...others), ranges]).flatMap(([child, ranges]) =>
-      ranges.map(([begin, end, times]) => [(end - begin) * times, (p) => child(begin + p % (end - begin))]));
-    return (p) => oneAfterAnother(served, p);
-  },
-  skipped({ index, end, left_out: holes, moved, masks }, sources, tableOf) {
-    const child = build(index, sources, tableOf);
-    const masked = masks.map((mask) => ({ ...mask, ids: mask.file !== null && new Set(tableOf(mask.file).flat()) }));
-    const behind = moved.map(([begin, stop]) => [stop - begin, (p) => child(begin + p)]);
-    const mark = (p, [q, d, ...span]) => [q, d, ...span, ...(masked.some(({ source, from, ids }) =>
-      source === q && p >= from && (!ids || ids.has(d))) ? ['masked'] : [])];
-    return (p) => (holes.some(([begin, stop]) => p >= begin && p < stop) ? []
-      : (p < end ? child(p) : oneAfterAnother(behind, p - end)).map((span) => mark(p, span)));
+  sequence({ parts }, ...given) {
+    const served = parts.flatMap(({ index, ranges }) => ranges.map(([begin, end, times]) =>
+      [(end - begin) * times, (i) => ORDERS[index.order](index, ...given)(begin + i % (end - begin))]));
+    return (i) => oneAfterAnother(served, i);
   },
 };
-const build = (node, ...others) => ORDERS[node.order](node, ...others);
-const builtOf = (nodes, sources, tableOf, children = nodes.map((node, q) => build(node, [sources[q]], tableOf))) =>
-  (q, sample) => children[q](sample).map(([, ...span]) => [q, ...span]);
-const rowsOf = ({ common, columns, rows }) => rows.map((row) => Object.assign({}, common,
-  ...columns.map((name, k) => (row[k] === null ? {} : { [name]: row[k] }))));
-const oneAfterAnother = ([[size, spansOf], ...rest], p) => (p < size ? spansOf(p) : oneAfterAnother(rest, p - size));
-function piecesOf({ documents: [begin, end], long_documents: long }, lengths, S) { // of at most S tokens
+const oneAfterAnother = (list, p, k = list.findIndex(([size]) => (p -= size) < 0)) => list[k][1](p + list[k][0]);
+function cutPieces({ documents: [begin, end], long_documents: long }, lengths, S) { // of at most S tokens
   const used = (L) => (L <= S || long === 'split' ? L : long === 'skip' ? 0 : S);
   return Array.from(lengths.subarray(begin, end), used).flatMap((tokens, d) =>
-    range(Math.ceil(tokens / S), (k) => [0, begin + d, k * S, Math.min(tokens - k * S, S)]));
+    range(Math.ceil(tokens / S), (k) => [begin + d, k * S, Math.min(tokens - k * S, S)]));
 }
-const byLength = (pieces, S, lists = range(S + 1, () => [])) =>
-  pieces.forEach((piece) => lists[piece[3]].push(piece)) || lists;
+const byLength = (pieces, S, lists = range(S + 1, () => [])) => pieces.forEach((piece) => lists[piece[2]].push(piece)) || lists;
 function pack(count, most, least, stacked) { // returns the [length, rank] of the pieces of each bin
   const layers = [], capacity = count.length - 1;
-  for (let open = [], length = capacity; length > 0; length--) {
+  for (let length = capacity; length > 0; length--) {
     for (let left = count[length], rank = 0; left > 0;) {
-      const [below] = open.filter(({ room }) => room >= length).sort((a, b) => a.room - b.room || a.held - b.held);
+      const [below] = layers.filter(({ room, held, bins, covered }) => covered < bins && room >= Math.max(length, least)
+        && (!most || held < most)).sort((a, b) => a.room - b.room || a.held - b.held);
       const { room, held, bins: all, covered: before } = below || { room: capacity, held: 0, bins: left, covered: 0 };
       const each = Math.min(stacked || !below ? Math.floor(room / length) : 1, left, most ? most - held : left);
       const bins = Math.min(all - before, Math.floor(left / each));
-      layers.push({ below, before, length, each, rank, bins, covered: 0,
-        room: room - each * length, held: most && held + each });
+      layers.push({ below, before, length, each, rank, bins, covered: 0, room: room - each * length, held: most && held + each });
       if (below) below.covered += bins;
-      open = [...open, layers.at(-1)].filter((layer) =>
-        layer.covered < layer.bins && layer.room >= least && (!most || layer.held < most));
       [rank, left] = [rank + bins * each, left - bins * each];
     }
   }
@@ -255,23 +211,16 @@ function pack(count, most, least, stacked) { // returns the [length, rank] of th
   return layers.flatMap((layer) => range(layer.bins - layer.covered, (i) => inBin(layer, layer.covered + i)));
 }
 // ---- draws: functions from a position to [stream, number of the draw] ------------------------------------
-const double = (text, [, digits, fraction, exponent] = /^0x([01]\.([0-9a-f]+))p([+-]\d+)$/.exec(text)) =>
-  parseInt(digits.replace('.', ''), 16) * 2 ** (exponent - 4 * fraction.length);
-function drawing(drawn, choose) { // returns the draws behind those counted in drawn
-  const first = total(drawn), draws = [], next = (stream) => [stream, drawn[stream]++]; return (p) => {
-    while (first + draws.length <= p) draws.push(next(choose(first + draws.length, drawn))); return draws[p - first];
-  };
-}
-const greedy = (shares) => drawing(shares.map(() => 0), (i, drawn, behind = shares.map((share, q) =>
-  share * Math.max(i, 1) - drawn[q])) => behind.indexOf(Math.max(...behind)));
+const double = (text, [, whole, digits, exponent] = /^0x([01])\.(\w+)p(.+)$/.exec(text)) =>
+  parseInt(whole + digits, 16) * 2 ** (exponent - 4 * digits.length);
+const drawing = (streams, choose, drawn = range(streams, () => 0), draws = []) => (p) => {
+  while (draws.length <= p) { const stream = choose(draws.length, drawn); draws.push([stream, drawn[stream]++]); }
+  return draws[p];
+};
 const soonest = (weights, due) => range(weights.length).filter((q) => weights[q]).reduce((best, q) =>
   (due[q] * weights[best] < due[best] * weights[q] ? q : best));
-function divisor(weights) {
-  const shares = weights.map(BigInt), W = total(shares), size = 4096;
-  const block = memo((b, t = BigInt(Math.max(2 * b * size - weights.length, 0))) => drawing(shares.map((share) =>
-    Number((share * t + W) / (2n * W))), (_, drawn) => soonest(shares, drawn.map((j) => BigInt(2 * j + 1)))));
-  return (p) => block(Math.floor(p / size))(p);
-}
+const divisor = (weights, shares = weights.map(BigInt)) => drawing(weights.length, (_, drawn) =>
+  soonest(shares, drawn.map((j) => BigInt(2 * j + 1))));
 const inBatches = (draw, size, begins = [0]) => (p) => { // size: of all batches, or a list of those of each stream
   const sizeOf = (b) => size[draw(b)[0]] ?? size;
   while (begins.at(-1) <= p) begins.push(begins.at(-1) + sizeOf(begins.length - 1));
@@ -279,6 +228,10 @@ const inBatches = (draw, size, begins = [0]) => (p) => { // size: of all batches
   return draw(b).map((x, k) => (k ? x * sizeOf(b) + p - begins[b] : x));
 };
 const MIXING = {
+  greedy: ({ weights }, _, doubles = weights.map((text) => double(text))) => drawing(weights.length, (i, drawn) => {
+    const behind = doubles.map((weight, q) => weight * Math.max(i, 1) - drawn[q]);
+    return behind.indexOf(Math.max(...behind));
+  }),
   stratified: ({ shares }) => divisor(shares), per_stream: ({ shares, batch }) => inBatches(divisor(shares), batch),
   random({ shares, seed, name, period }) {
     const spread = divisor(shares), beginOf = (p) => p - p % period % 2048;
@@ -297,16 +250,64 @@ const MIXING = {
       const scaled = w.map((x) => x * UNIT / total(w)), greatest = w.reduce((k, x, q) => (x > w[k] ? q : k), 0);
       return scaled.map((x, q) => (q === greatest ? x + UNIT - total(scaled) : x));
     });
-    const before = first && MIXING[first.rule]({ ...first, batch: 1 }), earlier = range(starts[0], (i) => before(i)[0]);
-    const draw = drawing(columns.map((_, q) => earlier.filter((stream) => stream === q).length), (i) => {
-      if (i === starts[1]) {
-        shares.shift().forEach((share, q) => { owed[q] += share * BigInt(starts[1] - starts[0]); }); starts.shift();
-      }
-      const stream = soonest(shares[0], owed.map((x) => UNIT / 2n - x)); owed[stream] -= UNIT; return stream;
-    });
-    return inBatches((i) => (i < earlier.length ? before(i) : draw(i)), batch);
+    const before = first && MIXING[first.rule]({ ...first, batch: 1 }); let row = 0;
+    return inBatches(drawing(columns.length, (i) => {
+      if (i < starts[0]) return before(i)[0];
+      if (i === starts[row + 1]) shares[row++].forEach((share, q) => { owed[q] += share * BigInt(starts[row] - starts[row - 1]); });
+      const stream = soonest(shares[row], owed.map((x) => UNIT / 2n - x)); owed[stream] -= UNIT; return stream;
+    }), batch);
   },
 };
+// ---- canonical form: pieces, stretches of positions that one rule draws from [source, begin, node] --------
+const same = (a, b) => canonical(a) === canonical(b), gcd = (a, b) => (b ? gcd(b, a % b) : a);
+const rowsOf = ({ common, columns, rows, ...node }) => (!rows ? [node] : rows.map((row) => Object.assign({}, common,
+  ...columns.map((name, k) => (row[k] === null ? {} : { [name]: row[k] })))));
+const formOf = ({ parts, epochs, samples, ...node }) => (parts ? { ...node, parts: parts.map(({ index, ranges }) =>
+  ({ index: formOf(index), ranges })) } : { ...node, ...('name' in node ? {} : { epochs, samples }) }); // of one source
+const lowest = ({ shares, first, ...draws }) => (draws.rule === 'divisor' ? lowest({ rule: 'stratified', shares: draws.weights })
+  : { ...draws, ...(first && { first: lowest(first) }), ...(shares && { shares: shares.map((x) => x / shares.reduce(gcd)) }) });
+function piecesOf(index, ranges) { // ranges: positions [begin, end, times] of the node
+  const { parts, stages, order, common, columns, rows, ...blend } = index, nodes = rowsOf(index);
+  if (parts) return parts.flatMap((part) => piecesOf(part.index, part.ranges));
+  const stretches = stages || ranges.filter(([begin, end]) => begin < end).map(([begin, end, times]) =>
+    ({ ...(rows && blend), first_draw: begin, samples: end - begin, times }));
+  return stretches.map(({ samples, first_draw = 0, times = 1, sources = range(nodes.length), begins, ...draws }) => ({
+    draws: sources.length > 1 || draws.uncounted ? lowest(draws) : { rule: 'stratified', shares: [1] }, first_draw, samples, times,
+    streams: sources.map((source, q) => [source, begins ? begins[q] : 0, formOf(nodes[source])]) }));
+}
+function goesOn({ draws, streams, first_draw: first, samples, times }, next) { // where the one before ends
+  const { rule, shares, batch = 1 } = draws, behind = first + samples - next.first_draw;
+  const period = streams.map((_, q) => (/^(stratified|per_stream)$/.test(rule) ? shares[q] * (batch[q] ?? batch) : 0));
+  const size = total(period), turns = size && behind / size;
+  const later = streams.map(([source, begin, node], q) => [source, begin + turns * period[q], node]);
+  return times * next.times === 1 && behind === turns * size && turns % 1 === 0 && same([draws, later], [next.draws, next.streams]);
+}
+function canonicalForm(name, { index, samples, steps, masked_rows: padded }, sources, files) {
+  const named = (x) => JSON.parse(JSON.stringify(x, (key, y) => (/^(file|without)$/.test(key) && y !== null ? files[y].sha256 : y)));
+  const ranges = (list) => merged(list, (a, b) => a[1] === b[0] && [a[0], b[1]]);
+  const skipped = { end: samples, left_out: [], moved: [], masks: [], ...(index.order === 'skipped' ? index : { index }) };
+  const joined = merged(piecesOf(skipped.index, [[0, skipped.end, 1]]), (a, b) => goesOn(a, b) && { ...a, samples: a.samples + b.samples });
+  const pieces = merged(joined, (a, b) => same({ ...a, times: b.times }, b) && { ...a, times: a.times + b.times });
+  return { sources, steps: merged(steps, (a, b) => a[1] === b[1] && [a[0], a[1], a[2] + b[2]]),
+    masked_rows: name === 'train' ? padded : 0, pieces: named(pieces), left_out: ranges(skipped.left_out),
+    moved: ranges(skipped.moved), masks: named(skipped.masks).map(canonical).sort().map(JSON.parse) };
+}
+function serving({ steps, pieces, left_out: holes, moved, masks }, sources, tableOf) { // returns spans and node of a position
+  const drawn = pieces.map(({ draws, streams, first_draw: first, samples, times }) => {
+    const children = streams.map(([source, , node]) => ORDERS[node.order](node, sources[source].lengths, tableOf));
+    const draw = MIXING[draws.rule](draws, tableOf), { uncounted } = draws;
+    const wrapped = (i, n) => (uncounted && i >= n ? i % Math.max(1, n - uncounted) : i);
+    return [samples * times, (p, [q, j] = draw(first + p % samples), [source, begin, node] = streams[q]) =>
+      [children[q](wrapped(begin + j, node.samples)).map((span) => [source, ...span]), node]];
+  });
+  const masked = masks.map((mask) => ({ ...mask, ids: mask.file !== null && new Set(tableOf(mask.file).flat()) }));
+  const isMasked = (p, [q, d]) => masked.some(({ source, from, ids }) => source === q && p >= from && (!ids || ids.has(d)));
+  const [last, size, count] = steps.at(-1), end = last + size * count - total([0, ...moved.map(([a, b]) => b - a)]);
+  const behind = moved.map(([begin, stop]) => [stop - begin, (p) => read(begin + p)]);
+  const read = (p) => (p < end ? oneAfterAnother(drawn, p - steps[0][0]) : oneAfterAnother(behind, p - end));
+  const marked = (p, [spans, node]) => [spans.map((span) => (isMasked(p, span) ? [...span, 'masked'] : span)), node];
+  return (p) => (holes.some(([begin, stop]) => p >= begin && p < stop) ? [[]] : marked(p, read(p)));
+}
 // ---- steps, rows, receipts, files ------------------------------------------------------------------------
 function dealt([first, samples, rows], D, M, workOf) { // returns the positions of each micro batch
   const e = Math.floor(samples / (rows / M)), sizes = range(rows / M, (m) => e + (m < samples % (rows / M)));
@@ -314,38 +315,32 @@ function dealt([first, samples, rows], D, M, workOf) { // returns the positions 
   if (!workOf) return sizes.map((size) => positions.splice(0, size));
   const sorted = positions.map((p) => [p, workOf(p)]).sort(([p, v], [q, w]) => w - v || p - q);
   return range(rows / M / D).flatMap((r) => {
-    let longer = sizes.slice(r * D, (r + 1) * D).filter((size) => size > e).length, round = range(D, () => []);
+    const longer = sizes.slice(r * D, (r + 1) * D).filter((size) => size > e).length, round = range(D, () => []);
     for (const [p, work] of sorted.splice(0, D * e + longer)) {
-      const free = range(D).filter((k) => round[k].length < e + (longer > 0));
-      const rank = free.reduce((best, k) => (loads[k] < loads[best] ? k : best)); longer -= round[rank].length === e; round[rank].push(p); loads[rank] += work;
+      const most = e + (round.filter((batch) => batch.length > e).length < longer);
+      const [rank] = range(D).filter((k) => round[k].length < most).sort((j, k) => loads[j] - loads[k]);
+      round[rank].push(p); loads[rank] += work;
     }
     return round;
   });
 }
-function widthOf({ parts, index, rows, sequence_length: S, ...node }, p, source) { // the S of a sample
-  if (parts) return oneAfterAnother(parts.flatMap(({ index: part, ranges }) => ranges.map(([begin, end, times]) =>
-    [(end - begin) * times, () => widthOf(part, 0, source)])), p);
-  return index ? widthOf(index, Math.min(p, node.end - 1), source)
-    : rows ? widthOf(rowsOf({ rows, ...node })[source], 0, 0) : S;
-}
-const squares = (spans, S) => spans.reduce(([sum, room], [, , , length]) => // the work of a sample
-  [sum + Math.min(length, room) ** 2, room - Math.min(length, room)], [0, S])[0];
+const squares = (spans, { parts, ...node }) => spans.reduce(([sum, room], [, , , length]) => // the work of a sample
+  [sum + Math.min(length, room) ** 2, room - Math.min(length, room)], [0, (parts?.[0].index ?? node).sequence_length])[0];
 const LANES = [[0x6A09E667F3BCC909n, 0xBB67AE8584CAA73Bn, 0x3C6EF372FE94F82Bn, 0xA54FF53A5F1D36F1n],
   [0x510E527FADE682D1n, 0x9B05688C2B3E6C1Fn, 0x1F83D9ABFB41BD6Bn, 0x5BE0CD19137E2179n]];
 const ENDS = [[33n, 0xFF51AFD7ED558CCDn, 33n, 0xC4CEB9FE1A85EC53n, 33n], SPLIT_MIX];
 function receiptOf(position, spans, sources) {
-  const [high, low] = LANES.map(([a, b, c, d], k) => finish(spans.reduce((h, [source, x, y, z, masked]) => {
-    const key = sources[source].key[k] ^ (masked ? 0x9E3779B97F4A7C15n : 0n);
-    return u64(end32(h) * a + key + BigInt(x) * b + BigInt(y) * c + BigInt(z) * d);
-  }, BigInt(position)), ENDS[k]));
+  const [high, low] = LANES.map(([a, b, c, d], k) => finish(spans.reduce((h, [source, x, y, z, masked]) =>
+    u64(end32(h) * a + (sources[source].key[k] ^ (masked ? 0x9E3779B97F4A7C15n : 0n)) + BigInt(x) * b + BigInt(y) * c + BigInt(z) * d),
+  BigInt(position)), ENDS[k]));
   return spans.length ? high << 64n | low : 0n;
 }
 function openSource(pathOf, { path: prefix, fingerprint, bin_bytes: bytes }) {
-  const idx = fs.readFileSync(pathOf(`${prefix}.idx`)), n = Number(idx.readBigUInt64LE(18)), m = Number(idx.readBigUInt64LE(26));
+  const idx = fs.readFileSync(pathOf(`${prefix}.idx`)), [n, m] = [18, 26].map((at) => Number(idx.readBigUInt64LE(at)));
   const sizes = new Uint8Array(BigInt64Array.of(BigInt(bytes), BigInt(idx.length), BigInt(n)).buffer);
-  const bounds = idx.subarray(34 + 12 * n, 34 + 12 * n + 8 * m), table = idx.subarray(34, 34 + 4 * n);
-  const key = hash(Buffer.concat([sizes, table, bounds]));
-  if (hex(...key) !== fingerprint) throw new Error(`${prefix}.idx: fingerprint ${hex(...key)}, not ${fingerprint}`);
+  const table = idx.subarray(34, 34 + 4 * n), bounds = idx.subarray(34 + 12 * n, 34 + 12 * n + 8 * m);
+  const key = hash(Buffer.concat([sizes, table, bounds])), found = hex(key[0] << 64n | key[1]);
+  if (found !== fingerprint) throw new Error(`${prefix}.idx: fingerprint ${found}, not ${fingerprint}`);
   return { key, lengths: new Int32Array(new Uint8Array(table).buffer) };
 }
 function tableIn(file, isArray = file.endsWith('.npy')) { // returns rows of integers, of one number each in a text
@@ -370,29 +365,34 @@ const canonical = (x) => (isPlain(x) ? textOf(x) : Array.isArray(x) ? `[${x.map(
   Buffer.from(a).compare(Buffer.from(b))).map((k) => `${textOf(k)}:${canonical(x[k])}`)}}`);
 function parse(data) { // refuses what a lock does not have
   const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(data), lock = JSON.parse(text);
-  const exact = JSON.parse(text.replace(/("(?:[^"\\]|\\.)*")|\d{16,}/g, (digits, string) => string ?? `"\\u0000${digits}"`));
+  const exact = JSON.parse(text.replace(/("(?:[^"\\]|\\.)*")|\d{16,}/g, (digits, string) => string ?? (digits > 2 ** 53 ? `"\\u0000${digits}"` : digits)));
   const bare = text.replace(/"(?:[^"\\]|\\.)*"/g, '""'), { settings, ...rest } = lock, unknown = keysIn(rest).find((k) => !KEYS.has(k));
   const faults = { [`unknown key ${unknown}`]: unknown !== undefined, 'number that is no integer': /\d[.eE]/.test(bare),
-    'key given twice': bare.match(/""\s*:/g).length > keysIn(lock).length, version: lock.version !== 1,
-    format: lock.format !== 'megaindex run lock', dialect: !['megatron', 'neox', 'paddlenlp'].includes(lock.dialect),
+    'key given twice': bare.match(/""\s*:/g).length > keysIn(lock).length, dialect: !/^(megatron|neox|paddlenlp)$/.test(lock.dialect),
+    'format or version': `${lock.format} ${lock.version}` !== 'megaindex run lock 1',
     digest: sha256(data.subarray(0, data.lastIndexOf(lock.digest))) !== lock.digest,
     digests: Object.keys(lock.digests).some((name) => sha256(canonical(exact[name])) !== lock.digests[name]) };
   for (const [fault, found] of Object.entries(faults)) if (found) throw new Error(`run.lock: ${fault}`);
-  return lock;
+  return [lock, exact];
 }
 function main([file, name, what, ...numbers]) {
-  const lock = parse(fs.readFileSync(file)), [a, b] = numbers.map(Number);
-  const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named), subset = lock.subsets[name];
-  const sources = subset.sources.map((row) => openSource(pathOf, rowsOf(lock.sources)[row]));
-  const spansOf = build(subset.index, sources, (row, isArray) => tableIn(pathOf(lock.files[row].path), isArray));
-  const steps = subset.steps.flatMap(([first, n, count]) => range(count, (k) => [first + k * n, n, n]));
+  const [lock, exact] = parse(fs.readFileSync(file)), [a, b] = numbers.map(Number), rows = rowsOf(lock.sources);
+  const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named), short = (x) => sha256(canonical(x)).slice(0, 32);
+  const forms = Object.fromEntries(Object.entries(exact.subsets).map(([key, each]) =>
+    [key, canonicalForm(key, each, each.sources.map((row) => rows[row].fingerprint), lock.files)]));
+  const contentOf = ({ chunk_bytes, hashes }) => short({ chunk_bytes, hashes: lock.subsets.train.sources.map((row) => hashes[row]) });
+  if (name === 'identity') return console.log(`${short(forms)}\n${lock.tokens ? contentOf(lock.tokens) : 'not hashed'}`);
+  const subset = lock.subsets[name], form = JSON.parse(canonical(forms[name])); // all that decides samples is in it
+  const sources = subset.sources.map((row) => openSource(pathOf, rows[row]));
+  const tableOf = (sha, isArray) => tableIn(pathOf(lock.files.find((each) => each.sha256 === sha).path), isArray);
+  const read = serving(form, sources, tableOf), spansOf = (p) => read(p)[0];
+  const steps = form.steps.flatMap(([first, n, count]) => range(count, (k) => [first + k * n, n, n]));
   steps.at(-1)[2] += subset.masked_rows; const made = steps.filter(([, n]) => n > 0), size = subset.receipts.block_steps;
-  const workOf = numbers[2] && ((p) => squares(spansOf(p), widthOf(subset.index, p, spansOf(p)[0][0])));
-  const batches = memo((step) => dealt(steps[step], a, b, workOf));
+  const workOf = numbers[2] && ((p) => squares(...read(p))), batches = memo((step) => dealt(steps[step], a, b, workOf));
   const positionOf = ([step, rank, w]) => batches(step)[Math.floor(w / b) * a + rank][w % b];
   const shown = (p) => (p === undefined ? 'padding' : [p, ...spansOf(p).map((span) => span.join(':'))].join(' '));
-  const receipt = (served) => BigInt.asUintN(128, total(served.flatMap(([first, n]) =>
-    range(n, (i) => receiptOf(first + i, spansOf(first + i), sources))))).toString(16).padStart(32, '0');
+  const hashesOf = ([first, n]) => range(n, (i) => receiptOf(first + i, spansOf(first + i), sources));
+  const receipt = (served) => hex(BigInt.asUintN(128, total(served.flatMap(hashesOf))));
   const lines = what === 'receipts' ? range(b - a, (k) => receipt(made.slice((a + k) * size, (a + k + 1) * size)))
     : fs.readFileSync(0, 'utf8').trim().split('\n').map((line) => shown(positionOf(line.split(' ').map(Number))));
   process.stdout.write(`${lines.join('\n')}\n`);

@@ -122,7 +122,7 @@ stages:
   a: {steps: 40, mix: {web: 0.5, code: 0.3, chat: 0.2}}
   b: {steps: 60, batching: random, mix: {chat: 3, web: 1, code: 1}}
 """
-# code has begins in stage a, which draws nothing of it
+# code begins behind its start in stage a, which draws nothing of it
 CURSORS = """
 sequence_length: 8
 batch: {global_batch_size: 12}
@@ -338,6 +338,28 @@ def test_rows(name: str, node: str) -> None:
     compare(node, stream, "train", queries=QUERIES)
 
 
+IDENTITIES = (*FAST, "mixes", "past of several lengths", "starts over", "phases", "skipped blend",
+              "legacy", "carry", "masked")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_identity(name: str, node: str) -> None:
+    locked(name, "train")
+    lock = read_lock("run.lock")
+    assert run(node, "identity") == [lock.identity, "not hashed"]
+
+
+def test_identity_of_tokens(node: str) -> None:
+    """Of the training sources, in their order, though the lock has further ones."""
+    data = {f"{name}_data_path": paths for name, paths in
+            (("train", [2, "chat", 1, "web"]), ("valid", ["code"]), ("test", ["web"]))}  # fmt: skip
+    settings = {**SIZES, **data, "train_iters": 9, "eval_iters": 1}
+    lock = make_lock(**settings, tokens=True).write("run.lock", overwrite=True)
+    assert run(node, "identity") == [lock.identity, lock.content_identity]
+    without = make_lock(**settings).write("run.lock", overwrite=True)
+    assert (without.identity, without.content_identity) == (lock.identity, None)
+
+
 def test_receipts_of_blocks(node: str) -> None:
     _, subset = locked("finetuning", "train")
     blocks = subset["receipts"]["blocks"]
@@ -405,10 +427,7 @@ def test_changes_that_begin_within_a_batch(order: Any, node: str) -> None:
 def test_two_streams_of_one_source(node: str) -> None:
     def change(index: dict[str, Any]) -> None:
         for number, stage in enumerate(index["stages"]):
-            stage.pop("begins", None)
-            stage["sources"] = (
-                [1] * len(stage["shares"]) if number < 2 else [0] * len(stage["shares"])
-            )
+            stage["sources"] = [int(number < 2)] * len(stage["shares"])
 
     forged(node, "cursors", change)
 

@@ -15,9 +15,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.description import describe_index
-from megaindex.index.mixing import Stratified
-from megaindex.index.staged_index import MixedStage, StagedIndex
-from megaindex.index.stretches import Stretch, StretchedIndex, sequence
+from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.validation import shown
 
 
@@ -133,24 +131,6 @@ def test_arrays_of_unknown_origin_and_lists_of_documents_are_refused(prefix: str
     some = megaindex.build_index(prefix, sequence_length=32, documents=[1, 3, 5, 6, 7, 9])
     with pytest.raises(InvalidArgument, match="got 6 ids; use a split"):
         describe_index(some)
-
-
-def staged(prefix: str, sequence_length: int) -> StagedIndex:
-    index = megaindex.build_index(prefix, sequence_length=sequence_length, order="epoch")
-    stage = MixedStage(mixing=Stratified(shares=(1,)), sources=(0,), begins=(0,), num_samples=9)
-    return StagedIndex(sources=(index,), stages=(stage,))
-
-
-@pytest.mark.parametrize("ranges", [[[0, 8, 1]], [[0, 9, 2]], [[0, 4, 1], [5, 9, 1]], []])
-def test_parts_with_stages_are_whole(prefix: str, ranges: list[list[int]]) -> None:
-    """A lock of other ranges was changed by hand: its stages begin where the one before ends."""
-    index = sequence([staged(prefix, 16), staged(prefix, 32)])
-    datasets = [megaindex.IndexedDataset(prefix)]
-    node = describe_index(index)
-    assert build_described(node, datasets).num_samples == 18
-    node["parts"][1]["ranges"] = ranges
-    with pytest.raises(InvalidArgument, match="ranges of parts with stages must be .*; restore"):
-        build_described(node, datasets)
 
 
 @pytest.mark.parametrize(

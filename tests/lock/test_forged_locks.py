@@ -288,18 +288,57 @@ def test_the_text_is_strict_json_of_the_table(old: str, new: str, message: str |
     assert cli("diff-order", path, "flags.lock")[0] == 2
 
 
-@pytest.mark.parametrize(("depth", "is_read"), [(7, True), (8, False), (200, False)])
-def test_nodes_nest_to_a_bound(depth: int, is_read: bool) -> None:
-    content = json.loads(Path("flags.lock").read_bytes())
+def _sequence(inner: Any, *ranges: list[int]) -> Any:
+    return {"order": "sequence", "parts": [{"ranges": list(ranges), "index": inner}]}
+
+
+def _with_parts(content: Any, end: int, times: int = 1) -> None:
+    """Change the node of stages to the only part of a sequence."""
     train = content["subsets"]["train"]
-    for _ in range(depth):
-        part = {"ranges": [[0, train["samples"], 1]], "index": train["index"]}
-        train["index"] = {"order": "sequence", "parts": [part]}
+    train["index"] = _sequence(train["index"], [0, end, times])
+
+
+def _skip_inside(content: Any) -> None:
+    train = content["subsets"]["train"]
+    skipped = {"order": "skipped", "end": 1, "left_out": [], "moved": [], "masks": []}
+    train["index"] = _sequence({**skipped, "index": train["index"]}, [0, 1, 1])
+
+
+def _twice(content: Any) -> None:
+    for _ in range(2):
+        _with_parts(content, content["subsets"]["train"]["samples"])
+
+
+def _row_of_stages(content: Any) -> None:
+    node = content["subsets"]["train"]["index"]
+    node["common"], node["columns"] = {}, ["order", "parts"]
+    inner = {**node, "rows": []}
+    node["rows"] = [list(_sequence(inner, [0, 1, 1]).values()) for _ in node["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: _with_parts(content, content["subsets"]["train"]["samples"]), None),
+        (
+            lambda content: _with_parts(content, content["subsets"]["train"]["samples"] - 1),
+            "all of",
+        ),
+        (lambda content: _with_parts(content, content["subsets"]["train"]["samples"], 2), "all of"),
+        (_twice, r"parts\[0\].index.order must be .*, got 'sequence'"),
+        (_skip_inside, r"parts\[0\].index.order must be .*, got 'skipped'"),
+        (_row_of_stages, r"rows\[0\].parts\[0\].index.order must be .*, got 'stages'"),
+    ],
+)
+def test_nodes_nest_as_the_page_says(change: Callable[[Any], None], message: str | None) -> None:
+    content = json.loads(Path("recipe.lock").read_bytes())
+    assert content["subsets"]["train"]["index"]["order"] == "stages"
+    change(content)
     Path("nested.lock").write_bytes(signed(content))
-    if is_read:
-        assert read_lock("nested.lock").content["subsets"]["train"] == train
+    if message is None:
+        assert read_lock("nested.lock").identity == read_lock("recipe.lock").identity
         return
-    with pytest.raises(FormatError, match="nodes deep"):
+    with pytest.raises(FormatError, match=message):
         read_lock("nested.lock")
 
 

@@ -239,6 +239,51 @@ def test_a_checkpoint_of_a_recipe_is_compared_with_a_lock() -> None:
     assert compare_records(plain, skipped).holds
 
 
+def test_identities_of_locks_are_shown_with_the_samples_compared() -> None:
+    first = locked("first.lock")
+    same = locked("second.lock", train_iters=None, train_samples=STEPS * SIZE)
+    assert same.identity == first.identity
+    status, out, _ = cli("prove", "first.lock", "second.lock")
+    assert status == 0
+    assert f"\nidentity: {first.identity} in both, 80 samples of it compared\n" in out
+    other = locked("second.lock", [Skip(steps="2")])
+    proof = compare_records(first, other)
+    line = f"\nidentity: {first.identity} in the first, {other.identity} in the second\n"
+    assert line in str(proof)
+    both = [proof.to_json()[name]["identity"] for name in ("first", "second")]
+    assert both == [first.identity, other.identity]
+
+
+@pytest.mark.parametrize("recipe", [False, True])
+def test_the_identity_of_a_checkpoint_is_that_in_its_state(recipe: bool) -> None:
+    pytest.importorskip("torch")
+    lock = make_lock(read_recipe("run.yaml")).write("first.lock", overwrite=True)
+    if not recipe:
+        lock = locked("first.lock")
+    states = run(lock, 4, 1)
+    for state in states:
+        state.pop("identity", None)
+        state.get("loader", {}).pop("identity", None)
+    Path("states.json").write_text(json.dumps(states))
+    _, out, _ = cli("prove", "first.lock", "states.json")
+    assert f"\nidentity: {lock.identity} in the first, not known in the second\n" in out
+    assert "identity" not in str(compare_records(states, states)) if recipe else True
+    for inner in {0: states[0], 1: states[0].get("loader", states[0])}.values():
+        inner["identity"] = lock.identity
+        proof = compare_records(lock, states)
+        assert proof.second.identity == lock.identity
+        assert f"identity: {lock.identity} in both, {proof.common_samples} samples" in str(proof)
+        for wrong in ("\x1b[31m" + "0" * 27, "0" * 31, "g" * 32, 5, ["0" * 32]):
+            inner["identity"] = wrong
+            Path("states.json").write_text(json.dumps(states))
+            status, out, err = cli("prove", "first.lock", "states.json")
+            assert (status, out, err.count("\n")) == (2, "", 1)
+            assert "identity must be 32 hex digits" in err
+            assert "\x1b" not in err
+        inner["identity"] = None
+        assert compare_records(lock, states).second.identity is None
+
+
 def changed_mix(text: str, **changes: Any) -> Any:
     """The lock of a recipe, with changes of its mix at steps 10 and ``at``."""
     at, weights = changes["at"], changes["weights"]
