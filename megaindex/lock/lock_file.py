@@ -140,10 +140,9 @@ class Lock:
     @cached_property
     def identity(self) -> str:
         """Identity of the run, 32 hex digits: see docs/lock-format.md."""
-        names = list(self.content["subsets"])
         forms = canonical_forms(
-            {name: self.subset(name) for name in names},
-            {name: self.fingerprints(name) for name in names},
+            {name: self.subset(name) for name in self.content["subsets"]},
+            [source.fingerprint for source in self.sources],
             [file.sha256 for file in self.files],
         )
         return short_hash(forms)

@@ -25,18 +25,21 @@ _GROWS = ("epochs", "samples")  # fields of a keyed order, any of whose samples 
 
 
 def canonical_forms(
-    subsets: Mapping[str, Node], fingerprints: Mapping[str, Sequence[str]], files: Sequence[str]
+    subsets: Mapping[str, Node], pairs: Sequence[str], files: Sequence[str]
 ) -> dict[str, Any]:
     """Return the canonical form of a run, of which `short_hash` is the identity.
 
     Args:
         subsets: each subset, as `megaindex.run.subset.subset_of` returns it.
-        fingerprints: fingerprint of each source of each subset.
+        pairs: fingerprints of the pairs, by their row.
         files: SHA-256 of the files of documents and mix changes, by their row.
     """
     return {
         name: {
-            "sources": list(fingerprints[name]),
+            "sources": [pairs[row] for row in subset["sources"]],
+            "targets": [each and [each[0], pairs[each[1]]] for each in subset["targets"]],
+            "rounds": subset["rounds"],
+            "every": subset["every"],
             "masked_rows": subset["masked_rows"] if name == "train" else 0,
             **canonical_form(subset, files),
         }

@@ -282,13 +282,14 @@ function goesOn({ draws, streams, first_draw: first, samples, times }, next) { /
   const later = streams.map(([source, begin, node], q) => [source, begin + turns * period[q], node]);
   return times * next.times === 1 && behind === turns * size && turns % 1 === 0 && same([draws, later], [next.draws, next.streams]);
 }
-function canonicalForm(name, { index, samples, steps, masked_rows: padded }, sources, files) {
+function canonicalForm(name, { index, samples, steps, masked_rows: padded, rounds, every, ...own }, rows, files) {
   const named = (x) => JSON.parse(JSON.stringify(x, (key, y) => (/^(file|without)$/.test(key) && y !== null ? files[y].sha256 : y)));
   const ranges = (list) => merged(list, (a, b) => a[1] === b[0] && [a[0], b[1]]);
   const skipped = { end: samples, left_out: [], moved: [], masks: [], ...(index.order === 'skipped' ? index : { index }) };
   const joined = merged(piecesOf(skipped.index, [[0, skipped.end, 1]]), (a, b) => goesOn(a, b) && { ...a, samples: a.samples + b.samples });
   const pieces = merged(joined, (a, b) => same({ ...a, times: b.times }, b) && { ...a, times: a.times + b.times });
-  return { sources, steps: merged(steps, (a, b) => a[1] === b[1] && [a[0], a[1], a[2] + b[2]]),
+  const [sources, targets] = [own.sources.map((k) => rows[k].fingerprint), own.targets.map((t) => t && [t[0], rows[t[1]].fingerprint])];
+  return { sources, targets, rounds, every, steps: merged(steps, (a, b) => a[1] === b[1] && [a[0], a[1], a[2] + b[2]]),
     masked_rows: name === 'train' ? padded : 0, pieces: named(pieces), left_out: ranges(skipped.left_out),
     moved: ranges(skipped.moved), masks: named(skipped.masks).map(canonical).sort().map(JSON.parse) };
 }
@@ -378,8 +379,7 @@ function parse(data) { // refuses what a lock does not have
 function main([file, name, what, ...numbers]) {
   const [lock, exact] = parse(fs.readFileSync(file)), [a, b] = numbers.map(Number), rows = rowsOf(lock.sources);
   const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named), short = (x) => sha256(canonical(x)).slice(0, 32);
-  const forms = Object.fromEntries(Object.entries(exact.subsets).map(([key, each]) =>
-    [key, canonicalForm(key, each, each.sources.map((row) => rows[row].fingerprint), lock.files)]));
+  const forms = Object.fromEntries(Object.entries(exact.subsets).map(([key, each]) => [key, canonicalForm(key, each, rows, lock.files)]));
   const contentOf = ({ chunk_bytes, hashes }) => short({ chunk_bytes, hashes: lock.subsets.train.sources.map((row) => hashes[row]) });
   if (name === 'identity') return console.log(`${short(forms)}\n${lock.tokens ? contentOf(lock.tokens) : 'not hashed'}`);
   const subset = lock.subsets[name], form = JSON.parse(canonical(forms[name])); // all that decides samples is in it
