@@ -275,8 +275,7 @@ def build_blocks_mapping(
     """
     bounds, lengths = _array(docs, "docs"), _array(sizes, "sizes")
     titles = _array(titles_sizes, "titles_sizes")
-    check_blocks_mapping(bounds, lengths, titles, num_epochs, max_num_samples, max_seq_length,
-                         seed, use_one_sent_blocks)  # fmt: skip
+    check_blocks_mapping(bounds, lengths, titles, num_epochs, max_num_samples, max_seq_length, seed)
     return (backend or active()).map_blocks(
         _for_kernels(bounds, np.int64, "docs"),
         _for_kernels(lengths, np.int32, "sizes"),
@@ -480,7 +479,6 @@ def check_blocks_mapping(
     max_num_samples: int,
     max_seq_length: int,
     seed: int,
-    use_one_sent_blocks: bool,
 ) -> None:
     """Raise InvalidArgument for arguments that map_blocks cannot take."""
     # Rows also hold document numbers, in a width chosen by the number of sentences.

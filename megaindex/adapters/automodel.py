@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +34,7 @@ HOME = f"{PACKAGE}.megatron.megatron_utils"
 USERS = (f"{PACKAGE}.megatron.helpers", f"{PACKAGE}.megatron_dataset")  # which import it by name
 
 _patches = Patches()
-_cancel: list[object] = []
+_cancel: list[Callable[[], None]] = []
 
 
 def install() -> None:
@@ -52,9 +52,7 @@ def install() -> None:
 def uninstall() -> None:
     """Undo `install`."""
     while _cancel:
-        withdraw = _cancel.pop()
-        assert callable(withdraw)
-        withdraw()
+        _cancel.pop()()
     _patches.undo()
 
 

@@ -108,7 +108,7 @@ def test_build_blocks_mapping_is_the_peers(
     one_sentence: bool,
 ) -> None:
     arguments = (*corpus, epochs, most, length, seed)
-    check_blocks_mapping(*arguments, one_sentence)
+    check_blocks_mapping(*arguments)
     expected = megatron_helpers.build_blocks_mapping(*arguments, VERBOSE, one_sentence)
     assert_same(backend.map_blocks(*arguments, one_sentence), expected)
 
@@ -305,7 +305,7 @@ def test_check_mapping_refuses(change: dict[str, Any], message: str) -> None:
 )
 def test_check_blocks_mapping_refuses(change: dict[str, Any], message: str) -> None:
     titles = np.array([1, 1], np.int32)
-    arguments = {**VALID, "titles_sizes": titles, "use_one_sent_blocks": False, **change}
+    arguments = {**VALID, "titles_sizes": titles, **change}
     with pytest.raises(InvalidArgument, match=message):
         check_blocks_mapping(**arguments)
 
@@ -319,7 +319,7 @@ def test_samples_of_one_token_need_no_draw(backend: Any, megatron_helpers: Modul
         megatron_helpers.build_mapping(*arguments, VERBOSE, 1),
     )
     arguments = (*corpus, 2, 2**64 - 1, 1, 1)
-    check_blocks_mapping(*arguments, True)
+    check_blocks_mapping(*arguments)
     assert_same(
         backend.map_blocks(*arguments, True),
         megatron_helpers.build_blocks_mapping(*arguments, VERBOSE, True),
