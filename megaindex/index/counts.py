@@ -7,13 +7,14 @@ samples of one sequence length.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from megaindex._types import I64, IntArray
 from megaindex.index.spans import (
     Index,
+    ShownIndex,
     check_range,
     check_sources,
     separates_documents,
@@ -28,13 +29,6 @@ Cursors: TypeAlias = dict[tuple[int, int], int]
 """Next sample of each reading, by number of the source and sequence length."""
 
 
-@runtime_checkable
-class CountedIndex(Protocol):
-    """Index that counts its samples without locating them."""
-
-    def counts_by_length(self, begin: int, end: int) -> CountsByLength: ...
-
-
 def counts_by_length(index: Index, begin: int, end: int) -> CountsByLength:
     """Return the samples that positions ``begin`` to ``end - 1`` serve, by sequence length.
 
@@ -43,7 +37,7 @@ def counts_by_length(index: Index, begin: int, end: int) -> CountsByLength:
         InvalidArgument: the arrays of a blend name a source that it does not have.
     """
     begin, end = check_range(index, begin, end)
-    if isinstance(index, CountedIndex):
+    if isinstance(index, ShownIndex):
         return index.counts_by_length(begin, end)
     return counts_of(index, range(begin, end))
 

@@ -402,7 +402,8 @@ class StretchedIndex(CombinedIndex):
     def cursors(self, position: int) -> Cursors:
         """Return the next sample of each reading, see `megaindex.index.counts.cursors`.
 
-        Samples that are served again move none, but where all of a stretch are.
+        Stretches of samples served before, such as moved ones, move none; one of several times
+        stands at a sample of its current time.
         """
         reached = {id(index): 0 for index in self._bases}
         for each, _, _, stop in self._between(0, position):
@@ -412,8 +413,7 @@ class StretchedIndex(CombinedIndex):
                     "order of their own; end the run at an earlier one"
                 )
             end = each.samples[(stop - 1) % len(each.samples)] + 1
-            before = 0 if each.times > 1 else reached[id(each.index)]
-            reached[id(each.index)] = max(before, end)
+            reached[id(each.index)] = max(reached[id(each.index)], end)
         found: Cursors = {}
         for index in self._bases:
             end = reached[id(index)]

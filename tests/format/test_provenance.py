@@ -17,11 +17,11 @@ from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import provenance as module
 from megaindex.format.pair import PairSink
 from megaindex.format.provenance import (
+    InputRows,
     Provenance,
     ProvenanceSpool,
     RecordedTokenizer,
     RowFile,
-    Rows,
     open_provenance,
     provenance_faults,
 )
@@ -30,7 +30,7 @@ TOKENIZER = RecordedTokenizer(path="bytes", fingerprint="bytes 1", add_special_t
 FILES = [RowFile(path=f"/data/{n}.jsonl", format="jsonl", tokenizer=TOKENIZER) for n in range(3)]
 
 
-def written(path: Path, chunks: list[Rows], checksum: bytes = bytes(16)) -> Path:
+def written(path: Path, chunks: list[InputRows], checksum: bytes = bytes(16)) -> Path:
     spool = ProvenanceSpool(str(path.parent))
     spool.open()
     for file in FILES:
@@ -43,8 +43,8 @@ def written(path: Path, chunks: list[Rows], checksum: bytes = bytes(16)) -> Path
     return path
 
 
-def rows_of(documents: list[tuple[int, int, int, int]]) -> Rows:
-    return Rows(*np.array(documents, np.int64).reshape(-1, 4).T)
+def rows_of(documents: list[tuple[int, int, int, int]]) -> InputRows:
+    return InputRows(*np.array(documents, np.int64).reshape(-1, 4).T)
 
 
 def test_a_pair_is_published_with_its_provenance(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_document_takes_seven_bytes(tmp_path: Path) -> None:
     gaps = np.where(np.arange(n) % 7 == 0, 3, 1)
     begins = np.cumsum(sizes + gaps) - sizes
     rows = np.cumsum(gaps)
-    path = written(tmp_path / "a", [Rows(np.zeros(n, np.int64), rows, begins, begins + sizes)])
+    path = written(tmp_path / "a", [InputRows(np.zeros(n, np.int64), rows, begins, begins + sizes)])
     assert path.stat().st_size / n < 7.05
     assert Provenance(str(path), None).files == tuple(FILES)
 

@@ -54,9 +54,9 @@ def counted(index: Any, ids: list[int]) -> list[int]:
 @pytest.mark.parametrize("tail", ["drop", "pad", "wrap"])
 @pytest.mark.parametrize("skip", [None, [Skip(steps="0 3"), Skip(steps=5, move=True)]])
 def test_a_loader_counts_what_it_served(folder: Path, tail: str, skip: Any) -> None:
-    """After every batch, those of a wrapped last step included."""
+    """After every batch, those of a wrapped last step, of which one sample is left, included."""
     index = blend(folder)
-    loader = loader_of(index, global_batch_size=12, tail=tail, skip=skip)
+    loader = loader_of(index, num_samples=73, global_batch_size=12, tail=tail, skip=skip)
     ids: list[int] = []
     for rows, _ in zip(list(loader.sampler), loader, strict=True):
         ids += [row for row in rows if row is not None]
@@ -78,6 +78,18 @@ def test_positions_are_asked_for_in_any_order(folder: Path) -> None:
         assert [row.samples for row in rows] == counted(index, list(range(position)))
         assert rows == SourceProgress(index, ["a", "b"]).totals(position)
     assert progress.stages(75) == {}
+
+
+def test_parts_of_a_stage_are_one(folder: Path) -> None:
+    index = blend(folder)
+    stages = [("one", 0), ("one", 10), ("two", 30), ("one", 60)]
+    for consumed in (1, 30, 31, 75):
+        rows = SourceProgress(index, ["a", "b"], stages).stages(consumed)
+        two = list(range(30, min(consumed, 60)))
+        expected = {"one": sorted({*range(consumed)} - {*two}), **({"two": two} if two else {})}
+        assert {name: [row.samples for row in each] for name, each in rows.items()} == {
+            name: counted(index, ids) for name, ids in expected.items()
+        }
 
 
 def test_a_position_outside_the_run_is_refused(folder: Path) -> None:
