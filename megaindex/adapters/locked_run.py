@@ -53,6 +53,8 @@ class LockedRun:
         entries = with_files(settings["run"].get("skip", ()), self._files)
         self.skip = read_skips(entries, self._lock.path, "/")
         """The skips of the run; those of --iterations-to-skip are Megatron-LM's own."""
+        self.identity = self._lock.identity
+        """The identity of the run, 32 hex digits."""
 
     def __str__(self) -> str:
         return f"lock {self._lock.path or '(not written)'}"

@@ -230,6 +230,7 @@ class Policy:
             changed["skip"] = f"of {len(self.skip)} entr{'y' if len(self.skip) == 1 else 'ies'}"
         if self.lock is not None:
             changed["checked by"] = str(self.lock)
+            changed["identity"] = self.lock.identity
         if self.amend is not None:
             changed["amended at samples"] = " ".join(
                 str(change.consumed_samples) for change in self.amend.changes

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
+import megaindex
 from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
 
 try:
@@ -25,6 +26,7 @@ except ImportError as error:
         "'megaindex[torch]'"
     ) from None
 
+from megaindex.adapters.reports import logger, on_rank_0
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import join_states
@@ -93,7 +95,7 @@ class RunLoader:
 
         def open_lock() -> str:
             read = read_lock(lock)
-            self._name = read.path
+            self._name, self._identity = read.path, read.identity
             self._loader: Loader = open_run(
                 read,
                 data_parallel_rank=rank,
@@ -111,6 +113,9 @@ class RunLoader:
         else:
             open_lock()
         self._length = len(self._loader)
+        if rank == 0 and on_rank_0():
+            named = f"{self._name or 'a lock'}, identity {self._identity}"
+            logger.info("megaindex %s serves the run of %s", megaindex.__version__, named)
 
     def _check_length(self, length: int | None) -> None:
         """Raise InvalidArgument if the trainer's samples have another length."""
@@ -164,6 +169,11 @@ class RunLoader:
     def loader(self) -> Loader:
         """The loader of this rank."""
         return self._loader
+
+    @property
+    def identity(self) -> str:
+        """Identity of the run of the lock, 32 hex digits."""
+        return self._identity
 
     @property
     def consumed_samples(self) -> int:

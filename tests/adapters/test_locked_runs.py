@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 from collections.abc import Iterator
@@ -42,16 +43,21 @@ def _uninstalled() -> Iterator[None]:
     adapter.uninstall()
 
 
-def test_megatron_builds_what_was_locked(core: Any, tmp_path: Path) -> None:
+def test_megatron_builds_what_was_locked(
+    core: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "megaindex")
     prefixes = write_corpora(tmp_path)[1:4]
     words = [word for pair in zip("325", prefixes, strict=True) for word in pair]
     run = {"train_iters": 40, "eval_iters": 1, "eval_interval": 40, **SETTINGS}
     lock = str(tmp_path / "run.lock")
-    make_lock(data_path=words, **run).write(lock)
+    identity = make_lock(data_path=words, **run).write(lock).identity
     blend = (prefixes, [3.0, 2.0, 5.0])
     adapter.install(lock=lock)
     build(core, (160, 8, 0), None, blend=blend, split="90,10,0")
-    assert "checked by lock" in str(status())
+    (line,) = status().installed.values()
+    assert line.endswith(f", checked by lock {lock}, identity {identity}")
+    assert caplog.messages[0] == line
     for given, message in (
         ({"random_seed": 2}, r"run\.lock: train: the receipt of steps 0 to"),
         ({"blend": (prefixes, [3.0, 2.0, 4.0])}, "the receipt of steps"),
@@ -107,6 +113,7 @@ def test_neox_builds_what_was_locked(neox: Any, tmp_path: Path, blend: bool) -> 
     data = {} if blend else {"data_path": args.paths[0], "split": "60,20,20"}
     lock = make_lock(**neox_run(args, **data))
     neox_adapter.install(lock=lock)
+    assert f", checked by lock (not written), identity {lock.identity}" in str(status())
     loaders_of(args)
     for path in Path(args.paths[0]).parent.glob("*_indexmap_*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from support.corpora import write_corpus
 pytest.importorskip("torch")
 import torch
 
+import megaindex
 from megaindex.adapters import RunLoader, run_loader
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.loader import MicroBatchSampler, SampleOptions, join_states
@@ -78,6 +80,23 @@ def test_the_length_is_that_of_the_run_after_a_resume(lock: Lock) -> None:
     again.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert (len(again), again.returned, again.consumed_samples) == (120, 15, 30)
     assert sum(1 for _ in again) == 105
+
+
+def test_the_identity_of_the_run_is_logged_once(
+    lock: Lock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "megaindex")
+    version = megaindex.__version__
+    assert RunLoader(lock).identity == lock.identity
+    named = f"{lock.path}, identity {lock.identity}"
+    assert caplog.messages == [f"megaindex {version} serves the run of {named}"]
+    RunLoader(lock, joined=False, data_parallel_rank=1, data_parallel_size=2)
+    monkeypatch.setenv("RANK", "2")  # of two processes of the first data-parallel rank
+    RunLoader(lock, joined=False, data_parallel_rank=0, data_parallel_size=2)
+    assert len(caplog.messages) == 1
+    monkeypatch.setenv("RANK", "0")
+    RunLoader(Lock(path="", content={**lock.content, "root": str(Path(lock.path).parent)}))
+    assert "serves the run of a lock, identity" in caplog.messages[1]
 
 
 def test_eight_then_six_then_twelve_ranks(lock: Lock) -> None:
