@@ -1,7 +1,10 @@
 """``python -m megaindex``: the same as the ``megaindex`` command."""
 
+from __future__ import annotations
+
 import sys
 
-from megaindex.cli import main
+from megaindex.cli import main as main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
