@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -254,6 +255,20 @@ def open_at_once(path: str | os.PathLike[str], *, follow: bool = True) -> int:
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     return os.open(path, flags)
+
+
+def sha256_of(path: str) -> tuple[int, str]:
+    """Return the size of a local file, and SHA-256 of its content, 64 hex digits.
+
+    Raises:
+        StorageError: it is not a regular file, or cannot be read.
+    """
+    action = "cannot read"
+    with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
+        digest = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+        return file.tell(), digest.hexdigest()
 
 
 def open_regular(path: str, action: str = "cannot open") -> int:

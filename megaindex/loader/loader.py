@@ -95,6 +95,7 @@ class Loader:
             alone. Labels and loss masks are covered whole, unless it is None. Fingerprints are
             computed here, or for the first checkpoint if sources are opened later.
         evaluation: function that returns the run of one round of an evaluation, for `evaluation`.
+        identity: identity of the run, as its lock has, which the states name; None: not known.
 
     Raises:
         InvalidArgument: an argument is out of range, or the datasets do not belong to the index.
@@ -119,6 +120,7 @@ class Loader:
         targets: Targets | None = None,
         content: Literal["sampled", "whole"] | None = "sampled",
         evaluation: Callable[[], Run | None] | None = None,
+        identity: str | None = None,
     ) -> None:
         if sampler is None:  # Loader(index, sampler)
             datasets, sampler = None, _check_sampler(datasets)
@@ -164,7 +166,7 @@ class Loader:
         self._bytes_ahead = bytes_ahead
         self._index = index
         self._content, self._sources, self._targets = content, sources, targets
-        self._evaluation = evaluation
+        self._evaluation, self._identity = evaluation, identity
         self._same: dict[str, Any] = {
             "options": options, "reader": reader if isinstance(reader, str) else "auto",
             "read_ahead": read_ahead, "num_threads": num_threads, "bytes_ahead": bytes_ahead,
@@ -216,6 +218,11 @@ class Loader:
             )
         paths = [dataset.path_prefix for dataset in self._sources]
         return SourceProgress(served(self._index), paths)
+
+    @property
+    def identity(self) -> str | None:
+        """Identity of the run, as its lock has; None if it is not known."""
+        return self._identity
 
     @property
     def sequence_lengths(self) -> set[int]:
@@ -389,6 +396,7 @@ class Loader:
         state = self._sampler_state()
         return {
             "version": VERSION,
+            "identity": self.identity,
             "consumed_samples": state["consumed_samples"],
             "sampler": state,
             "order": order_facts(self._index, decided_samples(state)),

@@ -38,7 +38,7 @@ from megaindex.recipe.mix_changes import MixChanges, given_weights
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
-from megaindex.run.from_recipe import evaluation_of_opened, shapes_of
+from megaindex.run.from_recipe import evaluation_of_opened, identity_of_opened, shapes_of
 from megaindex.validation import (
     CheckpointReader,
     check_between,
@@ -297,6 +297,7 @@ class RecipeLoader(Loader):
         self._micro_batch_size = micro_batch_size
         self._losses: dict[str, tuple[int, float, float]] = {}
         self._has_dataset = False
+        self._known_identity: tuple[OpenRecipe, str | None] | None = None
         self._ranks: dict[str, Any] = {
             "data_parallel_rank": data_parallel_rank,
             "data_parallel_size": ranks_of(shapes_of(layout), data_parallel_size),
@@ -353,6 +354,13 @@ class RecipeLoader(Loader):
     def layout(self) -> RecipeLayout:
         """The layout of the run, with the changes of its mix."""
         return self._opened.layout
+
+    @property
+    def identity(self) -> str | None:
+        """Identity of the run, as its lock has; None with changes of the mix set by `set_mix`."""
+        if self._known_identity is None or self._known_identity[0] is not self._opened:
+            self._known_identity = self._opened, identity_of_opened(self._opened)
+        return self._known_identity[1]
 
     @property
     def next_step(self) -> int:

@@ -114,7 +114,11 @@ def open_run(
         micro_batch_size=micro_batch_size,
         balance=balance,
     )
-    own = {"targets": targets_of(run), "recorder": Recorder(lock.fingerprints("train"))}
+    own = {
+        "targets": targets_of(run),
+        "recorder": Recorder(lock.fingerprints("train")),
+        "identity": lock.identity,
+    }
     return Loader(run.index, sampler, evaluation=evaluation, **{**own, **loading})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import xxhash
 from megaindex.errors import FormatError, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.format.header import Fault
-from megaindex.io.paths import FileInfo, absolute, as_storage_error, open_regular
+from megaindex.io.paths import FileInfo, absolute, sha256_of
 from megaindex.lock.lock_file import Lock, LockedFile, LockedSource
 from megaindex.lock.shape import LEAST_CHUNK
 from megaindex.objects.files import read_ranges, stat_path
@@ -36,10 +35,8 @@ def file_facts(path: str) -> dict[str, Any]:
         raise MissingFile(
             f"{path}: the file of skipped documents or mix changes is not there; restore it"
         )
-    action = "cannot read"
-    with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+    size, digest = sha256_of(path)
+    return {"bytes": size, "sha256": digest}
 
 
 def idx_hash(prefix: str) -> str:

@@ -92,13 +92,7 @@ class RecipeSettings:
     @property
     def files(self) -> list[str]:
         """Paths of the files of documents and of mix changes, each once."""
-        recipe = self.settings
-        named = [skip.documents for skip in recipe.skip if isinstance(skip.documents, str)]
-        if recipe.mix_changes is not None and recipe.mix_changes.path:
-            named.append(recipe.mix_changes.path)
-        if recipe.past is not None:
-            named += [read.documents for read in recipe.past.read if read.documents]
-        return list(dict.fromkeys(named))
+        return self.settings.files
 
     def runs(
         self, wanted: Sequence[Split] = SPLITS, most: Mapping[str, int] | None = None

@@ -741,6 +741,16 @@ class Recipe:
         return self.micro_batch_size * self.data_parallel_size
 
     @property
+    def files(self) -> list[str]:
+        """Paths of the files of documents and of mix changes, each once."""
+        named = [skip.documents for skip in self.skip if isinstance(skip.documents, str)]
+        if self.mix_changes is not None and self.mix_changes.path:
+            named.append(self.mix_changes.path)
+        if self.past is not None:
+            named += [read.documents for read in self.past.read if read.documents]
+        return list(dict.fromkeys(named))
+
+    @property
     def first_sample(self) -> int:
         """Position of the first sample: the samples of the steps of the past, 0 without."""
         return 0 if self.past is None else self.batch.samples_after(self.past.steps)

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from megaindex.builders.recipe import OpenRecipe, OpenSource, open_recipe
+from megaindex.io.paths import sha256_of
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.recipe.recipe import Recipe
+from megaindex.run.identity import canonical_forms, short_hash
 from megaindex.run.run import Run, RunSource, StepShape, skipped_run
+from megaindex.run.subset import rows_of, subset_of
 from megaindex.validation import check_between
 
 
@@ -73,6 +76,27 @@ def evaluation_of_opened(opened: OpenRecipe) -> Run | None:
         rounds=rounds.count,
         every=evaluation.interval,
     )
+
+
+def identity_of_opened(opened: OpenRecipe) -> str | None:
+    """Return the identity of the run of a recipe, as a lock of it has; None for changes of the mix
+    that no file holds.
+
+    Raises:
+        StorageError: a file of documents or of mix changes cannot be read.
+    """
+    recipe, runs = opened.layout.recipe, {"train": run_of_opened(opened)}
+    if recipe.mix_changes is not None and recipe.mix_changes.size and not recipe.mix_changes.path:
+        return None
+    if (valid := evaluation_of_opened(opened)) is not None:
+        runs["valid"] = valid
+    rows, files = rows_of(list(opened.pairs)), rows_of(recipe.files)
+    forms = canonical_forms(
+        {name: subset_of(run, rows, files) for name, run in runs.items()},
+        [opened.validation_cache.fingerprint(pair) for pair in opened.pairs.values()],
+        [sha256_of(path)[1] for path in files],
+    )
+    return short_hash(forms)
 
 
 def shapes_of(layout: RecipeLayout) -> tuple[StepShape, ...]:

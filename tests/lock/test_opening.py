@@ -175,3 +175,23 @@ def test_a_schedule_of_listed_steps(
 def test_steps_begin_where_their_shape_changes() -> None:
     with pytest.raises(InvalidArgument, match="no step begins with sample 5"):
         BatchSchedule.of_steps(np.array([0, 4, 8]), 0, [5])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_states_name_the_identity_of_the_lock(name: str) -> None:
+    ours = read_lock(f"{name}.lock").identity
+    size = {"data_parallel_size": 2} if name in RECIPES else {}
+    loader = open_run(f"{name}.lock", **size)
+    assert loader.identity == loader.state_dict()["identity"] == ours
+    if name in RECIPES:
+        theirs = RecipeLoader(open_recipe(read_recipe(RECIPES[name])), **size)
+        assert theirs.state_dict()["loader"]["identity"] == ours
+
+
+def test_changes_that_no_file_holds_have_no_identity() -> None:
+    loader = RecipeLoader(open_recipe(read_recipe("past.yaml")), data_parallel_size=2)
+    before = loader.state_dict()
+    loader.set_mix({"web": 1, "code": 1}, 5006)
+    assert loader.state_dict()["loader"]["identity"] is None
+    loader.load_state_dict(before)
+    assert loader.identity == read_lock("past.lock").identity
