@@ -91,7 +91,7 @@ class ValidationCache:
             self._known[record["prefix"]] = ValidatedPair(
                 num_tokens=record["num_tokens"],
                 fingerprint=record["fingerprint"],
-                content=record.get("content", {}),  # earlier versions wrote none
+                content=record["content"],
             )
         stamps = None if records is None else [record["stamp"] for record in records]
         self._stamps = stamps_of(self._prefixes) if stamps is None else stamps
@@ -147,7 +147,7 @@ class ValidationCache:
 
 
 def _is_sound(record: Record) -> bool:
-    content = record.get("content", {})
+    content = record["content"]
     texts = [record["fingerprint"], *content.keys(), *content.values()]
     return is_size(record["num_tokens"]) and all(isinstance(text, str) for text in texts)
 

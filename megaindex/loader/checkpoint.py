@@ -193,9 +193,9 @@ def stored_contents(
         FormatError: the state is damaged.
     """
     names = source_names(datasets)
-    if stored.values.get("content") is None:
-        return dict.fromkeys(names)
     rule = "must be a list of mappings, or null"
+    if stored.field("content", rule) is None:
+        return dict.fromkeys(names)
     given = stored.checked("content", rule, lambda value: isinstance(value, list) and value != [])
     read = [
         Contents.read(CheckpointReader("the content of a loader's source", each)) for each in given
@@ -223,8 +223,8 @@ def check_contents(
     """
     if any(content is None for content in theirs.values()):
         logger.warning(
-            "the checkpoint records only the lengths and document bounds of its sources, as in "
-            "earlier versions: tokens, labels and loss masks were not compared"
+            "the checkpoint records only the lengths and document bounds of its sources: tokens, "
+            "labels and loss masks were not compared"
         )
     for name, content in theirs.items():
         for part in ("content", "targets"):

@@ -225,7 +225,7 @@ class StoredReceipt:
     fingerprints: list[str]
     parameters: Mapping[str, Any]
     rank: int | None
-    """None in states of earlier versions, and of recorders without ranks."""
+    """None in states of recorders without ranks."""
     size: int | None
 
 
@@ -244,10 +244,8 @@ def stored_receipt(state: Mapping[str, Any]) -> StoredReceipt:
         raise FormatError(
             "the stored receipt must be the sum of its ladder; take it from an intact checkpoint"
         )
-    placed = misplaced = 0
-    if "in_place" in state or "misplaced" in state:  # not in states of earlier versions
-        misplaced = stored.integer("misplaced", most=receipt.count)
-        placed = stored.integer("in_place", most=receipt.count - misplaced)
+    misplaced = stored.integer("misplaced", most=receipt.count)
+    placed = stored.integer("in_place", most=receipt.count - misplaced)
     rank = size = None
     if "data_parallel_rank" in state or "data_parallel_size" in state:
         size = stored.integer("data_parallel_size", least=1)

@@ -177,10 +177,10 @@ def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
         facts[size] = stored.integer(size, least=0 if size == "documents" else 1, most=2**62)
     if UNREAD in stored.values:
         facts[UNREAD] = stored.integer(UNREAD, most=facts["samples"])
-    facts["content"] = None  # as in states of earlier versions
-    if stored.values.get("content") is not None:
-        facts["content"] = Contents.read(stored.part("content", "the content of a source"))
-    return name, facts
+    content = stored.field("content", "must be a mapping or null")
+    if content is not None:
+        content = Contents.read(stored.part("content", "the content of a source"))
+    return name, {**facts, "content": content}
 
 
 def check_sizes(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

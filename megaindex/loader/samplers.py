@@ -532,16 +532,12 @@ class MicroBatchSampler(Resumable):
             raise InvalidArgument(difference)
 
     def _largest_of(self, stored: Mapping[str, Any]) -> int:
-        """Return the largest step of a state; states of early versions have ``num_samples``."""
-        if stored["kind"] != self.kind:
-            return self._most_rows
-        unknown = max(self._most_rows, int(stored["num_samples"]))
-        return int(stored.get("largest_step", unknown))
+        """Return the largest step of a state."""
+        return int(stored["largest_step"]) if stored["kind"] == self.kind else self._most_rows
 
     def _check_fields(self, stored: CheckpointReader) -> None:
         stored.integer("train_samples", most=stored.integer("num_samples"))
-        if "largest_step" in stored.values:
-            stored.integer("largest_step", least=1)
+        stored.integer("largest_step", least=1)
         stored.integer("rows_left", most=self._largest_of(stored.values) - 1)
 
     def _check_position(self, position: LoaderPosition) -> None:
