@@ -538,9 +538,9 @@ class _Iteration(Iterator[Batch]):
 
 def _without_recipe(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state of a `Loader` in that of a `RecipeLoader`; others as they are."""
-    if "recipe" not in state:
+    stored = CheckpointReader("the state of a loader", state)
+    if "recipe" not in stored.values:
         return state
-    stored = CheckpointReader("the state of a recipe's loader", state)
     rule = "must be a list of mappings"
     sources = stored.checked("sources", rule, lambda value: isinstance(value, list))
     contents = [CheckpointReader("a source of it", each).values.get("content") for each in sources]
