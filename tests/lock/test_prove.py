@@ -260,7 +260,9 @@ def test_the_identity_of_a_checkpoint_is_that_in_its_state(recipe: bool) -> None
     lock = make_lock(read_recipe("run.yaml")).write("first.lock", overwrite=True)
     if not recipe:
         lock = locked("first.lock")
-    states = run(lock, 4, 1)
+    states = run(read_recipe("run.yaml") if recipe else lock, 4, 1)
+    served = states[0].get("loader", states[0])["identity"]
+    assert served == lock.identity
     for state in states:
         state.pop("identity", None)
         state.get("loader", {}).pop("identity", None)

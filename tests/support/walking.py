@@ -101,7 +101,7 @@ def expected(opened: OpenRecipe, sample: int | None) -> tuple[np.ndarray, np.nda
     columns = (column.tolist() for column in opened.index.locate([sample]))
     for source, document, offset, length in zip(*columns, strict=True):
         tokens[at : at + length] = opened.datasets[source].get(document, offset, length)
-        mask = opened.sources[source].targets
+        mask = opened.sources[source].companion
         if mask is None:
             loss[:] = 1
         else:
