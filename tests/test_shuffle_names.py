@@ -131,8 +131,7 @@ def test_flags_recipe_and_python_give_the_same_samples(order: str, paths: list[s
     locks = [make_lock(ours), make_lock(**theirs)]
     receipts = [lock.subset("train")["receipts"] for lock in locks]
     assert receipts[0] == receipts[1]
-    if len(paths) > 1:
-        assert locks[0].identity == locks[1].identity
+    assert locks[0].identity == locks[1].identity
 
 
 KINDS = {
