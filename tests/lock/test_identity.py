@@ -24,8 +24,13 @@ from megaindex.run.identity import canonical_form
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
 EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "150"))
-RUN = {"sequence_length": 16, "train_iters": 30, "global_batch_size": 4, "eval_iters": 0}
-SPLIT = {"split": "1,0,0"}
+RUN: dict[str, Any] = {
+    "sequence_length": 16,
+    "train_iters": 30,
+    "global_batch_size": 4,
+    "eval_iters": 0,
+}
+SPLIT: dict[str, Any] = {"split": "1,0,0"}
 RECIPE = """
 sequence_length: 16
 batch: {micro_batch_size: 2, data_parallel_size: 2}
