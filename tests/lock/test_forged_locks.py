@@ -342,6 +342,24 @@ def test_nodes_nest_as_the_page_says(change: Callable[[Any], None], message: str
         read_lock("nested.lock")
 
 
+def test_only_greedy_blends_of_arrays_wrap() -> None:
+    content = json.loads(Path("neox.lock").read_bytes())
+    index = content["subsets"]["train"]["index"]
+    index["uncounted"] = 1
+    Path("wrapped.lock").write_bytes(signed(content))
+    assert read_lock("wrapped.lock").identity != read_lock("neox.lock").identity
+    order = index["common"]
+    for inside, key, value, where in (
+        (order, "order", "epoch", r"rows\[0\].order must be 'arrays'"),
+        (index, "rule", "divisor", "index.rule must be 'greedy'"),
+    ):
+        before, inside[key] = inside[key], value
+        Path("wrapped.lock").write_bytes(signed(content))
+        with pytest.raises(FormatError, match=where):
+            read_lock("wrapped.lock")
+        inside[key] = before
+
+
 def test_what_would_be_refused_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     lock = read_lock("flags.lock")  # of 34 steps
     monkeypatch.setattr("megaindex.lock.shape.MOST_STEPS", 34)

@@ -20,12 +20,17 @@ from megaindex.index.description import describe_index
 from megaindex.lock import make_lock, read_lock, report_run, run_of_lock
 from megaindex.recipe import read_recipe
 from megaindex.recipe.recipe_file import recipe_of
-from megaindex.run.identity import canonical_form
+from megaindex.run.identity import canonical_form, canonical_forms
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
 EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "150"))
-RUN = {"sequence_length": 16, "train_iters": 30, "global_batch_size": 4, "eval_iters": 0}
-SPLIT = {"split": "1,0,0"}
+RUN: dict[str, Any] = {
+    "sequence_length": 16,
+    "train_iters": 30,
+    "global_batch_size": 4,
+    "eval_iters": 0,
+}
+SPLIT: dict[str, Any] = {"split": "1,0,0"}
 RECIPE = """
 sequence_length: 16
 batch: {micro_batch_size: 2, data_parallel_size: 2}
@@ -95,11 +100,23 @@ def test_documents_of_a_mask_enter_by_their_content() -> None:
 
 
 def test_lengths_of_a_source_enter(folder: Path) -> None:
+    """The same ones in another order: the node of the source stays as it is."""
     first = identity()
+    lengths = IndexedDataset(folder / "web").sequence_lengths[::-1].copy()
     for suffix in ("bin", "idx"):
         (folder / f"web.{suffix}").unlink()
-    write_corpus(folder / "web", np.full(40, 30), np.uint16)
+    write_corpus(folder / "web", lengths, np.uint16)
     assert identity() != first
+
+
+def test_rows_of_padding_enter() -> None:
+    subset = {"index": {"order": "arrays", "samples": 5}, "samples": 5, "steps": [[0, 5, 1]]}
+    forms = [
+        canonical_forms({"train": {**subset, "masked_rows": rows}}, {"train": []}, ())
+        for rows in (0, 3)
+    ]
+    assert [each["train"].pop("masked_rows") for each in forms] == [0, 3]
+    assert forms[0] == forms[1]
 
 
 def form(node: Any, samples: int = 12, **others: Any) -> Any:
@@ -134,6 +151,10 @@ def test_sequences_of_one_source_have_no_end_either() -> None:
         return form({"order": "stages", "common": {}, "sources": [row], "stages": [stage]})
 
     assert past(1) == past(2)
+    leaf = {"order": "epoch", "name": "a", "without": 1}
+    subset = {"index": leaf, "samples": 5, "steps": [[0, 5, 1]]}
+    ((*_, node),) = canonical_form(subset, ("s0", "s1"))["pieces"][0]["streams"]
+    assert node == {**leaf, "without": "s1"}
     assert past(1)[0]["streams"][0][2]["parts"][0]["index"] == {"order": "epoch", "name": "a"}
 
 
@@ -198,6 +219,15 @@ def test_other_stages_stay_apart() -> None:
     assert len(staged(*({**each, **shuffled} for each in both))) == 2
 
 
+def test_shares_before_a_change_of_the_mix_enter_in_proportion() -> None:
+    def changed(*shares: int) -> Any:
+        first = {"rule": "stratified", "shares": list(shares)}
+        return staged(stage(9, [0, 0], rule="changed", columns=[0, 1], first=first))
+
+    assert changed(4, 2) == changed(2, 1)
+    assert changed(4, 3) != changed(2, 1)
+
+
 def test_a_stage_of_one_stream_reads_it_in_order() -> None:
     leaf = {"order": "epoch", "name": "b"}
     parts = [{"ranges": [[3, 12, 1]], "index": leaf}]
@@ -254,7 +284,9 @@ def test_ranges_that_continue_are_one() -> None:
         assert sequence([[0, 10, 1], [11, 31, 1]]) != whole
         assert sequence([[0, 10, 2], [10, 20, 1]]) != sequence([[0, 20, 1]])
         assert sequence([[0, 10, 1], [0, 10, 1], [0, 10, 3]]) == sequence([[0, 10, 5]])
-        assert sequence([[0, 10, 1], [10, 20, 2]]) != sequence([[0, 20, 2]])
+        for apart in ([[0, 10, 1], [10, 20, 2]], [[0, 10, 2], [10, 20, 1]]):
+            assert [piece["times"] for piece in sequence(apart)] == [each[2] for each in apart]
+        assert sequence([[0, 10, 1], [5, 5, 1], [10, 20, 1]]) == sequence([[0, 20, 1]])
 
 
 def test_steps_and_holes_that_follow_each_other_are_one() -> None:
@@ -266,6 +298,7 @@ def test_steps_and_holes_that_follow_each_other_are_one() -> None:
         return canonical_form({"index": node, "samples": 50, "steps": steps}, ("s0", "s1"))
 
     first = whole([[0, 4, 5], [20, 6, 5]], [[4, 12]], [[4, 12]])
+    assert first["steps"] == [[0, 4, 5], [20, 6, 5]]
     assert whole([[0, 4, 2], [8, 4, 3], [20, 6, 5]], [[4, 8], [8, 12]], [[4, 8], [8, 12]]) == first
     assert whole([[0, 4, 5], [20, 6, 5]], [[4, 8], [9, 12]], [[4, 8], [9, 12]]) != first
     assert whole([[0, 4, 5], [20, 6, 5]], [[4, 12]], []) != first
