@@ -129,7 +129,7 @@ def _sets(
 
     _check_run(run, options)
     wanted = [each for each in target.subsets if each in (options.subset or SPLITS)]
-    streams = settings_of(run).runs(wanted if wanted == ["train"] else SPLITS)
+    streams = settings_of(run).runs(evaluation=wanted != ["train"])
     if isinstance(run, Recipe):  # a recipe evaluates by rules of its own
         streams = {"train": streams["train"]}
     requests = _requests(run, streams, target, options.split)

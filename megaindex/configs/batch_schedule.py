@@ -21,6 +21,7 @@ from megaindex.validation import check_between, check_integer, check_setting, pa
 
 _MOST_INCREMENTS = 1_000_000
 _EXACT_DOUBLE = 2**53
+_FAR = 2**61  # samples, more than any run has
 _SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -29,8 +30,8 @@ class ListedSteps:
     """Steps of sizes that are listed, in the place of a batch size.
 
     Attributes:
-        bounds (int64[steps + 1]): rows before each step, from 0 on, and behind the last one; steps
-            behind it have its size.
+        bounds (int64[steps + 1]): rows before each step, from 0 on, and behind the last one, behind
+            which no step ends.
         batch_sizes: the sizes of the steps, each once.
     """
 
@@ -40,21 +41,16 @@ class ListedSteps:
     def samples_after(self, steps: int) -> int:
         """Return the samples of the first ``steps``."""
         last = self.bounds.size - 1
-        beyond = max(0, steps - last)
-        size = int(self.bounds[-1] - self.bounds[-2])
-        return int(self.bounds[min(steps, last)]) + beyond * size
+        return int(self.bounds[min(steps, last)]) + max(0, steps - last) * _FAR
 
     def batches_within(self, samples: int) -> int:
         """Return the most steps that have at most ``samples`` in all."""
-        end, size = int(self.bounds[-1]), int(self.bounds[-1] - self.bounds[-2])
-        beyond = max(0, samples - end) // size
+        beyond = max(0, samples - int(self.bounds[-1])) // _FAR
         return int(np.searchsorted(self.bounds, samples, "right")) - 1 + beyond
 
     def sizes_between(self, begin: int, end: int) -> I64:
         """Return int64[n]: samples of steps ``begin`` to ``end - 1``."""
-        last, steps = self.bounds.size - 1, np.arange(begin, end + 1)
-        beyond = np.maximum(0, steps - last) * int(self.bounds[-1] - self.bounds[-2])
-        sizes: I64 = np.diff(self.bounds[np.minimum(steps, last)] + beyond)
+        sizes: I64 = np.diff(self.bounds[begin : end + 1])
         return sizes
 
 
@@ -147,7 +143,13 @@ class BatchSchedule:
 
     @classmethod
     def of_steps(
-        cls, bounds: I64, masked_rows: int = 0, changes: Sequence[int] = ()
+        cls,
+        bounds: I64,
+        masked_rows: int = 0,
+        changes: Sequence[int] = (),
+        *,
+        past_steps: int = 0,
+        ends: bool = False,
     ) -> BatchSchedule:
         """Return the schedule of the steps of a run, with a stage from each of ``changes`` on.
 
@@ -156,6 +158,8 @@ class BatchSchedule:
                 are those of a past in another system.
             masked_rows: rows of padding in the last step.
             changes: starts of steps, in order.
+            past_steps: steps made already, whose sizes no ranks need to divide.
+            ends: no step follows, though there may be samples for another.
 
         Raises:
             InvalidArgument: no step begins at one of ``changes``.
@@ -167,15 +171,22 @@ class BatchSchedule:
         if wrong:
             raise InvalidArgument(f"no step begins with sample {wrong[0]}; restore the steps")
         rows[0] = 0
-        stages = []
+        stages: list[tuple[int, StepSizes]] = []
         for begin, end in itertools.pairwise([0, *at, bounds.size - 1]):
-            first = int(rows[begin])
-            sizes = np.diff(bounds[begin:end])
-            sizes = np.unique(np.append(sizes, rows[end] - bounds[end - 1]))
-            sizes = sizes[sizes > 0].tolist()
-            listed = ListedSteps(bounds=rows[begin : end + 1] - first, batch_sizes=tuple(sizes))
-            is_plain = len(sizes) == 1 and int(bounds[begin]) == first
-            stages.append((first, sizes[0] if is_plain else listed))
+            first, of_stage = int(rows[begin]), np.diff(bounds[begin : end + 1])
+            of_stage[-1] = rows[end] - bounds[end - 1]
+            every, left = (
+                np.unique(sizes[sizes > 0]).tolist()
+                for sizes in (of_stage, of_stage[max(0, past_steps - begin) :])
+            )
+            is_plain = len(every) == 1 and int(bounds[begin]) == first
+            if is_plain and not (ends and end == bounds.size - 1):
+                stages.append((first, every[0]))
+            else:
+                relative = rows[begin : end + 1] - first
+                stages.append(
+                    (first, ListedSteps(bounds=relative, batch_sizes=tuple(left or every)))
+                )
         return cls(stages=tuple(stages))
 
     def check_multiple_of(self, rows: int, begin: int = 0, end: int | None = None) -> None:

@@ -402,18 +402,20 @@ class StretchedIndex(CombinedIndex):
     def cursors(self, position: int) -> Cursors:
         """Return the next sample of each reading, see `megaindex.index.counts.cursors`.
 
-        Stretches of samples served before, such as moved ones, move none; one of several times
-        stands at a sample of its current time.
+        A reading that starts over stands at a sample of its current pass; moved samples, which are
+        behind the end of a run with skips, move none.
         """
+        moved = range(getattr(self.skips, "end", 0), getattr(self.skips, "run_end", 0))
         reached = {id(index): 0 for index in self._bases}
-        for each, _, _, stop in self._between(0, position):
+        for each, first, _, stop in self._between(0, position):
             if not isinstance(each.samples, range):
                 raise InvalidArgument(
                     f"position {position} has no next samples: some before it are served in an "
                     "order of their own; end the run at an earlier one"
                 )
             end = each.samples[(stop - 1) % len(each.samples)] + 1
-            reached[id(each.index)] = max(reached[id(each.index)], end)
+            if end > 0 and first not in moved:  # nor of a past in another system
+                reached[id(each.index)] = end
         found: Cursors = {}
         for index in self._bases:
             end = reached[id(index)]

@@ -440,7 +440,28 @@ class Loader:
             InvalidArgument: continuing would change the samples served before or after.
             FormatError: the state is damaged, or not one of `state_dict`.
         """
-        self._load(_without_recipe(state), allow=allow)
+        self._load(self._without_recipe(state), allow=allow)
+
+    def _without_recipe(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the state of a `Loader` in that of a `RecipeLoader`; others as they are.
+
+        Raises:
+            InvalidArgument: the state changes the mix, and is not one of this run.
+        """
+        stored = CheckpointReader("the state of a loader", state)
+        if "recipe" not in stored.values:
+            return state
+        inner = stored.part("loader", "the state of a loader").values
+        if "mix_changes" in stored.values and inner.get("identity") != self.identity:
+            raise InvalidArgument(
+                "mix_changes: the state changes the mix of its run, which is not the one given "
+                f"({self.identity}); continue the recipe with RecipeLoader, or lock the state with "
+                "megaindex lock --state and open that"
+            )
+        rule = "must be a list of mappings"
+        given = stored.checked("sources", rule, lambda value: isinstance(value, list))
+        sources = [CheckpointReader("a source of it", each).values.get("content") for each in given]
+        return {**inner, "content": None if None in sources else sources}
 
     def _load(
         self,
@@ -534,18 +555,6 @@ class _Iteration(Iterator[Batch]):
                 "the loader"
             )
             raise
-
-
-def _without_recipe(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of a `Loader` in that of a `RecipeLoader`; others as they are."""
-    stored = CheckpointReader("the state of a loader", state)
-    if "recipe" not in stored.values:
-        return state
-    rule = "must be a list of mappings"
-    sources = stored.checked("sources", rule, lambda value: isinstance(value, list))
-    contents = [CheckpointReader("a source of it", each).values.get("content") for each in sources]
-    inner = stored.part("loader", "the state of a loader").values
-    return {**inner, "content": None if None in contents else contents}
 
 
 def _check_sampler(argument: Any) -> MicroBatches:

@@ -297,7 +297,7 @@ class RecipeLoader(Loader):
         self._micro_batch_size = micro_batch_size
         self._losses: dict[str, tuple[int, float, float]] = {}
         self._has_dataset = False
-        self._known_identity: tuple[OpenRecipe, str | None] | None = None
+        self._given_identity = identity_of_opened(opened)  # of the files as they are now
         self._ranks: dict[str, Any] = {
             "data_parallel_rank": data_parallel_rank,
             "data_parallel_size": ranks_of(shapes_of(layout), data_parallel_size),
@@ -358,9 +358,8 @@ class RecipeLoader(Loader):
     @property
     def identity(self) -> str | None:
         """Identity of the run, as its lock has; None with changes of the mix set by `set_mix`."""
-        if self._known_identity is None or self._known_identity[0] is not self._opened:
-            self._known_identity = self._opened, identity_of_opened(self._opened)
-        return self._known_identity[1]
+        same = self.recipe.mix_changes == self._given.layout.recipe.mix_changes
+        return self._given_identity if same else None
 
     @property
     def next_step(self) -> int:

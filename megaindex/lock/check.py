@@ -21,7 +21,6 @@ from megaindex.errors import (
 from megaindex.format import IndexedDataset
 from megaindex.format.findings import Collector, Report
 from megaindex.format.header import Fault
-from megaindex.index.frameworks import SPLITS
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import Index
 from megaindex.lock.lock_file import Lock, parse_lock
@@ -289,7 +288,7 @@ class _Check:
         """Resolve the settings again and compare the result with the subsets."""
         try:
             settings = read_settings(self.lock, paths, self.files, self.cache_dir)
-            runs = settings.runs(SPLITS, most_samples(self.lock))
+            runs = settings.runs(most_samples(self.lock))
         except StorageError:
             raise
         except MegaIndexError as error:

@@ -88,9 +88,9 @@ class FrameworkSettings:
         return list(dict.fromkeys(named))
 
     def runs(
-        self, wanted: Sequence[Split] = SPLITS, most: Mapping[str, int] | None = None
+        self, most: Mapping[str, int] | None = None, *, evaluation: bool = True
     ) -> dict[Split, Run]:
-        """Return the run of each wanted subset that the settings give.
+        """Return the run of training, and those of the evaluation that the settings give.
 
         Raises:
             InvalidArgument: the run cannot be built, or has more than ``most`` samples.
@@ -98,14 +98,14 @@ class FrameworkSettings:
         """
         settings = self.settings
         runs: dict[Split, Run] = {"train": self._run("train", most)}
-        if len(wanted) == 1:
+        if not evaluation:
             return runs
         parts = parts_of(settings.data, settings.row, sequence_length=settings.sequence_length)
         train = runs["train"]  # moved samples make steps behind the others
         steps = train.num_steps if train.skips is None else train.skips.num_steps
-        evaluation = evaluation_of(settings, steps, parts)
-        if evaluation is not None:
-            counts = (evaluation.valid_samples, evaluation.test_samples)
+        rounds = evaluation_of(settings, steps, parts)
+        if rounds is not None:
+            counts = (rounds.valid_samples, rounds.test_samples)
             for name, samples in zip(SPLITS[1:], counts, strict=True):
                 if samples and _has_samples(settings, parts[name]):
                     runs[name] = self._run(name, most)

@@ -10,17 +10,17 @@ import numpy as np
 
 from megaindex._lazy import torch_needed
 from megaindex.audit.diff_inputs import Side
-from megaindex.errors import FormatError
+from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.balance import CostModel
 from megaindex.index.frameworks import Split
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.receipts import fingerprint_keys, receipts_between
-from megaindex.index.skips import Skip, Skips, skips_of, without_holes
+from megaindex.index.skips import Skip, Skips, skips_of, source_number, without_holes
 from megaindex.index.spans import Index
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
-from megaindex.lock.settings import leaves
+from megaindex.lock.setting_values import leaves
 from megaindex.recipe.mix_changes import MixChanges
 from megaindex.run.run import Run
 from megaindex.run.subset import run_of_subset, source_nodes, step_bounds_of
@@ -93,6 +93,8 @@ def open_run(
         FormatError: the lock is damaged, or a source is not what it was; the message names the
             file.
     """
+    if decided := {"targets", "evaluation", "identity", "sampler"} & loading.keys():
+        raise InvalidArgument(f"{min(decided)}: the lock decides it; leave it out")
     lock = read_lock(lock)
     opened = LockedFiles(lock, search)
     run = opened.run("train", cache_dir)
@@ -114,12 +116,14 @@ def open_run(
         micro_batch_size=micro_batch_size,
         balance=balance,
     )
-    own = {
-        "targets": targets_of(run),
-        "recorder": Recorder(lock.fingerprints("train")),
-        "identity": lock.identity,
-    }
-    return Loader(run.index, sampler, evaluation=evaluation, **{**own, **loading})
+    return Loader(
+        run.index,
+        sampler,
+        targets=targets_of(run),
+        evaluation=evaluation,
+        identity=lock.identity,
+        **{"recorder": Recorder(lock.fingerprints("train")), **loading},
+    )
 
 
 def run_of_lock(
@@ -172,14 +176,13 @@ def locked_index(lock: Lock, search: Folder | None = None) -> Index:
 
 def locked_skips(lock: Lock) -> tuple[Skip, ...]:
     """Return the skips of a lock, with files and sources as the lock names them, for display."""
-    train, sources = lock.content["subsets"]["train"], lock.content["sources"]["rows"]
-    found = []
-    for entry in train["skip"] or ():
+    names, found = lock.names("train"), []
+    for entry in lock.content["subsets"]["train"]["skip"] or ():
         values = dict(entry)
         if "documents" in values:
             values["documents"] = lock.content["files"][values["documents"]]["path"]
-        if "source" in values and lock.content["settings"]["kind"] == "run":
-            values["source"] = sources[train["sources"][int(values["source"])]][0]
+        if "source" in values:
+            values["source"] = names[source_number(values["source"], names)]
         found.append(Skip.of(values, lock.path, ""))
     return tuple(found)
 

@@ -106,7 +106,7 @@ def located(lock: Lock, search: Folder | None = None) -> list[str | None]:
 
 
 def located_files(lock: Lock, search: Folder | None = None) -> list[str]:
-    """Return the path of each file of skipped documents: its path, or where it was moved."""
+    """Return the path of each other file of a lock: its path, or where it was moved."""
     found = [file.path for file in lock.files]
     if search is None or all(map(os.path.exists, found)):
         return found
@@ -125,10 +125,10 @@ def located_files(lock: Lock, search: Folder | None = None) -> list[str]:
 
 
 def file_fault(file: LockedFile, path: str) -> tuple[str, Fault] | None:
-    """Return a file of skipped documents that differs from the lock, and how, or None."""
+    """Return another file that differs from the lock, and how, or None."""
     if not os.path.isfile(path):
         found, expected = "no file", "a file"
-        return path, pin_fault("missing", "the skipped documents", found, expected, SEARCH)
+        return path, pin_fault("missing", "the file", found, expected, SEARCH)
     facts = file_facts(path)
     for rule, where in (("bytes", "its size in bytes"), ("sha256", "SHA-256 of its content")):
         if facts[rule] != getattr(file, rule):
@@ -197,7 +197,7 @@ def refuse(lock: Lock, found: tuple[str, Fault] | None, note: str = "") -> None:
 
 
 def sound_files(lock: Lock, search: Folder | None = None) -> list[str]:
-    """Return the path of each file of skipped documents, see `located_files`.
+    """Return the path of each other file of a lock, see `located_files`.
 
     Raises:
         MissingFile, StorageError: a file cannot be read.

@@ -17,7 +17,7 @@ from megaindex.configs.batch_schedule import skip_steps
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.description import describe_stage, described_stages
-from megaindex.index.frameworks import SPLITS, Split
+from megaindex.index.frameworks import Split
 from megaindex.index.mixing import FixedMixing
 from megaindex.io.paths import absolute
 from megaindex.lock.lock_file import Lock
@@ -95,9 +95,9 @@ class RecipeSettings:
         return self.settings.files
 
     def runs(
-        self, wanted: Sequence[Split] = SPLITS, most: Mapping[str, int] | None = None
+        self, most: Mapping[str, int] | None = None, *, evaluation: bool = True
     ) -> dict[Split, Run]:
-        """Return the run of each wanted subset that the recipe has.
+        """Return the run of training, and those of the evaluation that the recipe has.
 
         Raises:
             InvalidArgument: the recipe cannot be laid out, or has more than ``most`` samples.
@@ -109,7 +109,7 @@ class RecipeSettings:
                 f"train: the settings ask for {end} samples, and must for at most "
                 f"{most.get('train', 0)}; restore the settings"
             )
-        valid = evaluation_of_opened(self._opened) if "valid" in wanted else None
+        valid = evaluation_of_opened(self._opened) if evaluation else None
         train = run_of_opened(self._opened)
         return {"train": train} if valid is None else {"train": train, "valid": valid}
 

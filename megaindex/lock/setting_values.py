@@ -36,6 +36,7 @@ def plain(value: Any) -> Any:
 
 
 def with_paths(value: Any, paths: Sequence[str]) -> Any:
+    """Return JSON values with paths in place of rows."""
     return map_leaves(
         value, lambda key, each: paths[each] if key in PATHS and type(each) is int else each
     )
@@ -54,7 +55,7 @@ def changed_fields(value: Any) -> dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    """Return the number that `_plain` wrote as text; other values unchanged."""
+    """Return the number that `plain` wrote as text; other values unchanged."""
     if not isinstance(value, str):
         return value
     with contextlib.suppress(ValueError):

@@ -12,11 +12,11 @@ from typing import Any
 
 from megaindex.configs.run import RunSettings
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.frameworks import SPLITS
 from megaindex.lock.framework_settings import FrameworkSettings
 from megaindex.lock.lock_file import Lock, compact, read_lock
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.recipe_settings import RecipeSettings
+from megaindex.lock.setting_values import differences, leaves
 from megaindex.recipe.recipe import Recipe
 from megaindex.run.run import Run
 from megaindex.run.subset import rows_of, subset_of
@@ -73,7 +73,7 @@ def locked_settings(lock: Folder | Lock) -> Recipe | RunSettings:
     lock = read_lock(lock)
     paths, files = sound_paths(lock), sound_files(lock)
     settings = read_settings(lock, paths, files)
-    runs = settings.runs(SPLITS, most_samples(lock))
+    runs = settings.runs(most_samples(lock))
     for where, locked, resolved in unlike(lock, runs, paths, files):
         raise FormatError(
             f"{lock.path}: {where} is {shown(locked)}, and this release resolves the settings to "
@@ -111,25 +111,3 @@ def most_samples(lock: Lock) -> dict[str, int]:
         name: sum(each for where, each in leaves(lock.subset(name)) if where.endswith("samples"))
         for name in lock.content["subsets"]
     }
-
-
-def differences(theirs: Any, ours: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the places in JSON values that differ, with both values."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in dict.fromkeys([*theirs, *ours]):
-            yield from differences(theirs.get(key), ours.get(key), f"{where}.{key}".lstrip("."))
-    elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
-        for number, pair in enumerate(zip(theirs, ours, strict=True)):
-            yield from differences(*pair, f"{where}[{number}]")
-    elif theirs != ours or type(theirs) is not type(ours):
-        yield where, theirs, ours
-
-
-def leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the place and the value of all plain values in JSON values."""
-    if not isinstance(value, (dict, list)):
-        yield where, value
-        return
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, each in items:
-        yield from leaves(each, f"{where}.{key}".lstrip("."))

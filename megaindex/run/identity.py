@@ -64,6 +64,7 @@ def canonical_form(subset: Node, files: Sequence[str]) -> dict[str, Any]:
     joined = _merged(_pieces(skipped["index"], [(0, skipped["end"], 1)]), _joined)
     return {
         "steps": _merged(subset["steps"], _same_size),
+        "end": skipped["end"],
         "pieces": _merged(joined, _repeated),
         "left_out": _merged(skipped["left_out"], _adjacent),
         "moved": _merged(skipped["moved"], _adjacent),

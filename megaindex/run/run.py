@@ -158,7 +158,13 @@ class Run:
     def batch(self) -> BatchSchedule:
         """The rows of each step, those of padding too."""
         changes = [shape.first for shape in self.shapes[1:]]
-        return BatchSchedule.of_steps(self.step_bounds, self.masked_rows, changes)
+        return BatchSchedule.of_steps(
+            self.step_bounds,
+            self.masked_rows,
+            changes,
+            past_steps=self.past_steps,
+            ends=self.skips is not None and self.num_samples < self.skips.run_end,
+        )
 
     @property
     def num_steps(self) -> int:

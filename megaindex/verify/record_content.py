@@ -17,7 +17,7 @@ from megaindex.loader.targets import targets_of, targets_text
 from megaindex.lock.lock_file import Lock
 from megaindex.lock.opening import LockedFiles
 from megaindex.lock.pinned_files import token_hashes
-from megaindex.lock.settings import differences
+from megaindex.lock.setting_values import differences
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.run.from_recipe import evaluation_of_opened

@@ -49,7 +49,7 @@ from megaindex.io.atomic import read_named
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.opening import locked_index, locked_mix, locked_skips
-from megaindex.lock.settings import differences
+from megaindex.lock.setting_values import differences
 from megaindex.lock.shape import FORMAT as LOCK_FORMAT
 from megaindex.progress import Bar, silent
 from megaindex.recipe.mix_changes import MixChanges

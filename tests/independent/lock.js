@@ -289,7 +289,7 @@ function canonicalForm(name, { index, samples, steps, masked_rows: padded, round
   const joined = merged(piecesOf(skipped.index, [[0, skipped.end, 1]]), (a, b) => goesOn(a, b) && { ...a, samples: a.samples + b.samples });
   const pieces = merged(joined, (a, b) => same({ ...a, times: b.times }, b) && { ...a, times: a.times + b.times });
   const [sources, targets] = [own.sources.map((k) => rows[k].fingerprint), own.targets.map((t) => t && [t[0], rows[t[1]].fingerprint])];
-  return { sources, targets, rounds, every, steps: merged(steps, (a, b) => a[1] === b[1] && [a[0], a[1], a[2] + b[2]]),
+  return { sources, targets, rounds, every, end: skipped.end, steps: merged(steps, (a, b) => a[1] === b[1] && [a[0], a[1], a[2] + b[2]]),
     masked_rows: name === 'train' ? padded : 0, pieces: named(pieces), left_out: ranges(skipped.left_out),
     moved: ranges(skipped.moved), masks: named(skipped.masks).map(canonical).sort().map(JSON.parse) };
 }

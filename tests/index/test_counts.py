@@ -309,6 +309,10 @@ def test_cursors_of_a_loader_that_starts_over_are_those_of_its_pass() -> None:
     found = [cursors(passes, at)[0, 4] for at in (0, 1, 10, 11, 20, 30)]
     assert found == [0, 6, 15, 6, 15, 15]
     assert counts_by_length(passes, 0, 30)[4].tolist() == [30]
+    leaf = Leaf(4)
+    last = Stretch(index=leaf, samples=range(7))  # a last, partial pass
+    passes = StretchedIndex(stretches=(Stretch(index=leaf, samples=range(20), times=2), last))
+    assert [cursors(passes, at)[0, 4] for at in (39, 40, 41, 47)] == [19, 20, 1, 7]
 
 
 def test_samples_in_an_order_of_their_own_have_no_cursor() -> None:

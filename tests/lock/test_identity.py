@@ -110,13 +110,35 @@ def test_lengths_of_a_source_enter(folder: Path) -> None:
 
 
 def test_rows_of_padding_enter() -> None:
-    subset = {"index": {"order": "arrays", "samples": 5}, "samples": 5, "steps": [[0, 5, 1]]}
+    subset = {
+        "index": {"order": "arrays", "samples": 5}, "samples": 5, "steps": [[0, 5, 1]],
+        "sources": [0], "targets": [None], "rounds": 1, "every": None,
+    }  # fmt: skip
     forms = [
-        canonical_forms({"train": {**subset, "masked_rows": rows}}, {"train": []}, ())
+        canonical_forms({"train": {**subset, "masked_rows": rows}}, ["0" * 32], ())
         for rows in (0, 3)
     ]
     assert [each["train"].pop("masked_rows") for each in forms] == [0, 3]
     assert forms[0] == forms[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("targets", ([None], [["labels", 1]], [["labels", 0]], [["loss_mask", 1]])),
+        ("rounds", (1, 2)),
+        ("every", (None, 5, 6)),
+        ("samples", (4, 5)),
+    ],
+)
+def test_targets_rounds_and_ends_enter(field: str, values: Any) -> None:
+    subset = {
+        "index": {"order": "arrays", "samples": 5}, "samples": 5, "steps": [[0, 5, 1]],
+        "sources": [0], "targets": [None], "rounds": 1, "every": None, "masked_rows": 0,
+    }  # fmt: skip
+    pairs = ["0" * 32, "1" * 32]
+    forms = [canonical_forms({"train": {**subset, field: each}}, pairs, ()) for each in values]
+    assert len({json.dumps(each) for each in forms}) == len(values)
 
 
 def form(node: Any, samples: int = 12, **others: Any) -> Any:

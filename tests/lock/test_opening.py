@@ -10,20 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
+import torch
 from support.command_line import cli
 from support.locked_runs import RUNS, write_inputs
 
+from megaindex import Skip
 from megaindex.builders.recipe import open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import Loader, MicroBatchSampler, RecipeLoader
-from megaindex.lock import open_run, read_lock
+from megaindex.lock import make_lock, open_run, read_lock
 from megaindex.lock.lock_file import lock_text
 from megaindex.lock.settings import locked_settings
 from megaindex.recipe import Recipe, read_recipe
 from megaindex.run.from_settings import run_of_settings
-
-torch = pytest.importorskip("torch")
 
 RECIPES = {"recipe": "run.yaml", "lengths": "lengths.yaml", "past": "past.yaml"}
 
@@ -169,7 +172,6 @@ def test_a_schedule_of_listed_steps(
         for end in (bounds[step], bounds[step] + 1):
             steps = schedule.iterations_within(end, bounds[first])
             assert steps == np.searchsorted(rows, end, "right") - 1 - first
-    assert schedule.samples_after(1, rows[-1]) == 2 * rows[-1] - rows[-2]  # goes on as it ended
 
 
 def test_steps_begin_where_their_shape_changes() -> None:
@@ -195,3 +197,56 @@ def test_changes_that_no_file_holds_have_no_identity() -> None:
     assert loader.state_dict()["loader"]["identity"] is None
     loader.load_state_dict(before)
     assert loader.identity == read_lock("past.lock").identity
+
+
+def test_moved_samples_that_fill_no_step_are_not_served() -> None:
+    """Of a schedule whose next step would be larger than the last one."""
+    make_lock(
+        data_path=["data/web"], sequence_length=8, batch_schedule="0:4 320:8", train_iters=10,
+        eval_iters=0, skip=[Skip(steps="0", move=True)],
+    ).write("moved.lock")  # fmt: skip
+    steps = read_lock("moved.lock").content["subsets"]["train"]["steps"]
+    loader = open_run("moved.lock")
+    rows = sum(batch["tokens"].shape[0] for batch in loader)
+    assert (steps, rows, loader.consumed_samples) == ([[0, 4, 10]], 36, 40)
+
+
+@pytest.mark.parametrize("samples", [30, 32])
+def test_a_run_resumed_inside_a_batch_is_opened(samples: int) -> None:
+    """The steps made need not be divided by its ranks."""
+    make_lock(
+        data_path=["data/web"], sequence_length=8, train_samples=samples, global_batch_size=4,
+        consumed_samples=6, eval_iters=0, micro_batch_size=2, data_parallel_size=2,
+    ).write(f"inside{samples}.lock")  # fmt: skip
+    loader = open_run(f"inside{samples}.lock")
+    assert loader.consumed_samples == 6
+    assert sum(batch["tokens"].shape[0] for batch in loader) == (samples - 6) // 4 * 2
+    assert loader.consumed_samples == 6 + (samples - 6) // 4 * 4
+
+
+def test_changes_of_the_mix_are_not_lost() -> None:
+    """A state that changes the mix is one of the lock whose run has these changes alone."""
+    loader = RecipeLoader(open_recipe(read_recipe("past.yaml")), data_parallel_size=2)
+    next(iter(loader))
+    loader.set_mix({"web": 1, "code": 1}, 5006)
+    with pytest.raises(InvalidArgument, match="mix_changes: the state changes the mix"):
+        open_run("past.lock", data_parallel_size=2).load_state_dict(loader.state_dict())
+
+
+def test_files_that_go_away_do_not_end_a_run(tmp_path: Path) -> None:
+    """The identity is that of the files that were read when the recipe was opened."""
+    ids = tmp_path / "ids.txt"
+    ids.write_text("1 5 9")
+    recipe = f"{Path('run.yaml').read_text()}skip: [{{documents: {ids}, source: web}}]\n"
+    Path("skipping.yaml").write_text(recipe)
+    lock = make_lock(read_recipe("skipping.yaml"))
+    loader = RecipeLoader(open_recipe(read_recipe("skipping.yaml")), data_parallel_size=2)
+    ids.unlink()
+    next(iter(loader))
+    assert loader.state_dict()["loader"]["identity"] == lock.identity
+
+
+@pytest.mark.parametrize("name", ["identity", "targets", "evaluation"])
+def test_the_lock_decides_what_is_trained_on(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name}: the lock decides it"):
+        open_run("recipe.lock", **{name: None})
