@@ -223,9 +223,14 @@ class FrameworkFiles(Scenario):
         self._request("new")
 
     def may_raise(self, error: MegaIndexError) -> bool:
-        # arrays without a record are refused, which a power loss may have taken
-        lost = "power" in self.world.happened and isinstance(error, FormatError)
-        return super().may_raise(error) or lost
+        return super().may_raise(error) or self._lost_its_record(error)
+
+    def _lost_its_record(self, error: MegaIndexError) -> bool:
+        """Return True for what a power loss may have done: arrays without a record, or without
+        their content, are refused. Arrays that another builder replaces never are."""
+        replaced = "these are not the files that" in str(error)
+        power = "power" in self.world.happened
+        return power and isinstance(error, FormatError) and not replaced
 
     def audit(self) -> None:
         for _ in range(2):
@@ -240,8 +245,8 @@ class FrameworkFiles(Scenario):
         """Request the arrays; those that are refused are removed, as the message says."""
         try:
             self._request("new")
-        except FormatError:
-            require("power" in self.world.happened, "refused without a power loss")
+        except FormatError as error:
+            require(self._lost_its_record(error), f"refused: {error}")
             for name in os.listdir(FOLDER):
                 if ".claim" not in name:
                     os.unlink(f"{FOLDER}/{name}")
