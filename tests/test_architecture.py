@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"cli"},
     {"adapters", "verify"},
+    {"audit"},
     {"lock", "corpus"},
-    {"loader", "audit"},
+    {"loader"},
     {"plan"},
     {"run"},
     {"builders"},

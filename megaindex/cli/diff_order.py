@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _side(text: str, common: dict[str, Any]) -> Side:
     if text.endswith(".lock"):
-        from megaindex.lock.opening import side_from_lock
+        from megaindex.audit.lock_side import side_from_lock
 
         return side_from_lock(text)
     path = existing(text)

@@ -12,7 +12,7 @@ from megaindex.cli.options import Parser, add_flags, print_json
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    from megaindex.lock.report import report_run
+    from megaindex.audit.lock_report import report_run
     from megaindex.progress import counting_samples
 
     with counting_samples() as progress:

@@ -18,10 +18,10 @@ from support.corpora import write_corpus
 from support.locked_runs import RUNS, write_inputs
 
 from megaindex import BlendChange, amend_run
+from megaindex.audit.lock_side import side_from_lock
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
 from megaindex.lock.lock_file import SECTIONS, lock_text
-from megaindex.lock.opening import side_from_lock
 from megaindex.lock.settings import read_settings
 from megaindex.recipe import Recipe, read_recipe
 
