@@ -724,11 +724,6 @@ class Recipe:
         return stage.data_parallel_size or self.data_parallel_size
 
     @property
-    def common_micro_batch_size(self) -> int | None:
-        """The micro batch size of all stages; None if it is unknown or they differ."""
-        return _only({self.micro_batch_of(stage) for stage in self.stages})
-
-    @property
     def common_data_parallel_size(self) -> int | None:
         """The data-parallel size of all stages; None if it is unknown or they differ."""
         return _only({self.ranks_of(stage) for stage in self.stages})
