@@ -220,6 +220,22 @@ class Loader:
         return SourceProgress(served(self._index), paths)
 
     @property
+    def samples_consumed(self) -> int:
+        """Number of samples served on all ranks together, without skipped ones."""
+        return sum(row.samples for row in self.ledger.totals(self.consumed_samples))
+
+    @property
+    def tokens_consumed(self) -> int:
+        """Number of input tokens of the samples served on all ranks, padding inside samples
+        included: samples × sequence_length of their stage."""
+        return sum(row.tokens for row in self.ledger.totals(self.consumed_samples))
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Recorder of the samples that this rank received; None without one."""
+        return self._recorder
+
+    @property
     def identity(self) -> str | None:
         """Identity of the run, as its lock has; None if it is not known."""
         return self._identity

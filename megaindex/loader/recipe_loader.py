@@ -302,14 +302,12 @@ class RecipeLoader(Loader):
             "data_parallel_rank": data_parallel_rank,
             "data_parallel_size": ranks_of(shapes_of(layout), data_parallel_size),
         }
-        self.recorder = Recorder(opened.fingerprints)
-        """Recorder of the samples that this rank received."""
         super().__init__(
             opened.index,
             opened.datasets,
             self._sampler_of(opened),
             options=options,
-            recorder=self.recorder,
+            recorder=Recorder(opened.fingerprints),
             targets=targets_of(opened),
             content=None,
             evaluation=lambda: with_micro_batches(evaluation_of_opened(opened), micro_batch_size),
@@ -333,17 +331,6 @@ class RecipeLoader(Loader):
             balance=self._balance,
             index=opened.index,
         )
-
-    @property
-    def samples_consumed(self) -> int:
-        """Number of samples served on all ranks together, without skipped ones."""
-        return sum(row.samples for row in self.ledger.totals(self.consumed_samples))
-
-    @property
-    def tokens_consumed(self) -> int:
-        """Number of input tokens of the samples served on all ranks, padding inside samples
-        included: samples × sequence_length of their stage."""
-        return sum(row.tokens for row in self.ledger.totals(self.consumed_samples))
 
     @property
     def recipe(self) -> Recipe:

@@ -250,3 +250,17 @@ def test_files_that_go_away_do_not_end_a_run(tmp_path: Path) -> None:
 def test_the_lock_decides_what_is_trained_on(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{name}: the lock decides it"):
         open_run("recipe.lock", **{name: None})
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_was_served_is_counted_as_by_the_recipe(name: str) -> None:
+    ours = open_run(f"{name}.lock", data_parallel_size=2)
+    theirs = RecipeLoader(open_recipe(read_recipe(RECIPES[name])), data_parallel_size=2)
+    for loader in (ours, theirs):
+        for _ in zip(range(9), loader, strict=False):
+            pass
+    assert ours.samples_consumed == theirs.samples_consumed > 0
+    assert ours.tokens_consumed == theirs.tokens_consumed
+    assert ours.recorder is not None
+    assert theirs.recorder is not None
+    assert ours.recorder.state_dict() == theirs.recorder.state_dict()
