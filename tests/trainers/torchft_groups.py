@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
-import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -63,32 +63,44 @@ def train(name: str, lock: str, folder: Path, lighthouse: str, ends_at: int | No
     manager.shutdown(wait=False)
 
 
+def wait_for(path: Path, lines: int = 0) -> None:
+    """Wait until a file is there, and has more than so many lines; at most a minute."""
+    deadline = time.monotonic() + 60
+    while not path.exists() or (lines and len(path.read_text().splitlines()) <= lines):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
+def group(name: str, lock: str, folder: Path, lighthouse: str, ends_at: str) -> None:
+    """Train one group, as soon as all of them have imported torch; c after 10 steps of a."""
+    (folder / f"{name}.ready").touch()
+    wait_for(folder / "go")
+    if name == "c":
+        wait_for(folder / "a.jsonl", 10)
+    train(name, lock, folder, lighthouse, ends_at=int(ends_at) or None)
+
+
 def main(lock: str, folder: Path) -> int:
     """Return the number of groups that failed."""
     server = LighthouseServer(
         bind="[::]:0", min_replicas=1, join_timeout_ms=500, heartbeat_timeout_ms=2000
     )
-
-    def start(name: str, **ending: int) -> int:
-        child = os.fork()
-        if child:
-            return child
-        try:
-            train(name, lock, folder, server.address(), **ending)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-
-    groups = [start("a"), start("b", ends_at=7)]
-    path, deadline = folder / "a.jsonl", time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if path.exists() and len(path.read_text().splitlines()) > 10:
-            break
-        time.sleep(0.05)
-    groups.append(start("c"))
-    return sum(os.waitpid(group, 0)[1] != 0 for group in groups)
+    ends = {"a": 0, "b": 7, "c": 0}
+    groups = [  # not forked: the server has threads, which a forked process would wait for
+        subprocess.Popen(
+            [sys.executable, __file__, lock, str(folder), name, server.address(), str(ends_at)]
+        )
+        for name, ends_at in ends.items()
+    ]
+    for name in ends:
+        wait_for(folder / f"{name}.ready")
+    (folder / "go").touch()
+    return sum(each.wait() != 0 for each in groups)
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 3:
+        group(sys.argv[3], sys.argv[1], Path(sys.argv[2]), *sys.argv[4:])
+        os._exit(0)  # whatever threads the manager has left
     sys.exit(main(sys.argv[1], Path(sys.argv[2])))
