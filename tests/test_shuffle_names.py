@@ -15,7 +15,7 @@ import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
 
-from megaindex import IndexedDataset, build_blend, build_index
+from megaindex import IndexedDataset, IndexedDatasetWriter, build_blend, build_index
 from megaindex.audit import run_of_settings
 from megaindex.cache import fingerprint as fingerprints
 from megaindex.corpus import corpus_fingerprint
@@ -278,23 +278,27 @@ def test_a_name_is_text_that_a_lock_can_hold(name: Any) -> None:
         build_index("web", sequence_length=16, order="epoch", source_name=name)
     with pytest.raises(InvalidArgument, match="source a: shuffle_name must be text in UTF-8"):
         RecipeSource(name="a", path="web", shuffle_name=name)
-    if isinstance(name, str):
-        with pytest.raises(InvalidArgument, match="shuffle_names must be text in UTF-8"):
-            make_plan(**flags("epoch", ["web"]), shuffle_names=[name])
-    assert spans(build_index("web", sequence_length=16, order="epoch", source_name="é\n"), 60)
+    with pytest.raises(InvalidArgument, match="shuffle_names must be text in UTF-8"):
+        make_plan(**flags("epoch", ["web"]), shuffle_names=[name])
+    named, own = (
+        build_index("web", sequence_length=16, order="epoch", source_name=each)
+        for each in ("é\n", None)
+    )
+    assert spans(named, 60) != spans(own, 60)
 
 
-def test_a_name_keeps_the_order_of_a_corpus_that_changes(folder: Path) -> None:
-    """A document more at its end: the others are shuffled among more, by the same keys."""
-    given = recipe("web", settings=", shuffle_name: text")
-    names = [names_of(given)]
+def test_a_name_keeps_the_keys_of_a_corpus_that_changes(folder: Path) -> None:
+    """Bounds of documents that move leave lengths and samples, and change the fingerprint."""
+    given, other = recipe("web", settings=", shuffle_name: text"), recipe("web")
+    before = [spans(open_recipe(each).index, 80) for each in (given, other)]
     lengths = IndexedDataset("web").sequence_lengths.tolist()
     for suffix in ("bin", "idx"):
         (folder / f"web.{suffix}").unlink()
-    write_corpus(folder / "web", [*lengths, 9], np.uint16)
-    names.append(names_of(given))
-    assert names == [["text"], ["text"]]
-    assert names_of(recipe("web")) != [fingerprint("there/text")]
+    with IndexedDatasetWriter("web", np.uint16) as writer:
+        writer.add_document(np.zeros(sum(lengths)), lengths)
+    after = [spans(open_recipe(each).index, 80) for each in (given, other)]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
 
 
 def test_files_keep_a_given_name() -> None:

@@ -164,10 +164,12 @@ class BatchSchedule:
         Raises:
             InvalidArgument: no step begins at one of ``changes``.
         """
+        if bounds.size < 2 or bounds[0] == bounds[-1]:
+            raise InvalidArgument("a run must have a step with samples; restore the steps")
         rows = bounds.copy()
         rows[-1] += masked_rows
+        wrong = [first for first in changes if first not in bounds[1:-1] or not bounds[0] < first]
         at = np.searchsorted(bounds, changes).tolist()
-        wrong = [first for first, k in zip(changes, at, strict=True) if bounds[k] != first]
         if wrong:
             raise InvalidArgument(f"no step begins with sample {wrong[0]}; restore the steps")
         rows[0] = 0

@@ -24,6 +24,7 @@ from megaindex.validation import (
     check_between,
     check_flag,
     check_integer,
+    check_text,
     check_weights,
     make_plain,
     read_number,
@@ -333,6 +334,8 @@ def _as_flag(name: str, kind: str, value: Any) -> Any:
         return ",".join(map(str, value)) if several else str(value)
     if kind == "tuple[str, ...] | None":
         words = value if several else [value]
+        if name == "shuffle_names":  # text as it is: None and 3 are no names
+            return tuple(check_text(flag_of(name), word) for word in words)
         return tuple(os.fspath(w) if isinstance(w, os.PathLike) else str(w) for w in words)
     if kind == "tuple[int, ...] | None":
         return tuple(check_integer(flag_of(name), v) for v in (value if several else [value]))

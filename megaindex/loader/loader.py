@@ -50,7 +50,7 @@ from megaindex.loader.torch_dataset import GPTDataset
 from megaindex.run.run import Run
 from megaindex.validation import CheckpointReader, check_between, shown
 
-VERSION = 1
+VERSION = 2
 MicroBatches: TypeAlias = Iterable[Sequence[int | None]]
 
 
@@ -496,6 +496,7 @@ class Loader:
                 f"a sampler of type {type(self._sampler).__name__} cannot load a state; use one "
                 "with load_state_dict, such as MicroBatchSampler"
             )
+        stored.field("identity", "must be text or null")
         consumed = stored.integer("consumed_samples")
         if sampler.integer("consumed_samples") != consumed:
             raise stored.error(

@@ -49,8 +49,8 @@ from megaindex.validation import (
     shown,
 )
 
-VERSION = 1
-WITH_MIX = 2
+VERSION = 3
+WITH_MIX = 4
 """Version of a state with changes of the mix, which releases without them must refuse."""
 _WHAT = "the state of a recipe's loader"
 SIZES = ("tokens", "documents", "samples")

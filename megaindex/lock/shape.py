@@ -19,7 +19,7 @@ from megaindex.io.atomic import Damaged, parse_object
 from megaindex.validation import shown
 
 FORMAT = "megaindex run lock"
-VERSION = 1
+VERSION = 2
 SOURCE_COLUMNS = ("path", "fingerprint", "idx", "bin_bytes", "sequences", "documents", "tokens")
 LEAST_CHUNK = 64 << 20  # bytes of a .bin that one hash covers
 MOST_STEPS = 1 << 24  # of a subset; their bounds are an array in memory

@@ -102,7 +102,6 @@ def test_rounds_of_an_evaluation_are_those_of_the_recipe() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_checkpoint_of_the_recipe_is_continued_by_its_lock(name: str) -> None:
-    """With other ranks, where the stages allow it."""
     states = []
     for rank in range(2):
         loader = RecipeLoader(
@@ -174,9 +173,13 @@ def test_a_schedule_of_listed_steps(
             assert steps == np.searchsorted(rows, end, "right") - 1 - first
 
 
-def test_steps_begin_where_their_shape_changes() -> None:
-    with pytest.raises(InvalidArgument, match="no step begins with sample 5"):
-        BatchSchedule.of_steps(np.array([0, 4, 8]), 0, [5])
+@pytest.mark.parametrize("first", [0, 3, 5, 8, 9])
+def test_steps_begin_where_their_shape_changes(first: int) -> None:
+    for bounds in ([0, 4, 8], [first, first, first + 4]):
+        with pytest.raises(InvalidArgument, match=f"no step begins with sample {first}"):
+            BatchSchedule.of_steps(np.array(bounds), 0, [first])
+    with pytest.raises(InvalidArgument, match="must have a step"):
+        BatchSchedule.of_steps(np.array([first]))
 
 
 @pytest.mark.parametrize("name", RUNS)
