@@ -392,8 +392,8 @@ def test_states_that_are_damaged_or_of_another_past(folder: Path, tmp_path: Path
         damaged = {**state, "mix_changes": {**state["mix_changes"], **change}}
         with pytest.raises(FormatError):
             RecipeLoader(open_recipe(recipe)).load_state_dict(damaged)
-    with pytest.raises(FormatError, match="if and only if its version is 2"):
-        RecipeLoader(open_recipe(recipe)).load_state_dict({**state, "version": 1})
+    with pytest.raises(FormatError, match="if and only if its version is 4"):
+        RecipeLoader(open_recipe(recipe)).load_state_dict({**state, "version": 3})
     # 16 bytes a source and change, at most
     assert len(state["mix_changes"]["data"]) <= 16 * 3 * 2
 
