@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -297,7 +298,8 @@ class RecipeLoader(Loader):
         self._micro_batch_size = micro_batch_size
         self._losses: dict[str, tuple[int, float, float]] = {}
         self._has_dataset = False
-        self._given_identity = identity_of_opened(opened)  # of the files as they are now
+        if layout.recipe.files:
+            _ = self._given_identity  # of the files as they are now
         self._ranks: dict[str, Any] = {
             "data_parallel_rank": data_parallel_rank,
             "data_parallel_size": ranks_of(shapes_of(layout), data_parallel_size),
@@ -341,6 +343,10 @@ class RecipeLoader(Loader):
     def layout(self) -> RecipeLayout:
         """The layout of the run, with the changes of its mix."""
         return self._opened.layout
+
+    @cached_property
+    def _given_identity(self) -> str | None:
+        return identity_of_opened(self._given)
 
     @property
     def identity(self) -> str | None:
