@@ -285,7 +285,7 @@ def read_lock(path: str | os.PathLike[str] | Lock) -> Lock:
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
-        FormatError: it is not a lock, was changed since it was written, or is of a newer version;
+        FormatError: it is not a lock, was changed since it was written, or is of another version;
             the message names the section that was changed.
     """
     if isinstance(path, Lock):
@@ -304,7 +304,7 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, Fault | None]:
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
-        FormatError: it is not a lock, or is of a newer version.
+        FormatError: it is not a lock, or is of another version.
     """
     name = os.fspath(path)
     text = read_named(name, longest=_LONGEST)
@@ -323,7 +323,8 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, Fault | None]:
     if type(version) is not int or version != VERSION:
         raise FormatError(
             f"{name}: has version {shown(version)} of the format, this release reads {VERSION}; "
-            f"use the release that wrote it, {shown(content.get('written_by'))}, or a newer one"
+            "lock the run again, or use the release that wrote it, "
+            f"{shown(content.get('written_by'))}"
         )
     try:
         check_shape(content)
