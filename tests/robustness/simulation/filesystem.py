@@ -285,6 +285,15 @@ class FileSystem:
         for inode in self._walk(lambda inode: inode.sync()):
             assert inode.links or inode is self.root
 
+    def replace_content(self, path: str, change: Callable[[bytes], bytes]) -> None:
+        """Change the bytes of a file, as a disk does that lost some: no time tells of it."""
+        file = self.lookup(path)
+        assert isinstance(file, File)
+        before = bytes(file.data)
+        after = change(before)
+        assert len(after) == len(before) and after != before
+        file.data, file.disk = bytearray(after), after
+
     def lose_power(self) -> None:
         """Keep what was synced, and a drawn part of the rest."""
         for inode in self._walk(lambda inode: inode.lose(self._draw)):

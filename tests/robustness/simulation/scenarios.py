@@ -30,6 +30,7 @@ from megaindex.io.atomic import write_file
 from megaindex.io.paths import as_storage_error
 
 FOLDER = f"{ROOT}/folder"
+_UNMARKED = (b'"durable":"1', b'"durable":"0')
 _LOCAL_FAULTS = ("kill", "kill", "power", "power", "error", "error", "freeze", "clock")
 _SHARED_FAULTS = ("kill", "error", "freeze", "clock", "reply")
 
@@ -206,14 +207,20 @@ class FrameworkFiles(Scenario):
     begin = "none"
 
     def prepare(self) -> None:
-        self.begin = ("none", "old", "theirs")[self.draw(3)]
+        self.begin = ("none", "old", "theirs", "lost")[self.draw(4)]
         self.together = self.draw(2) == 1
-        self.is_damaged = self.begin == "old"
+        self.is_damaged = self.begin in ("old", "lost")
         if self.begin != "none":
             self._request("old" if self.begin == "old" else "new")
         if self.begin == "theirs":
             for number in self._numbers:
                 os.unlink(self._files(number).sidecar)
+        if self.begin == "lost":  # power was lost before the set was marked as synced
+            time.sleep(60.0)
+            files, disk = self._files(0), self.world.files
+            disk.replace_content(files.sidecar, lambda text: text.replace(*_UNMARKED))
+            disk.replace_content(files.arrays["b"], lambda values: values[:-8] + bytes(8))
+            self.process.machine.boot += 1
 
     @property
     def _numbers(self) -> range:
