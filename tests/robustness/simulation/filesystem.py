@@ -291,7 +291,8 @@ class FileSystem:
         assert isinstance(file, File)
         before = bytes(file.data)
         after = change(before)
-        assert len(after) == len(before) and after != before
+        assert len(after) == len(before)
+        assert after != before
         file.data, file.disk = bytearray(after), after
 
     def lose_power(self) -> None:
