@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from megaindex.cli.options import Parser, add_flags, print_json
+from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import add_run_arguments, recipe_of, skips_of_options
 from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.errors import InvalidArgument, visible
@@ -18,6 +18,7 @@ from megaindex.errors import InvalidArgument, visible
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    take_run(options, "lock")
     from megaindex.io.atomic import AtomicFiles
     from megaindex.lock.lock_file import Lock
     from megaindex.lock.make import make_lock

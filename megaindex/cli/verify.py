@@ -59,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(parser, "--dialect", "--json")
     add_engine_arguments(parser)
     lock = parser.add_argument_group("checks of a lock (PATH is one lock)")
-    lock.add_argument("--step", type=int, metavar="K", help="only the samples of step K, from 0")
+    steps = "only the samples of step K, from 0, or of steps K to L"
+    lock.add_argument("--step", metavar="K[-L]", help=steps)
     add_flags(lock, "--subset", help="with --step; default: train")
     lock.add_argument("--all", action="store_true", help="the samples of all steps")
     lock.add_argument("--tokens", action="store_true", help="every byte of the .bin files")
@@ -106,6 +107,7 @@ def _lock_report(options: argparse.Namespace) -> Report:
     from megaindex.corpus.subjects import subjects
     from megaindex.lock.check import verify_lock
     from megaindex.progress import copying, counting_samples, silent
+    from megaindex.validation import parse_steps
 
     for path in options.paths:
         if len(options.paths) > 1 or [each.kind for each in subjects(path)] != ["lock"]:
@@ -118,7 +120,7 @@ def _lock_report(options: argparse.Namespace) -> Report:
     with counting_samples() as progress, copying("reading") as bar:
         return verify_lock(
             options.paths[0],
-            step=options.step,
+            step=None if options.step is None else parse_steps("--step", options.step),
             subset=options.subset,
             whole=options.all or options.full,
             tokens=options.tokens,
