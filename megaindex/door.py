@@ -284,6 +284,30 @@ def description_of(
     return described
 
 
+def pairs_of(described: Lock | Recipe | RunSettings) -> list[str]:
+    """Return the prefixes of the pairs that a run reads, each once."""
+    found = {
+        Lock: _pairs_of_lock,
+        Recipe: _pairs_of_recipe,
+        RunSettings: _pairs_of_settings,
+    }
+    return list(dict.fromkeys(found[type(described)](described)))
+
+
+def _pairs_of_lock(lock: Any) -> list[str]:
+    return [source.path for source in lock.sources]
+
+
+def _pairs_of_recipe(recipe: Any) -> list[str]:
+    evaluation = [] if recipe.evaluation is None else [recipe.evaluation.source]
+    return [each.path for each in (*recipe.sources, *evaluation) if each.path]
+
+
+def _pairs_of_settings(run: Any) -> list[str]:
+    sources = (*run.data.train, *run.data.valid, *run.data.test)
+    return [source.path for source in sources if source.path]
+
+
 def _read_lock(named: NamedRun, _: int | None) -> Lock:
     from megaindex.lock.lock_file import read_lock
 

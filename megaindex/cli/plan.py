@@ -467,18 +467,19 @@ def locked_run_of(options: argparse.Namespace) -> Recipe | RunSettings:
     """
     from megaindex.lock.settings import locked_settings
 
-    _check_lock_alone(options)
+    check_lock_alone(options)
     return locked_settings(options.lock)
 
 
 def _run_of_lock(options: argparse.Namespace) -> Run:
     from megaindex.lock.opening import run_of_lock
 
-    _check_lock_alone(options)
+    check_lock_alone(options)
     return run_of_lock(options.lock, subset=options.subset, cache_dir=options.cache_dir)
 
 
-def _check_lock_alone(options: argparse.Namespace) -> None:
+def check_lock_alone(options: argparse.Namespace) -> None:
+    """Raise InvalidArgument if other flags than ``--lock`` describe a run too."""
     skips = [name for name in ("skip_steps", "skip_documents", "skip_file")
              if getattr(options, name)]  # fmt: skip
     if others := skips + described_by(options):

@@ -5,10 +5,13 @@ The exit status is 1 if anything was found."""
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from megaindex.cache.array_files import SUFFIX
 from megaindex.cli.options import (
     Parser,
     add_engine_arguments,
@@ -18,7 +21,7 @@ from megaindex.cli.options import (
     refuse_others,
     refuse_weights,
 )
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, visible
 
 if TYPE_CHECKING:
     from megaindex.console import FittedTable
@@ -86,7 +89,7 @@ def _verify(options: argparse.Namespace) -> bool:
         reports = [_lock_report(options)]
     else:
         to_do = checks(
-            options.paths,
+            [pair for path in options.paths for pair in _named_by(path)],
             full=options.full,
             dialect=options.dialect,
             vocab_size=options.vocab_size,
@@ -101,6 +104,24 @@ def _verify(options: argparse.Namespace) -> bool:
     else:
         _print(reports)
     return all(report.is_clean for report in reports)
+
+
+def _named_by(path: str) -> list[str]:
+    """Return the pairs of a framework's configuration or launch script; else the path itself."""
+    from megaindex.configs.run_words import KINDS, kinds_of_file, named_run
+
+    if not os.path.isfile(path) or path.endswith((".idx", ".bin", ".lock", SUFFIX)):
+        return [path]
+    kinds = kinds_of_file(path)
+    if len(kinds) != 1 or kinds[0] in ("lock", "recipe"):
+        return [path]
+    from megaindex.door import description_of, pairs_of
+
+    found = pairs_of(description_of(named_run([path])))
+    noun = KINDS[kinds[0]].noun
+    pairs = "1 pair" if len(found) == 1 else f"{len(found)} pairs"
+    print(f"megaindex verify: {visible(path)} is {noun} of {pairs}", file=sys.stderr)
+    return found
 
 
 def _lock_report(options: argparse.Namespace) -> Report:

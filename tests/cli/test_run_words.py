@@ -163,6 +163,47 @@ def test_verbs_answer_as_with_the_spelled_flag(
     assert cli("plan", "a.lock", "--json")[1] == cli("plan", "--lock", "a.lock", "--json")[1]
 
 
+def test_a_report_is_that_of_the_lock(folder: Path) -> None:
+    assert cli("lock", "run.yaml", "--out", "run.lock")[0] == 0
+    of_lock = json.loads(cli("report", "run.lock", "--json")[1])
+    assert of_lock.pop("lock") == json.loads(Path("run.lock").read_text())["digest"]
+    of_recipe = json.loads(cli("report", "run.yaml", "--json")[1])
+    assert of_recipe.pop("lock") is None
+    assert of_recipe == of_lock
+    assert "digest of the lock" in cli("report", "--lock", "run.lock")[1]
+    assert "digest of the lock" not in cli("report", "run.yaml")[1]
+    assert "--lock has the whole run" in cli("report", "run.lock", "--seed", "3")[2]
+
+
+def test_verify_checks_the_pairs_of_a_configuration(folder: Path) -> None:
+    status, out, err = cli("verify", "launch.sh", "neox.yml")
+    assert status == 0
+    assert err.splitlines() == [
+        "megaindex verify: launch.sh is a launch script of Megatron-LM of 2 pairs",
+        "megaindex verify: neox.yml is a GPT-NeoX configuration of 1 pair",
+    ]
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["web", "code", "web"]
+    Path("code.bin").write_bytes(b"")
+    assert cli("verify", "launch.sh")[0] == 1
+    assert cli("verify", "neox.yml")[0] == 0
+
+
+def test_orders_of_all_kinds_of_runs_are_compared(folder: Path) -> None:
+    assert cli("lock", "run.yaml", "--out", "run.lock")[0] == 0
+    status, out, _ = cli("diff-order", "run.yaml", "run.lock", "--json")
+    found = json.loads(out)
+    assert (status, found["relation"], found["a"], found["b"]) == (
+        0, "equal", "run.yaml", "run.lock",
+    )  # fmt: skip
+    assert found["identities"][0] == found["identities"][1]
+    assert cli("diff-order", "run.yaml", "launch.sh")[0] == 1
+    Path("side.yaml").write_text("data_path: web\nseq_length: 16\norder: neox\nsplit: 1,0,0")
+    other = ["order=neox,split=1,0,0", "--data-path", "web", "--seq-length", "16", "--epochs", "1"]
+    status, out, err = cli("diff-order", "side.yaml", *other, "--json")
+    assert (status, err) == (0, "")  # settings, although these are keys of GPT-NeoX too
+    assert json.loads(out)["relation"] == "equal"
+
+
 def test_a_lock_is_alone(folder: Path) -> None:
     assert cli("lock", "run.yaml", "--out", "run.lock")[0] == 0
     assert cli("lock", "run.lock")[2].endswith("is a lock, which megaindex lock does not take\n")
