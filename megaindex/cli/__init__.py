@@ -36,6 +36,7 @@ VERBS = {
     "merge": ("megaindex.cli.merge", "concatenate .bin/.idx pairs"),
     "split": ("megaindex.cli.split", "split a .bin/.idx pair between documents"),
     "inspect": ("megaindex.cli.inspect", "describe pairs and cache entries"),
+    "schema": ("megaindex.cli.schema", "print the JSON schema of recipes, for editors"),
     "demo": ("megaindex.cli.demo", "plan, build, read and check one epoch of a real corpus"),
 }
 _TASKS = {
