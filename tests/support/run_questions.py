@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -274,6 +274,27 @@ def plan(asked: Asked) -> None:
         past = 0 if "recipe" in asked.settings else run.past_steps
         assert planned["train_iters"] == run.num_steps - past
         assert planned["samples_consumed"] == run.samples_served
+    check_coverage(asked, rows)
+    if "draws" in planned and run.step_bounds[0] == 0:  # an audit sees nothing of a past elsewhere
+        check_first_repeats(asked, planned["draws"])
+
+
+def check_coverage(asked: Asked, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Compare the share of tokens by times seen with the audit's, where one row has a source."""
+    for row, counted in zip(rows, asked.audit["sources"], strict=False):
+        if "phase" not in row or row["phase"] is not None or row["coverage_method"] == "expected":
+            continue
+        by_times = np.trim_zeros(counted["tokens_by_times_seen"]["total"], "b")
+        planned = np.trim_zeros([*row["coverage"].values()], "b")
+        np.testing.assert_allclose(planned, np.array(by_times) / counted["tokens"], rtol=1e-12)
+
+
+def check_first_repeats(asked: Asked, draws: Sequence[Mapping[str, Any]]) -> None:
+    """Compare the first step at which a source repeats with the audit's."""
+    for counted in asked.audit["sources"]:
+        mine = [d["first_repeat"] for d in draws if d["source"] == counted["path"]]
+        steps = [step for step in mine if step is not None]
+        assert counted["first_repeated_step"] == min(steps, default=None)
 
 
 def check(asked: Asked) -> None:
@@ -370,7 +391,8 @@ def load(asked: Asked) -> None:
         return
     loader = open_run(asked.lock, data_parallel_size=1, micro_batch_size=1)
     theirs = [as_arrays(batch) for batch in loader]
-    assert rows_of(theirs) == rows_of(asked.batches[asked.past :])
+    ours = asked.batches[asked.past :]
+    assert [rows_of([each]) for each in theirs] == [rows_of([each]) for each in ours]
     assert receipt_of(asked.state) == asked.locked_receipt
     if not asked.past:
         assert receipt_of(loader.state_dict()) == asked.locked_receipt
@@ -386,7 +408,10 @@ def resume(asked: Asked) -> None:
     rest.load_state_dict(state)
     served += [as_arrays(batch) for batch in rest]
     assert rows_of(served) == rows_of(asked.batches)
-    assert receipt_of(rest.state_dict()) == receipt_of(asked.state)
+    state = rest.state_dict()
+    assert receipt_of(state) == receipt_of(asked.state)
+    receipt = state.get("loader", state)["receipt"]
+    assert receipt["in_place"] == receipt["samples"]
 
 
 def prove(asked: Asked) -> None:
