@@ -46,9 +46,16 @@ class Kind:
 
     def cell(self, question: str) -> str:
         """Expected answer: `YES`, `ALONE`, or the name of a rule or a gap."""
-        usual = "format" if question == "export" and not self.to else YES
+        usual = {"export": YES if self.to else "format", "evaluation": NONE}.get(question, YES)
         return self.cells.get(question, usual)
 
+
+YES = "yes"
+"""An answer that agrees with those beside it."""
+NONE = "none"
+"""A question about an evaluation, of a run without one."""
+ALONE = "alone"
+"""An answer with which no other can be compared."""
 
 RULES = {
     "no files": "the sources have no files, but numbers of tokens or lengths",
@@ -76,6 +83,7 @@ REFUSALS = {
         "the framework drops the samples", "skips are applied by megaindex",
         "labels are read with other arrays",
     ),
+    NONE: ("has no subset valid", "the run has no valid data", "reads nothing of the valid data"),
 }  # fmt: skip
 """Words of the errors of each rule."""
 
@@ -97,13 +105,12 @@ GAPS = {
         "`--check` passes where a later phase repeats the data of an earlier one, of which the "
         "plan warns", "",
     ),
+    "gap 6": (
+        "the evaluation of a recipe is audited and traced by its lock alone",
+        "--subset valid: a recipe has training data only",
+    ),
 }  # fmt: skip
 """Cells that are to be answered: the reason, and words of the error; empty: the answers differ."""
-
-YES = "yes"
-"""An answer that agrees with those beside it."""
-ALONE = "alone"
-"""An answer with which no other can be compared."""
 
 
 def one(order: str, **words: Any) -> dict[str, Any]:
@@ -146,8 +153,9 @@ def neox(**keys: Any) -> dict[str, Any]:
 _SIZES = {"seq_length": S, "micro_batch_size": 1, "data_parallel_size": 2,
           "gradient_accumulation_steps": 2}  # fmt: skip
 _BATCH = "{micro_batch_size: 1, data_parallel_size: 2, global_batch_size: 4}"
-_OTHERS = ("lock", "verify", "audit", "trace", "diff-order", "export", "load", "resume", "prove")
-_LOCKS = ("lock", "verify", "diff-order", "prove")
+_OTHERS = ("lock", "verify", "audit", "trace", "diff-order", "export", "load", "resume", "prove",
+           "evaluation")  # fmt: skip
+_LOCKS = ("lock", "verify", "diff-order", "prove", "evaluation")
 _ONE = "all: {steps: 12, mix: {web: 3, code: 1}}"
 _HALF = 2**30
 
@@ -186,7 +194,8 @@ KINDS = (
     Kind("one corpus, order megatron", one("megatron"), to="neox"),
     Kind("one corpus, order neox", one("neox"), to="neox"),
     Kind("one corpus, order megatron-legacy", one("megatron-legacy"), to="neox"),
-    Kind("one corpus, order paddlenlp", one("paddlenlp", split="90,10,0"), to="paddlenlp"),
+    Kind("one corpus, order paddlenlp", one("paddlenlp", split="90,10,0"),
+         to="paddlenlp", cells={"evaluation": YES}),
     Kind("one corpus, order epoch", one("epoch"), to="neox"),
     Kind("order epoch, left-over tokens carried", one("epoch", left_over="carry"), to="neox"),
     Kind("order epoch, epochs mixed", one("epoch", epochs_mixed=2), to="neox"),
@@ -211,7 +220,7 @@ KINDS = (
          gradient_accumulation_steps=None, train_iters=None), to="neox"),
     Kind("a padded last batch", one("epoch", epochs=1, train_iters=None, tail="pad")),
     Kind("evaluations", one("megatron", split="80,10,10", eval_interval=5, eval_iters=1),
-         to="neox"),
+         to="neox", cells={"evaluation": YES}),
     Kind("the cyclic loader of Megatron-LM", one("megatron", dataloader_type="cyclic"),
          cells=only_planned("ranks")),
     Kind("full validation of Megatron-LM", one("megatron", split="80,20,0", full_validation=True),
@@ -257,7 +266,8 @@ KINDS = (
     Kind("a past in another system", recipe(
         _ONE, past="{steps: 50, read: {web: {epochs: 1}, code: {tokens: 90}}}")),
     Kind("a recipe with an evaluation", recipe(
-        _ONE, evaluation="{source: chat, interval: 4, iterations: 2}")),
+        _ONE, evaluation="{source: chat, interval: 4, iterations: 2}"),
+         cells={"evaluation": "gap 6"}),
     Kind("sources in order blocks, packed and window", recipe(
         "all: {samples: 42, batching: random, mix: {web: 2, code: 1, chat: 1}}",
         "web: {path: web, order: blocks, block_tokens: 100}, code: {path: code, order: packed}, "
@@ -306,6 +316,7 @@ def page(text: str, questions: Iterable[str]) -> str:
     meanings = {
         YES: "answered, and equal to the answers beside it",
         ALONE: "answered, and compared with nothing, because the other questions are refused",
+        NONE: "the run has no evaluation",
         **RULES,
         **{name: reason for name, (reason, _) in GAPS.items()},
     }

@@ -423,6 +423,25 @@ def prove(asked: Asked) -> None:
     command("prove", asked.lock.path, path)
 
 
+def evaluation(asked: Asked) -> None:
+    """Samples and audit of the evaluation are those of the lock."""
+    locked = run_of_lock(asked.lock, subset="valid")
+    words = ["--subset", "valid", "--json"]
+    theirs = json.loads(command("audit", "--lock", asked.lock.path, *words))
+    if "recipe" in asked.settings:
+        loader = asked.loader(0, 1)
+        served = sum(int(batch["tokens"].any(dim=1).sum()) for batch in loader.evaluation())
+        assert served == locked.num_samples == asked.plan["evaluation_samples"]
+    else:
+        run = run_of_settings(**python_settings(asked.settings), subset="valid")
+        rows = [row["drawn"] for row in asked.plan["datasets"] if row["split"] == "valid"]
+        assert run_counts(run) == run_counts(locked) == rows
+        assert spans_of(run) == spans_of(locked)
+    ours = json.loads(asked.answer("audit", *words))
+    for name in ours.keys() - {"run_settings"}:
+        assert in_place(ours[name]) == in_place(theirs[name])
+
+
 QUESTIONS: dict[str, Callable[[Asked], None]] = {
     "plan": plan,
     "check": check,
@@ -435,4 +454,5 @@ QUESTIONS: dict[str, Callable[[Asked], None]] = {
     "load": load,
     "resume": resume,
     "prove": prove,
+    "evaluation": evaluation,
 }
