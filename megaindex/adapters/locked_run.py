@@ -44,6 +44,11 @@ class LockedRun:
                 f"{self._lock.path}: must be the lock of a run in order {order}, got {theirs}; "
                 "open that run with megaindex.lock.open_run"
             )
+        if "amend" in settings["run"]:
+            raise InvalidArgument(
+                f"{self._lock.path}: is of a run whose blend changed on the way; install with "
+                "amend, without lock, and verify the lock with `megaindex verify`"
+            )
         if settings["run"]["phases"]:
             raise InvalidArgument(
                 f"{self._lock.path}: is of a run with --phase-transition-iterations, whose "

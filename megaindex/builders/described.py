@@ -18,6 +18,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, make_bins
 from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
 from megaindex.index.blending import Rule, fill_blend
+from megaindex.index.extension import least_seen_index
 from megaindex.index.mixing import FixedMixing, Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
@@ -63,7 +64,7 @@ def build_described(
     if node["order"] not in ("blend", "stages"):
         return _leaf(node, datasets[0], cache_dir, files)
     leaves = [{**node["common"], **own} for own in node["sources"]]
-    indices = tuple(build(leaf, [dataset]) for leaf, dataset in zip(leaves, datasets, strict=True))
+    indices = tuple(build(leaf, [datasets[number]]) for number, leaf in enumerate(leaves))
     if node["order"] == "blend":
         return _blend(node, indices)
     stages = _stages(node["stages"], len(indices), files)
@@ -128,6 +129,8 @@ def _leaf(
     else:
         index = _KINDS[node["order"]](node, dataset, range(begin, end), cache_dir)
     _check_samples(node, dataset, index.num_samples)
+    if "least_seen" in node:
+        return least_seen_index(index, node["least_seen"], node["samples"] - node["least_seen"])
     return index
 
 

@@ -214,11 +214,15 @@ def _extended_blend(
                 source, consumed_samples=begin, more_samples=count, seed=seed, further=further
             )
         )
+    # without weights, Megatron's blend of whole epochs goes on by another rule than it began
+    goes_on = weights is not None or common["order"].row.request != "megatron"
     index = BlendedIndex(
         indices=tuple(sources),
         dataset_index=np.concatenate((old.dataset_index[:consumed], drawn)),
         dataset_sample_index=np.concatenate((old.dataset_sample_index[:consumed], ordinals)),
         datasets=old.datasets,
+        rule=old.rule if goes_on else None,
+        weights=old.weights if goes_on else None,
     )
     return ExtendedRun(
         old=old,

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from megaindex.builders import build_index
 from megaindex.builders.described import fill_draws
+from megaindex.configs.amended import AmendedBlend
 from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
@@ -19,6 +20,7 @@ from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index, datasets_of
 from megaindex.index.stretches import Stretch, StretchedIndex
+from megaindex.run.change import changed_index, changed_sources
 from megaindex.run.parts import Parts, SplitPart, open_dataset, parts_of
 from megaindex.run.passes import ServedRange, loader_passes
 from megaindex.run.run import Run, RunSource, StepShape, skipped_run
@@ -43,6 +45,7 @@ def run_of_settings(
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
     most_samples: int | None = None,
+    amend: AmendedBlend | None = None,
     **settings: Any,
 ) -> Run:
     """Return the run of a framework's settings, by the rules of its version.
@@ -54,6 +57,7 @@ def run_of_settings(
         progress: called with (done, total) while draws are counted.
         most_samples: samples that an index may be built for, as of a run whose settings a file
             states; None: any number.
+        amend: how the run began, and the changes of its blend since, as under ``install(amend=…)``.
         settings: the run by names in place of ``run``, as for `megaindex.make_plan`.
 
     Raises:
@@ -62,7 +66,7 @@ def run_of_settings(
         FormatError, StorageError: a dataset cannot be read.
     """
     with given_run(run, settings) as given:
-        return _run_of_settings(given, subset, cache_dir, progress, most_samples)
+        return _run_of_settings(given, subset, cache_dir, progress, most_samples, amend)
 
 
 def _run_of_settings(
@@ -71,6 +75,7 @@ def _run_of_settings(
     cache_dir: Folder | None,
     progress: Progress | None,
     most: int | None,
+    amend: AmendedBlend | None,
 ) -> Run:
     _check(run)
     if run.packing is not None:
@@ -87,10 +92,16 @@ def _run_of_settings(
     exact = replace(run, blend_counts="exact")
     sizing = sizing_of(exact, run.row, parts["train"], "train", progress)
     target = resolve_target(run, sizing)
+    sources = tuple(_source(run, part) for part in parts[subset])
     schedule, consumed, total = run.batch, run.consumed_samples, target.samples_consumed
     if subset == "train":
         _check_consumed(run, resolve_target(replace(run, consumed_samples=0), sizing))
-        index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
+        if amend is None:
+            index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
+        else:
+            _check_size(subset, max(total, amend.num_samples), most)
+            changed = changed_index(run, amend, total)
+            index, sources = changed.index, changed_sources(run, changed)
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
         schedule, consumed, total = _evaluations(run, subset, target, parts)
@@ -98,7 +109,7 @@ def _run_of_settings(
     bounds, past = step_bounds(schedule, consumed, total)
     found = Run(
         index=index,
-        sources=tuple(_source(run, part) for part in parts[subset]),
+        sources=sources,
         step_bounds=bounds,
         past_steps=past,
         masked_rows=masked_rows(run, target) if subset == "train" else 0,
