@@ -27,8 +27,8 @@ from megaindex.configs.settings import parse_blend
 from megaindex.configs.yaml_sections import Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.blend import divisor_weights
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.blending import divisor_weights
 from megaindex.index.counts import source_counts
 from megaindex.index.extension import check_extension, extend_index
 from megaindex.index.mixing import Stratified
@@ -536,7 +536,7 @@ def draw_changes(
                 known.append(name)
                 cursors.append(0)
             numbers.append(known.index(name))
-        shares = divisor_weights(list(change.weights.values())).tolist()
+        shares = divisor_weights(list(change.weights.values()))
         mixing = Stratified(shares=tuple(shares))
         stage = MixedStage(
             mixing=mixing,
