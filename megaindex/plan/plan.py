@@ -12,7 +12,7 @@ from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_boun
 from megaindex.configs.run import RunSettings, Target
 from megaindex.configs.run_builder import ARGUMENTS, given_run, in_keys_of_files
 from megaindex.configs.settings import ADAPTERS
-from megaindex.index.blending import Progress
+from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
 from megaindex.plan import advice
 from megaindex.plan.advice import buffer_effect, check_failures
@@ -141,7 +141,7 @@ def rows_of(
     filled = sizing.blend_size(requested)
     if passes.limit is not None:
         filled = max((part.end for part in positions), default=0)
-    in_blend = sizing.draws.counts(filled)
+    in_blend = sizing.drawn(filled)
     per_epoch = sizing.per_epoch()
     reshuffled = sizing.row.train_epochs == "reshuffled" and split == "train" and steps is None
     rows = []

@@ -570,8 +570,8 @@ def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh:
         return None
     limits = [stage.num_samples] * len(stage.mixed.sources)
     limits[stream] = fresh
-    position = stage.first_sample + stage.mixing.longest(limits, stage.num_samples)
-    return layout.batch.iterations_within(position)
+    within, _ = stage.mixing.longest(limits, stage.num_samples)
+    return layout.batch.iterations_within(stage.first_sample + within)
 
 
 def _totals(layout: RecipeLayout, steps: SkippedSteps | None) -> tuple[SourceTotal, ...]:
