@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from megaindex.index.balance import CostModel
     from megaindex.index.skips import Skip
     from megaindex.loader.recipe_loader import StoredRecipe
-    from megaindex.plan.model import Plan
+    from megaindex.plan.model import Plan, SettingsPlan
     from megaindex.plan.recipe_plan import RecipePlan
     from megaindex.recipe.recipe import Recipe
     from megaindex.run.run import Run
 
-AnyPlan = TypeVar("AnyPlan", "Plan", "RecipePlan")
+AnyPlan = TypeVar("AnyPlan", "SettingsPlan", "RecipePlan")
 
 DEFAULT_COST_MODEL = "llama3-8b"
 
@@ -44,7 +44,9 @@ def main(arguments: Sequence[str]) -> int:
 
     cost = cost_model_of(options)
     options.skip = skips_of_options(options)
-    given = locked_run_of(options) if options.lock else recipe_of(options, besides=("skip",))
+    given = (
+        locked_run_of(options) if options.lock else recipe_of(options, besides=("skip", "coverage"))
+    )
     if given is not None and not isinstance(given, RunSettings):
         return _run_recipe(given, options, cost)
     if options.mix_bounds:
@@ -119,7 +121,12 @@ def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | N
         )
     consumed = parse_count(options.consumed_samples, "--state") if options.state else None
     layout = plan_recipe(recipe)
-    plan = make_recipe_plan(layout, consumed_samples=consumed, mix_bounds=options.mix_bounds)
+    plan = make_recipe_plan(
+        layout,
+        coverage=options.coverage or "auto",
+        consumed_samples=consumed,
+        mix_bounds=options.mix_bounds,
+    )
     balance = None
     with_files = all(source.path for source in recipe.sources)
     if cost is not None or (_counts_masked(plan) and with_files):
@@ -127,15 +134,10 @@ def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | N
 
         plan, balance = _modelled(plan, run_of_recipe(recipe), cost)
     _show(plan, balance, options, print_recipe_plan)
-    repeating = [
-        f"{draw.source} repeats from step {draw.first_repeat} on"
-        for draw in plan.draws
-        if draw.first_repeat is not None
-    ]
-    return _status(repeating, options)
+    return _status(plan.check_failures, options)
 
 
-def _counts_masked(plan: Plan | RecipePlan) -> bool:
+def _counts_masked(plan: Plan) -> bool:
     return plan.skip is not None and plan.skip.first_masked_step is not None
 
 

@@ -49,6 +49,8 @@ class SourceDraw:
     """False if `drawn` is an estimate."""
     reshuffled: bool = False
     """True if each pass over the samples is in another order."""
+    index: Callable[[], Index] | None = None
+    """Returns the index of the source, of all its documents; None: that of the rules."""
 
     @property
     def served(self) -> int:
@@ -355,6 +357,10 @@ def built_coverage(
     """Count in the built index of a source; ``served``: by default its first samples."""
     part = draw.part
     dataset = IndexedDataset(part.source.path, dialect=draw.row.file_dialect)
+    if draw.index is not None:
+        ranges = [ServedRange(0, draw.served, 1)] if served is None else served
+        counts = count_served(draw.index(), ranges, dataset.sequence_lengths, 0, progress)
+        return counted_coverage(*counts)
     ends = [draw.served]
     if draw.reshuffled and served is not None:
         ends, served = [p.end for p in served for _ in range(p.times)], None

@@ -15,15 +15,15 @@ from megaindex.configs.settings import ADAPTERS
 from megaindex.index.blending import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
 from megaindex.plan import advice
-from megaindex.plan.advice import buffer_effect, check_failures
+from megaindex.plan.advice import buffer_effect, failures_of_settings
 from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, coverage_of
 from megaindex.plan.limits import dry_loaders, iteration_limits, tails_of
 from megaindex.plan.model import (
     Coverage,
     LoaderRestart,
-    Plan,
     RankShare,
     Row,
+    SettingsPlan,
     SkipEffect,
     effect_of,
 )
@@ -278,7 +278,7 @@ def _covered(
 
 def make_plan(
     run: RunSettings | None = None, *, progress: Progress | None = None, **settings: Any
-) -> Plan:
+) -> SettingsPlan:
     """Return the exact plan of a run, by the rules of its framework and version.
 
     >>> make_plan(data_path="web", sequence_length=2048, global_batch_size=128, epochs=1)
@@ -311,7 +311,7 @@ def make_plan(
         return warn_in_keys_of_files(_plan_of(given, progress), settings)
 
 
-def warn_in_keys_of_files(plan: Plan, given: Mapping[str, Any]) -> Plan:
+def warn_in_keys_of_files(plan: SettingsPlan, given: Mapping[str, Any]) -> SettingsPlan:
     """Return a plan whose warnings name the keys of the file that describes its run."""
     caution, *warnings = (in_keys_of_files(one, given) for one in (plan.caution, *plan.warnings))
     return replace(plan, caution=caution, warnings=tuple(warnings))
@@ -338,13 +338,13 @@ def _signature() -> inspect.Signature:
     run, progress, _ = inspect.signature(make_plan).parameters.values()
     kind = inspect.Parameter.KEYWORD_ONLY
     named = [inspect.Parameter(name, kind, default=None) for name in ARGUMENTS]
-    return inspect.Signature([run, *named, progress], return_annotation=Plan)
+    return inspect.Signature([run, *named, progress], return_annotation=SettingsPlan)
 
 
 make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _with_exact_buffer(run: RunSettings, sizing: Sizing, plan: Plan) -> int | None:
+def _with_exact_buffer(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> int | None:
     """Return the plan's most iterations without a repeat if no buffer were requested."""
     unsized = sizing.exact or sizing.asks_one_epoch or sizing.pass_samples is not None
     if unsized or plan.phases or run.row.order not in ADAPTERS or sizing.one_epoch_only:
@@ -358,7 +358,9 @@ def _with_exact_buffer(run: RunSettings, sizing: Sizing, plan: Plan) -> int | No
     return None if _fails_at(replace(run, variance_buffer="exact", surplus=None), last) else last
 
 
-def _plan_of(run: RunSettings, progress: Progress | None, *, at_limit: bool = False) -> Plan:
+def _plan_of(
+    run: RunSettings, progress: Progress | None, *, at_limit: bool = False
+) -> SettingsPlan:
     row = run.row
     parts = parts_of(run.data, row, run.packing, sequence_length=run.sequence_length)
     sizing = sizing_of(run, row, parts["train"], "train", progress)
@@ -378,7 +380,7 @@ def _plan_of(run: RunSettings, progress: Progress | None, *, at_limit: bool = Fa
         skip = effect_of(
             steps.skips, steps.bounds, masked_rows=steps.masked_rows, consumed=consumed
         )
-    plan = Plan(
+    plan = SettingsPlan(
         order=run.row.order,
         framework=row.framework,
         sequence_length=run.sequence_length,
@@ -418,7 +420,7 @@ def _plan_of(run: RunSettings, progress: Progress | None, *, at_limit: bool = Fa
         plan,
         caution=advice.caution(run, sizing, plan),
         warnings=(*warnings, *_late_skips(run, target)),
-        check_failures=check_failures(run, plan),
+        check_failures=failures_of_settings(run, plan),
     )
     if skip is None or steps is None or not skip.changes_counts:
         return plan
