@@ -75,7 +75,8 @@ def _run_of_settings(
     _check(run)
     if run.packing is not None:
         raise InvalidArgument(
-            f"pack_impl {run.packing.pack_impl} cannot be audited; use `megaindex plan`"
+            f"pack_impl {run.packing.pack_impl} is planned, and can be neither audited nor locked; "
+            "use `megaindex plan`"
         )
     parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
     if not parts[subset]:
@@ -137,9 +138,14 @@ def _check(run: RunSettings) -> None:
             "train_epochs under install(exact=True) is planned, and neither audited nor locked; "
             "give train_iters"
         )
-    if run.dataloader != "single" or run.evaluation.full or run.evaluation.alone:
+    if run.dataloader != "single":
         raise InvalidArgument(
-            "--dataloader-type cyclic, --full-validation and --skip-train cannot be audited; "
+            "--dataloader-type cyclic: its order is that of PyTorch's generator on each rank, so "
+            "that the run is planned, and neither audited nor locked; remove it"
+        )
+    if run.evaluation.full or run.evaluation.alone:
+        raise InvalidArgument(
+            "--full-validation and --skip-train are planned, and neither audited nor locked; "
             "remove them"
         )
 
