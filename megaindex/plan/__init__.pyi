@@ -14,4 +14,3 @@ from megaindex.plan.model import Row as Row
 from megaindex.plan.model import SettingsPlan as SettingsPlan
 from megaindex.plan.plan import make_plan as make_plan
 from megaindex.plan.recipe_plan import RecipePlan as RecipePlan
-from megaindex.plan.recipe_plan import make_recipe_plan as make_recipe_plan

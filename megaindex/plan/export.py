@@ -19,6 +19,8 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split, parse_split
 from megaindex.index.order_settings import order_of
 from megaindex.plan.model import SettingsPlan
+from megaindex.recipe.recipe import Recipe
+from megaindex.recipe.recipe_file import to_mapping
 from megaindex.run.sizing import own_buffers, own_sources
 from megaindex.validation import check_choice
 
@@ -27,9 +29,30 @@ _NAMES = {"neox": "GPT-NeoX", "megatron": "Megatron"}
 _ALL_TRAIN = "100,0,0"
 
 
-def export_settings(plan: SettingsPlan, run: RunSettings, framework: str) -> str:
+def export_settings(plan: Any, run: RunSettings | Recipe, framework: str) -> str:
     """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe."""
     check_choice("--print-config", framework, (*_ORDERS, "recipe"))
+    text: str = _PRINTED[type(run)](plan, run, framework)
+    return text
+
+
+def _printed_recipe(_: Any, recipe: Recipe, framework: str) -> str:
+    """Return a recipe as JSON, which is YAML; refuse frameworks, none of which has its order."""
+    if framework == "recipe":
+        return json.dumps(to_mapping(recipe), indent=2, ensure_ascii=False)
+    name = _NAMES[framework]
+    orders = " and ".join(dict.fromkeys(map(recipe.order_of, recipe.sources)))
+    stages = len(recipe.stages)
+    parts = f"its {stages} stages, nor order {orders}" if stages > 1 else f"order {orders}"
+    raise InvalidArgument(
+        f"--print-config {framework}: {name} has no settings for {parts} of a recipe, which "
+        f"megaindex's own loader trains on; for {name}'s own order, plan its sources by "
+        f"--data-path and --order {_ORDERS[framework][0]}, and for the arrays of one source use "
+        "`megaindex export`"
+    )
+
+
+def _printed_settings(plan: SettingsPlan, run: RunSettings, framework: str) -> str:
     if framework == "recipe":
         return recipe_yaml(plan, run)
     for reason in _refusals(plan, run, framework):
@@ -39,6 +62,9 @@ def export_settings(plan: SettingsPlan, run: RunSettings, framework: str) -> str
         comments.append(adapter_call(run.row.order, needed))
     text = neox_yaml(plan, run) if framework == "neox" else megatron_flags(plan, run)
     return "\n".join([*(f"# {line}" for line in comments), text])
+
+
+_PRINTED: dict[type, Any] = {RunSettings: _printed_settings, Recipe: _printed_recipe}
 
 
 def adapter_settings(run: RunSettings) -> dict[str, Any]:

@@ -232,7 +232,7 @@ class Row:
     path: str
     weight: float | None
     tokens_per_epoch: int
-    samples_per_epoch: int = 0
+    samples_per_epoch: int | None = 0
     requested: int | None = 0
     drawn: int | None = 0
     drawn_bounds: tuple[int, int] = (0, 0)
@@ -361,6 +361,7 @@ class Plan:
             does, or GPT-NeoX ends with an error there.
         max_train_iters_same_epochs: most iterations for which no further epoch is built.
         datasets: one row for each source of each split, and of each phase or stage.
+        caution: warning that opens the printed plan where the run differs from the target.
         warnings: warnings with their remedies, most harmful first.
         check_failures: reasons for which ``--check`` fails; empty if it passes.
         skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
@@ -376,13 +377,14 @@ class Plan:
     tokens_per_epoch: int | None
     samples_per_epoch: int | None
     samples_consumed: int
-    tokens_consumed: int
+    tokens_consumed: int | None
     samples_built: int | None
     samples_left_over: int | None
     num_epochs_built: int | None
     max_train_iters_without_repeat: int | None
     max_train_iters_same_epochs: int | None
     datasets: tuple[Row, ...]
+    caution: str = ""
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
     skip: SkipEffect | None = None
@@ -397,12 +399,14 @@ class Plan:
 
     def __repr__(self) -> str:
         """Return the tables that the command prints, of at most 100 columns."""
-        console, render = _display()
-        return str(console.text_of(render.plan_view(self)))
+        return str(_module("console").text_of(self.view()))
 
     def _repr_html_(self) -> str:
-        console, render = _display()
-        return str(console.html_of(render.plan_view(self)))
+        return str(_module("console").html_of(self.view()))
+
+    def view(self) -> Any:
+        """Return the tables and notes of the printed plan."""
+        return _module("plan.render").run_view(self)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -427,7 +431,6 @@ class SettingsPlan(Plan):
         phases: phases between Megatron's phase transitions; empty for a run without them.
         buffer_effect: effect of a variance buffer of 1.005, where the plan has another.
         loaders: loaders of GPT-NeoX, which start over; empty for other frameworks.
-        caution: warning that opens the printed plan where the run differs from the target.
         framework_version: release of Megatron-LM whose rules hold; None for other frameworks.
         ignored_settings: settings of the framework's data that do not change the plan.
         dry_loaders: loaders of Megatron-LM that run out of samples.
@@ -444,6 +447,7 @@ class SettingsPlan(Plan):
     tokens_per_epoch: int
     samples_per_epoch: int
     samples_left_over: int
+    tokens_consumed: int
     max_train_iters_without_repeat: int
     max_train_iters_same_epochs: int
     framework: str
@@ -458,16 +462,19 @@ class SettingsPlan(Plan):
     phases: tuple[Phase, ...]
     buffer_effect: BufferEffect | None
     loaders: tuple[LoaderRestart, ...] = ()
-    caution: str = ""
     framework_version: str | None = None
     ignored_settings: tuple[str, ...] = ()
     dry_loaders: tuple[DryLoader, ...] = ()
     max_train_iters_with_exact_buffer: int | None = None
 
+    def view(self) -> Any:
+        """Return the tables and notes of the printed plan."""
+        return _module("plan.render").plan_view(self)
 
-def _display() -> list[Any]:
-    """Return the modules that display a plan; they import rich, and the tables this module."""
-    return [import_module(f"megaindex.{name}") for name in ("console", "plan.render")]
+
+def _module(name: str) -> Any:
+    """Return a module that displays a plan: they import rich, and the tables this module."""
+    return import_module(f"megaindex.{name}")
 
 
 def epochs_text(count: int | None) -> str:

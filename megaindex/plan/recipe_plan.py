@@ -20,15 +20,14 @@ from megaindex.console import (
     FittedTable,
     TableColumn,
     answer_panel,
-    html_of,
-    print_view,
     spaced,
-    text_of,
     warning,
 )
+from megaindex.index.blending import Progress
 from megaindex.index.mixing import PerStream
 from megaindex.index.skips import ranges_without
 from megaindex.plan.advice import check_failures
+from megaindex.plan.coverage import COVERAGES
 from megaindex.plan.model import PackingFacts, Plan, Row, effect_of, json_object
 from megaindex.plan.packing import InputTokens, is_countable, mean_inputs, packing_facts
 from megaindex.plan.recipe_rows import (
@@ -285,18 +284,16 @@ class RecipePlan(Plan):
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
         return json_object(self, "skip", "past", "mix_changes", "mix_bounds", "remaining")
 
-    def __repr__(self) -> str:
-        """Return the tables that the command prints, of at most 100 columns."""
-        return text_of(_view(self))
-
-    def _repr_html_(self) -> str:
-        return html_of(_view(self))
+    def view(self) -> RenderableType:
+        """Return the tables and notes of the printed plan."""
+        return _view(self)
 
 
-def make_recipe_plan(
+def plan_of_layout(
     layout: RecipeLayout,
     *,
-    coverage: str = "auto",
+    coverage: str | None = None,
+    progress: Progress | None = None,
     consumed_samples: int | None = None,
     mix_bounds: bool = False,
 ) -> RecipePlan:
@@ -304,11 +301,12 @@ def make_recipe_plan(
 
     Args:
         layout: that of `megaindex.recipe.plan_recipe`.
-        coverage: auto, exact, expected or none.
+        coverage: auto, exact, expected or none; None: auto.
+        progress: called with (done, total) while coverage is counted.
         consumed_samples: samples of a run in progress that were served; None: a run to come.
         mix_bounds: compute the earliest repeat of each source under any mix from there on.
     """
-    check_choice("--coverage", coverage, ("auto", "exact", "expected", "none"))
+    coverage = check_choice("--coverage", coverage or "auto", COVERAGES)
     recipe = layout.recipe
     rounds = layout.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
     samples, parallel = layout.num_samples, recipe.common_data_parallel_size
@@ -322,7 +320,7 @@ def make_recipe_plan(
     if steps is not None:
         skip = effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows)
         read = skip.samples_to_read + skip.samples_padded
-    totals, every = _totals(layout, steps), RecipeRows(layout, None, coverage)
+    totals, every = _totals(layout, steps), RecipeRows(layout, None, coverage, progress)
     rows = every.rows()
     built, limits = _most_built(rows), recipe_limits(layout, rows)
     size, orders = (
@@ -341,7 +339,7 @@ def make_recipe_plan(
         num_epochs_built=max(epochs for _, epochs in built.values()),
         max_train_iters_without_repeat=limits[0],
         max_train_iters_same_epochs=limits[1],
-        datasets=rows if steps is None else RecipeRows(layout, steps, coverage).rows(),
+        datasets=rows if steps is None else replace(every, steps=steps).rows(),
         train_iters=layout.num_steps,
         samples_consumed=samples,
         tokens_consumed=sum(draw.tokens for draw in draws),
@@ -785,11 +783,6 @@ def _short_stages(layout: RecipeLayout) -> Iterator[str]:
             "short of its "
             f"{end.samples_wanted:,} ({end.length}); {outcome}"
         )
-
-
-def print_recipe_plan(plan: RecipePlan) -> None:
-    """Print the plan, with colours on a terminal."""
-    print_view(_view(plan))
 
 
 def _view(plan: RecipePlan) -> RenderableType:

@@ -11,6 +11,7 @@ from typing import Any
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import SkippedSteps
 from megaindex.configs.run import Source, Target
+from megaindex.index.blending import Progress
 from megaindex.index.frameworks import framework_rules
 from megaindex.index.mixing import PerStream
 from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, built_coverage, coverage_of
@@ -90,11 +91,13 @@ class RecipeRows:
         layout: the layout of the recipe.
         steps: its steps with skips; None without any.
         coverage: ``--coverage``: auto, exact, expected or none.
+        progress: called with (done, total) while coverage is counted.
     """
 
     layout: RecipeLayout
     steps: SkippedSteps | None
     coverage: str
+    progress: Progress | None = None
 
     def rows(self) -> tuple[Row, ...]:
         """Return one row for each source of each piece of a stage, and of the evaluation."""
@@ -210,7 +213,7 @@ class RecipeRows:
         draw = self._draw(corpus, size, length, row, order if has_rules else "epoch")
         first = tuple(served) == (ServedRange(0, draw.served, 1),) or not served
         if has_rules and first:
-            return coverage_of(draw, None, self.coverage)
+            return coverage_of(draw, None, self.coverage, self.progress)
         if self.coverage == "none":
             return Coverage(method="none")
         epochs = {n // size.samples for part in served for n in (part.begin, part.end - 1)}
@@ -222,7 +225,7 @@ class RecipeRows:
         counts = self.coverage == "exact" or (self.coverage == "auto" and work <= BUILD_LIMIT)
         if size.index is None or not counts or not served:
             return Coverage(method="none")
-        return built_coverage(draw, served=served)
+        return built_coverage(draw, self.progress, served)
 
     def _draw(
         self, corpus: RecipeSource, size: SourceSize, length: int, row: Row, order: str

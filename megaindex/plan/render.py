@@ -20,7 +20,7 @@ from megaindex.console import (
     warning,
 )
 from megaindex.index.frameworks import framework_rules
-from megaindex.plan.model import PackingFacts, Row, SettingsPlan, epochs_text
+from megaindex.plan.model import PackingFacts, Plan, Row, SettingsPlan, epochs_text
 from megaindex.validation import percent
 
 _MANY_SOURCES = 24
@@ -29,9 +29,24 @@ _ORDINALS = {2: "a second", 3: "a third"}
 _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expected"}
 
 
-def print_plan(plan: SettingsPlan) -> None:
+def print_plan(plan: Plan) -> None:
     """Print the plan, with colours on a terminal."""
-    print_view(plan_view(plan))
+    print_view(plan.view())
+
+
+def run_view(plan: Plan) -> RenderableType:
+    """Return all parts of the printed plan of a decided run."""
+    names = ShortNames.of(row.path for row in plan.datasets)
+    tokens = f", {plan.tokens_consumed:,} tokens" if plan.tokens_consumed is not None else ""
+    asked = Text(f"a decided run in order {plan.order}, {plan.sequence_length} tokens a sample")
+    answer = Text.assemble("train_iters ", (str(plan.train_iters), "bold green"))
+    total = Text(f"{plan.samples_consumed:,} samples{tokens}")
+    lines = [Text(f"skip: {line}") for line in (plan.skip.lines() if plan.skip else ())]
+    parts: list[RenderableType] = [answer_panel(asked, Text(), answer, total, *lines)]
+    parts.append(_sources(plan, names))
+    if (coverage := _coverage(plan, names)) is not None:
+        parts.append(coverage)
+    return spaced(parts)
 
 
 def plan_view(plan: SettingsPlan) -> RenderableType:
@@ -117,7 +132,7 @@ def _totals(plan: SettingsPlan) -> RenderableType:
     return table
 
 
-def _sources(plan: SettingsPlan, names: ShortNames) -> RenderableType:
+def _sources(plan: Plan, names: ShortNames) -> RenderableType:
     weighted = any(row.weight is not None for row in plan.datasets)
     columns = ["weight"] * weighted
     columns += ["per epoch", "requested", "drawn", "built", "epochs", "repeated"]
@@ -132,7 +147,7 @@ def _sources(plan: SettingsPlan, names: ShortNames) -> RenderableType:
     return Group(table, *_more(len(plan.datasets)), *names.note())
 
 
-def _coverage(plan: SettingsPlan, names: ShortNames) -> RenderableType | None:
+def _coverage(plan: Plan, names: ShortNames) -> RenderableType | None:
     """Return the table of tokens, and of documents where they were counted, by times seen."""
     lines = [
         (row, kind, shares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from dataclasses import replace
@@ -11,16 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import cli
 from support.corpora import write_corpus
 
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import Skip
-from megaindex.plan import RecipePlan, Row, make_plan, make_recipe_plan
-from megaindex.recipe import open_recipe, plan_recipe
+from megaindex.lock import make_lock
+from megaindex.lock.opening import run_of_lock
+from megaindex.plan import Plan, RecipePlan, Row, make_plan
+from megaindex.recipe import open_recipe, read_recipe
 from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
+from megaindex.recipe.recipe_file import to_mapping
 from megaindex.run.from_recipe import run_of_opened
+from megaindex.run.from_settings import run_of_settings
 
 FIGURES = (
     "order", "variance_buffer", "tail", "train_iters", "global_batch_size", "tokens_per_epoch",
@@ -64,7 +70,7 @@ def stage(name: str, length: tuple[Any, int | Fraction] | None, **shares: Any) -
 
 
 def planned(recipe: Recipe, **options: Any) -> RecipePlan:
-    return make_recipe_plan(plan_recipe(recipe), **options)
+    return make_plan(recipe, **options)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -333,3 +339,108 @@ def test_check_names_samples_that_stay_unseen(folder: Path) -> None:
     found = failures(folder, stage("a", ("iterations", short), web=Fraction(1)))
     assert found == (f"{left} samples stay unseen, more than one batch of 4",)
     assert failures(folder, stage("a", ("iterations", short + 1), web=Fraction(1))) == ()
+
+
+def test_check_is_the_same_by_flags_and_by_recipe(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = make_plan(run(folder, stage("a", ("epochs", 1), web=Fraction(1)))).samples_per_epoch
+    assert held is not None
+    lengths = (
+        ("epochs", 1, 0), ("epochs", 2, 0), ("steps", held // 4, 0), ("steps", held // 4 + 1, 1),
+        ("steps", held // 4 - 1, 1),
+    )  # fmt: skip
+    flags = ["--data-path", folder / "web", "--seq-length", 16, "--global-batch-size", 4]
+    for kind, length, status in lengths:
+        Path("run.yaml").write_text(
+            f"sequence_length: 16\nbatch: {{global_batch_size: 4}}\n"
+            f"sources: {{web: {folder / 'web'}}}\n"
+            f"stages: {{all: {{{kind}: {length}, mix: {{web: 1}}}}}}\n"
+        )
+        target = ["--epochs" if kind == "epochs" else "--train-iters", length]
+        by_flags = cli("plan", *flags, "--order", "epoch", *target, "--check")
+        by_recipe = cli("plan", "--recipe", "run.yaml", "--check")
+        assert by_flags[0] == by_recipe[0] == status, (kind, length)
+        assert by_flags[2] == by_recipe[2]
+
+
+def test_a_recipe_is_printed_as_a_recipe_and_no_framework_has_its_order(folder: Path) -> None:
+    recipe = run(folder, *LONGER["two stages"])
+    path = folder / "two.yaml"
+    path.write_text(json.dumps(to_mapping(recipe)))
+    status, out, _ = cli("plan", "--recipe", path, "--print-config", "recipe")
+    assert status == 0
+    (folder / "again.yaml").write_text(out)
+    assert read_recipe(folder / "again.yaml") == read_recipe(path)
+    for framework, name in (("neox", "GPT-NeoX"), ("megatron", "Megatron")):
+        status, _, err = cli("plan", "--recipe", path, "--print-config", framework)
+        assert status == 2
+        assert f"{name} has no settings for its 2 stages, nor order epoch" in err
+        assert f"--order {framework}" in err
+    assert cli("plan", "--recipe", path, "--print-config", "yaml")[0] == 2
+    status, _, err = cli("plan", "--recipe", path, "--print-config", "recipe", "--json")
+    assert (status, "exclude each other" in err) == (2, True)
+    status, out, _ = cli("plan", "--recipe", path, "--coverage", "none", "--json")
+    methods = {row["coverage_method"] for row in json.loads(out)["datasets"]}
+    assert (status, methods) == (0, {"none"})
+
+
+@pytest.mark.parametrize("order", ["megatron", "neox", "epoch", "packed"])
+@pytest.mark.parametrize("more", [{}, {"skip": (Skip(steps="2-4"),)}, {"consumed_samples": 40}])
+def test_a_decided_run_is_counted(folder: Path, order: str, more: dict[str, Any]) -> None:
+    data = [2, str(folder / "web"), 1, str(folder / "code")]
+    settings = {
+        "data_path": data, "order": order, "sequence_length": 16, "global_batch_size": 4,
+        "train_iters": 60, **more,
+    }  # fmt: skip
+    settings["variance_buffer"] = "exact" if order in ("megatron", "neox") else None
+    settings = {name: value for name, value in settings.items() if value is not None}
+    theirs = make_plan(**settings, coverage="exact")
+    plan = make_plan(run_of_settings(**settings))
+    assert type(plan) is Plan
+    assert plan.train_iters == theirs.train_iters
+    assert plan.order == order
+    figures = ("num_epochs_built", "samples_built", "samples_left_over", "samples_per_epoch",
+               "max_train_iters_without_repeat", "max_train_iters_same_epochs")  # fmt: skip
+    assert all(plan.to_json()[name] is None for name in (*figures, "variance_buffer", "tail"))
+    assert plan.tokens_per_epoch == theirs.tokens_per_epoch
+    if "skip" not in more:
+        assert plan.tokens_consumed == theirs.tokens_consumed
+        assert plan.samples_consumed == theirs.samples_consumed
+    else:
+        assert (plan.skip is not None, plan.skip) == (True, theirs.skip)
+    for ours, other in zip(plan.datasets, theirs.datasets, strict=True):
+        assert (ours.path, ours.drawn, ours.distinct) == (other.path, other.drawn, other.distinct)
+        assert ours.coverage.tokens == pytest.approx(other.coverage.tokens, abs=1e-12)
+        assert ours.coverage.method == "built"
+        assert ours.epochs is ours.repeated is ours.samples_per_epoch is None
+    assert bool(plan.check_failures) == any(sum(r.coverage.tokens[2:]) for r in theirs.datasets)
+    assert f"train_iters {plan.train_iters}" in repr(plan)
+    none = make_plan(run_of_settings(**settings), coverage="none")
+    assert {row.coverage.method for row in none.datasets} == {"none"}
+    assert [row.drawn for row in none.datasets] == [row.drawn for row in plan.datasets]
+    assert none.tokens_consumed is none.datasets[0].distinct is None
+    with pytest.raises(InvalidArgument, match="a decided run has all settings, also epochs"):
+        make_plan(run_of_settings(**settings), epochs=1)
+
+
+def test_a_locked_recipe_is_counted_from_its_lock(folder: Path, tmp_path: Path) -> None:
+    recipe = run(folder, *STAGED["lengths"]["stages"])
+    make_lock(recipe).write(tmp_path / "run.lock")
+    plan, theirs = make_plan(run_of_lock(tmp_path / "run.lock")), make_plan(recipe)
+    assert plan.samples_consumed == theirs.samples_consumed
+    assert plan.tokens_consumed == theirs.tokens_consumed
+    assert plan.sequence_length == 40
+    drawn = Counter[str]()
+    for row in theirs.rows("train"):
+        drawn[row.label] += row.drawn or 0
+    assert {row.label or Path(row.path).name: row.drawn for row in plan.datasets} == drawn
+
+
+def test_settings_beside_a_recipe_are_refused(folder: Path) -> None:
+    recipe = run(folder, *LONGER["one stage"])
+    with pytest.raises(InvalidArgument, match="a recipe has all settings, also epochs"):
+        make_plan(recipe, epochs=1)
+    with pytest.raises(InvalidArgument, match="--mix-bounds is for recipes"):
+        make_plan(data_path="web", mix_bounds=True)
