@@ -28,7 +28,7 @@ from megaindex.corpus import corpus_fingerprint
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.spans import datasets_of
-from megaindex.loader import Loader, RecipeLoader, Recorder, join_states
+from megaindex.loader import Loader, Recorder, join_states, loader_of_recipe
 from megaindex.loader.run_sampler import sampler_of
 from megaindex.lock import Lock, make_lock, open_run, read_lock, run_of_lock
 from megaindex.plan import make_plan
@@ -135,7 +135,7 @@ class Asked:
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
         if "recipe" in self.settings:
             opened = open_recipe(read_recipe(self.settings["recipe"]))
-            return RecipeLoader(opened, **sizes, micro_batch_size=1)
+            return loader_of_recipe(opened, **sizes, micro_batch_size=1)
         run = replace(self.run, past_steps=0)
         sampler = sampler_of(run, **sizes, micro_batch_size=1)
         return Loader(run.index, sampler, recorder=Recorder(self.fingerprints))
@@ -234,8 +234,7 @@ def range_of(source: RunSource) -> slice:
 
 def receipt_of(state: Mapping[str, Any]) -> str:
     """The receipt of a state of one rank."""
-    joined = join_states([state])
-    return str(joined.get("loader", joined)["receipt"]["receipt"])
+    return str(join_states([state])["receipt"]["receipt"])
 
 
 def spans_of(run: Run) -> list[list[int]]:
