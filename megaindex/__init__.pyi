@@ -8,12 +8,14 @@ from megaindex import plan as plan
 from megaindex import recipe as recipe
 from megaindex.builders import build_index as build_index
 from megaindex.builders.blend import build_blend as build_blend
-from megaindex.builders.extend import AmendedBlend as AmendedBlend
-from megaindex.builders.extend import BlendChange as BlendChange
 from megaindex.builders.extend import amend_run as amend_run
 from megaindex.builders.extend import extend_run as extend_run
 from megaindex.builders.single import BuildSettings as BuildSettings
 from megaindex.builders.single import build_many as build_many
+from megaindex.configs.amended import AmendedBlend as AmendedBlend
+from megaindex.configs.amended import BlendChange as BlendChange
+from megaindex.door import OpenedRun as OpenedRun
+from megaindex.door import open_run as open_run
 from megaindex.engine import open_engine as open_engine
 from megaindex.errors import EngineError as EngineError
 from megaindex.errors import FormatError as FormatError

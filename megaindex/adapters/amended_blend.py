@@ -17,11 +17,11 @@ import numpy as np
 
 from megaindex._types import IntArray
 from megaindex.arithmetic import INT32_MAX, ceil_div, samples_in, shuffle_dtype
-from megaindex.builders.extend import AmendedBlend, draw_changes, end_of_changes, read_on, reads_of
+from megaindex.builders.extend import draw_changes, end_of_changes, read_on, reads_of
 from megaindex.builders.single import build_index
 from megaindex.cache.cache import fetch
 from megaindex.cache.fingerprint import stamps_of
-from megaindex.errors import InvalidArgument
+from megaindex.configs.amended import AmendedBlend
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
@@ -64,34 +64,6 @@ class AmendedData:
     sources: list[TrainSource]
     longer: dict[int, dict[str, IntArray]]
     """New document_index, sample_index and shuffle_index, by the number of the source."""
-
-
-def check_present(amended: AmendedBlend, paths: Sequence[str], weights: Any) -> None:
-    """Check that the framework's arguments name the blend of the last change.
-
-    Raises:
-        InvalidArgument: they name another one.
-    """
-    wanted = _shares(list(amended.changes[-1].weights.items()))
-    given = [1.0] if weights is None and len(paths) == 1 else weights
-    shown = " ".join(paths) if given is None else _text(zip(paths, given, strict=True))
-    ours = None if given is None else _shares(list(zip(paths, given, strict=True)))
-    same = ours is not None and ours.keys() == wanted.keys()
-    if ours is None or not same or any(abs(ours[k] - wanted[k]) > 1e-9 for k in wanted):
-        last = _text((weight, path) for path, weight in amended.changes[-1].weights.items())
-        raise InvalidArgument(
-            f"amend: the data path of the framework must be that of the last change, {last}, got "
-            f"{shown}; change one of them"
-        )
-
-
-def _shares(blend: Sequence[tuple[Any, Any]]) -> dict[str, float]:
-    total = sum(float(weight) for _, weight in blend)
-    return {absolute(os.fspath(path)): float(weight) / total for path, weight in blend}
-
-
-def _text(blend: Any) -> str:
-    return " ".join(str(word) for pair in blend for word in pair)
 
 
 def amended_data(

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import Any
 
 from megaindex.adapters.reports import Reports, on_rank_0
 from megaindex.builders.described import fill_uncounted, skipped_index
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.receipts import fingerprint_keys, receipts_between
+from megaindex.index.receipts import fingerprint_keys
 from megaindex.index.skips import Skips, read_skips
 from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.pinned_files import refuse, sound_files, source_fault
-from megaindex.run.subset import block_bounds, first_part, step_bounds_of, with_files
+from megaindex.run.same_until import compare_receipts
+from megaindex.run.subset import first_part, step_bounds_of, with_files
 from megaindex.validation import shown
 
 _REMEDY = "give the framework the settings of the lock, or lock the run again"
@@ -111,12 +112,10 @@ class LockedRun:
                 stretches=tuple(Stretch(index=ours, samples=range(*each)) for each in passes)
             )
         keys = fingerprint_keys(self._lock.fingerprints(subset))
-        size, blocks = locked["receipts"]["block_steps"], locked["receipts"]["blocks"]
-        found = receipts_between(ours, block_bounds(step_bounds_of(locked), size), keys)
-        for block, (theirs, receipt) in enumerate(zip_longest(blocks, map(str, found))):
-            if theirs != receipt:
-                where = f"the receipt of steps {block * size} to {(block + 1) * size - 1}"
-                raise self._error(subset, where, shown(theirs), shown(receipt))
+        _, other = compare_receipts(locked, ours, keys)
+        if other is not None:
+            where = f"the receipt of steps {other.first_step} to {other.last_step}"
+            raise self._error(subset, where, shown(other.theirs), shown(other.ours))
 
     def has(self, subset: str) -> bool:
         """Return True if the lock has a subset."""

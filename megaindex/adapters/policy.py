@@ -28,7 +28,7 @@ from megaindex.validation import check_buffer, shown
 
 if TYPE_CHECKING:
     from megaindex.adapters.locked_run import LockedRun
-    from megaindex.builders.extend import AmendedBlend
+    from megaindex.configs.amended import AmendedBlend
     from megaindex.lock.lock_file import Lock
 
 _ABSENT: Any = object()
@@ -267,8 +267,8 @@ def make_policy(
         )
     if amend is not None and lock is not None:
         raise InvalidArgument(
-            "lock and amend exclude each other: the lock is of the run as it began; leave one of "
-            "them out"
+            "lock and amend exclude each other: a lock holds the changes of its run, and megaindex "
+            "does not compare them with those of a framework; leave one of them out"
         )
     row = make_order(order, settings).row
     if final_epoch_threshold is not None and row.separate_final_epoch != "auto":
@@ -282,13 +282,18 @@ def make_policy(
 
         locked = LockedRun(lock, order)
     if amend is not None:
-        from megaindex.builders.extend import AmendedBlend
+        from megaindex.configs.amended import AmendedBlend
 
         if not isinstance(amend, (str, os.PathLike, AmendedBlend)):
             raise InvalidArgument(
                 f"amend must be an AmendedBlend or the path of a YAML file, got {shown(amend)}"
             )
         amend = amend if isinstance(amend, AmendedBlend) else AmendedBlend.read(amend)
+        if not amend.changes:
+            raise InvalidArgument(
+                "amend: consumed_samples extends a run, which the frameworks' data cannot; give "
+                "changes, or train on the index of megaindex.extend_run"
+            )
     return Policy(
         variance_buffer=(
             None if variance_buffer is None else check_buffer("variance_buffer", variance_buffer)

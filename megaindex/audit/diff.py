@@ -14,13 +14,10 @@ from megaindex.audit.diff_inputs import Side
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.frameworks import framework_rules
-from megaindex.index.spans import Index
+from megaindex.index.receipts import sample_receipts
+from megaindex.index.spans import Index, separates_documents
 
 _SAMPLES_AT_ONCE = 1 << 16
-_ODD = tuple(
-    np.uint64(k)
-    for k in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,24 +129,13 @@ def compare(a: Side, b: Side) -> Difference:
 
 def sample_hashes(index: Index) -> U64:
     """Return uint64[num_samples], a hash of the token runs of each sample, in order."""
+    keys = np.arange(2 * len(separates_documents(index)), dtype=np.uint64).reshape(-1, 2)
     parts = [np.zeros(0, np.uint64)]
     for begin in range(0, index.num_samples, _SAMPLES_AT_ONCE):
-        spans = index.locate(np.arange(begin, min(index.num_samples, begin + _SAMPLES_AT_ONCE)))
-        splits = spans.row_splits
-        place = np.arange(len(spans)) - np.repeat(splits[:-1], np.diff(splits))
-        mixed = np.zeros(len(spans), np.uint64)
-        for column, odd in zip((*spans, place), (*_ODD, _ODD[0]), strict=True):
-            mixed = _mix(mixed ^ (column.astype(np.uint64) * odd))
-        sums = np.zeros(len(spans) + 1, np.uint64)
-        np.cumsum(mixed, out=sums[1:])  # modulo 2**64, and so are the differences
-        parts.append(sums[splits[1:]] - sums[splits[:-1]])
+        ids = np.arange(begin, min(index.num_samples, begin + _SAMPLES_AT_ONCE))
+        spans = replace(index.locate(ids), masked=None)
+        parts.append(sample_receipts(np.zeros_like(ids), spans, keys)[:, 2].view(np.uint64))
     return np.concatenate(parts)
-
-
-def _mix(x: U64) -> U64:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def _comparable(a: Side, b: Side) -> tuple[Index, Index]:

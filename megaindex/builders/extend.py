@@ -11,7 +11,7 @@ loader = Loader(run.index, sampler)
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -22,9 +22,7 @@ import numpy as np
 from megaindex.arithmetic import samples_for_epochs
 from megaindex.builders.blend import build_blend, next_draws
 from megaindex.builders.single import build_index, open_dataset
-from megaindex.configs.run import Source
-from megaindex.configs.settings import parse_blend
-from megaindex.configs.yaml_sections import Section, load_mapping
+from megaindex.configs.amended import BlendChange
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
@@ -38,14 +36,7 @@ from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage, StagedIndex
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.io.paths import absolute
-from megaindex.validation import (
-    DEFAULT_SEED,
-    check_between,
-    check_epochs,
-    check_integer,
-    check_setting,
-    check_weight,
-)
+from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting
 
 Corpus = str | os.PathLike[str] | IndexedDataset
 
@@ -237,140 +228,6 @@ def _extended_blend(
         sources=tuple(sources),
         datasets=old.datasets,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlendChange:
-    """Weights of a blend from a position on.
-
-    Attributes:
-        consumed_samples: samples served before the change, on all ranks together.
-        weights: weight of each source that is drawn from then on, by its path prefix. Sources that
-            are left out are not drawn until a later change names them; new ones begin.
-
-    Raises:
-        InvalidArgument: a number is out of range, or weights is empty.
-    """
-
-    consumed_samples: int
-    weights: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        begin = check_integer("consumed_samples of a change", self.consumed_samples)
-        check_between("consumed_samples of a change", begin, 0)
-        object.__setattr__(self, "consumed_samples", begin)
-        if not isinstance(self.weights, Mapping) or not self.weights:
-            raise InvalidArgument(
-                f"the change at sample {begin} must have a weight for each source, as in "
-                "{'data/web': 0.7, 'data/code': 0.3}"
-            )
-        named = [absolute(os.fspath(path)) for path in self.weights]
-        for name, (path, weight) in zip(named, self.weights.items(), strict=True):
-            check_weight(f"the change at sample {begin}: the weight of {path}", weight)
-            if named.count(name) > 1:
-                raise InvalidArgument(
-                    f"the change at sample {begin} lists {name} twice; list it once"
-                )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AmendedBlend:
-    """The training data of a run as it began, and the changes of its blend since.
-
-    Attributes:
-        data_path: ``P``, ``P P …`` or ``w P w P …``, as in ``--data-path`` when the run began.
-        num_samples: samples of training data requested then: train_iters × global batch size.
-        changes: the changes, in order; the last one is the blend of today.
-
-    Raises:
-        InvalidArgument: the data path mixes weights and bare paths, or changes is empty.
-    """
-
-    data_path: Sequence[str | float]
-    num_samples: int
-    changes: Sequence[BlendChange]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_samples", check_setting("num_samples", self.num_samples))
-        object.__setattr__(self, "changes", tuple(self.changes))
-        if not self.changes:
-            raise InvalidArgument("amend: changes is empty; give at least one BlendChange")
-        if not self.sources:
-            raise InvalidArgument("amend: data_path is empty; give that of the run as it began")
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The sources of the run as it began."""
-        given = self.data_path.split() if isinstance(self.data_path, str) else self.data_path
-        return parse_blend([str(word) for word in given], None, "amend: data_path")
-
-    @property
-    def weights(self) -> list[float] | None:
-        """Their weights; None without."""
-        weights = [source.weight for source in self.sources if source.weight is not None]
-        return weights or None
-
-    @property
-    def detail(self) -> str:
-        """Number and last place of the changes, for logs."""
-        last = self.changes[-1].consumed_samples
-        return f"{len(self.changes)} change(s), the last at sample {last}"
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> AmendedBlend:
-        """Return the amended blend in a YAML file, with the attributes as keys.
-
-        A change is ``{consumed_samples: N, data_path: [w, P, …]}``. Relative paths are relative to
-        the working directory, as in the frameworks.
-
-        Raises:
-            MissingFile, StorageError: the file cannot be read.
-            InvalidArgument: a setting is unknown, missing or wrong.
-        """
-        top = Section(os.fspath(path), load_mapping(path, "amend"))
-        top.known("data_path", "num_samples", "changes")
-        changes = top.values.get("changes")
-        if not isinstance(changes, list) or not all(isinstance(c, Mapping) for c in changes):
-            raise top.error("changes", "a list of {consumed_samples: N, data_path: [w, P, …]}")
-        samples = top.integer("num_samples")
-        if samples is None:
-            raise top.error("num_samples", "the samples requested as the run began")
-        return cls(
-            data_path=_words(top),
-            num_samples=samples,
-            changes=[_change(Section(top.file, c, f"changes[{k}]")) for k, c in enumerate(changes)],
-        )
-
-
-def _words(section: Section) -> list[str]:
-    """Return the words of ``data_path``, given as a list or as text."""
-    value = section.values.get("data_path")
-    words = value.split() if isinstance(value, str) else value
-    if not isinstance(words, list) or not words:
-        raise section.error("data_path", "a list such as [0.7, web, 0.3, code]")
-    return [str(word) for word in words]
-
-
-def _change(section: Section) -> BlendChange:
-    section.known("consumed_samples", "data_path")
-    consumed = section.integer("consumed_samples")
-    if consumed is None:
-        raise section.error("consumed_samples", "the samples consumed before the change")
-    return blend_change(consumed, _words(section), section.where)
-
-
-def blend_change(consumed_samples: int, words: Sequence[str], where: str) -> BlendChange:
-    """Return the change to the blend ``w P w P …``; InvalidArgument unless all have weights."""
-    sources = parse_blend(words, None, where)
-    weights = {s.path: s.weight for s in sources if s.weight is not None}
-    if any(source.weight is None for source in sources):
-        raise InvalidArgument(
-            f"{where}: {' '.join(words)}: write a weight before every prefix, as in 0.7 web 0.3 "
-            "code"
-        )
-    if len(weights) < len(sources):
-        raise InvalidArgument(f"{where}: a prefix is listed twice; list it once")
-    return BlendChange(consumed_samples=consumed_samples, weights=weights)
 
 
 def amend_run(

@@ -17,7 +17,8 @@ from megaindex.errors import InvalidArgument, visible
 from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
-    from megaindex.builders.extend import BlendChange, ExtendedRun
+    from megaindex.builders.extend import ExtendedRun
+    from megaindex.configs.amended import BlendChange
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _changes(options: argparse.Namespace) -> list[BlendChange]:
     """Return the changes of ``--change``."""
-    from megaindex.builders.extend import blend_change
+    from megaindex.configs.amended import blend_change
 
     for flag in ("epochs", "consumed_samples", "more_epochs"):
         if getattr(options, flag) is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from megaindex._lazy import torch_needed
-from megaindex.cli.options import Parser, add_flags, print_json
+from megaindex.cli.options import Parser, add_flags, add_run, print_json, take_run
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
@@ -37,6 +37,7 @@ DEFAULT_COST_MODEL = "llama3-8b"
 def main(arguments: Sequence[str]) -> int:
     """Return 0, or 1 if ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
+    take_run(options, "plan")
     from megaindex.plan.export import export_settings
     from megaindex.plan.plan import make_plan, warn_in_keys_of_files
     from megaindex.plan.render import print_plan
@@ -265,36 +266,57 @@ def _stored_run(file: str) -> StoredRecipe:
     return StoredRecipe.read(record[0] if len(record) == 1 else join_states(record))
 
 
+_USUAL = (
+    "--seq-length", "--micro-batch-size", "--data-parallel-size",
+    "--gradient-accumulation-steps", "--global-batch-size", "--epochs", "--train-iters",
+    "--train-samples", "--train-tokens", "--order", "--variance-buffer", "--split", "--seed",
+    "--tail",
+)  # fmt: skip
+"""Flags of a run that ``--help`` shows; ``--help-all`` shows all."""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex plan", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--lock", metavar="FILE", help="the run of a lock, in place of its settings"
-    )
-    add_run_arguments(parser)
-    add_balance_arguments(parser)
+    lock = parser.add_argument_group("lock")
+    lock.add_argument("--lock", metavar="FILE", help="the run of a lock, in place of its settings")
+    parser.hide(lock)
+    add_run_arguments(parser, _USUAL)
+    parser.hide(add_balance_arguments(parser))
     group = parser.add_argument_group("output")
     add = group.add_argument
     add("--coverage", metavar="HOW", help="auto (default), exact, expected or none")
-    add("--blend-counts", metavar="HOW", help="auto (default), exact or bounds")
     add_flags(group, "--json")
-    add("--mix-bounds", action="store_true", help="first step at which any mix can repeat a source")
     add("--print-config", metavar="F", help="print settings of neox or megatron, or a recipe")
     add("--check", action="store_true", help="exit 1 on repeated or unseen data")
+    more = parser.add_argument_group("counts")
+    add = more.add_argument
+    add("--blend-counts", metavar="HOW", help="auto (default), exact or bounds")
+    add("--mix-bounds", action="store_true", help="first step at which any mix can repeat a source")
+    parser.hide(more)
     return parser
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that describe a run, shared by plan and audit."""
-    _add_data(parser.add_argument_group("data"))
-    _add_batch(parser.add_argument_group("batch size"))
-    _add_target(parser.add_argument_group("target (exactly one)"))
-    _add_skips(parser.add_argument_group("skips (steps count from 0)"))
-    _add_rest(parser.add_argument_group("order, evaluation and framework settings"))
+def add_run_arguments(parser: Parser, usual: Sequence[str] = ()) -> None:
+    """Add the flags that describe a run, shared by the verbs; those not ``usual`` are hidden."""
+    add_run(parser)
+    for title, add in (
+        ("data", _add_data),
+        ("batch size", _add_batch),
+        ("target (exactly one)", _add_target),
+        ("skips (steps count from 0)", _add_skips),
+        ("order, evaluation and framework settings", _add_rest),
+    ):
+        group = parser.add_argument_group(title)
+        add(group)
+        parser.hide(group, usual)
+    if not usual:
+        parser.epilog = "The flags of a run's settings are those of megaindex plan."
 
 
-def add_balance_arguments(parser: argparse.ArgumentParser) -> None:
+def add_balance_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the flags that model the work of rows, shared by plan and audit."""
-    add = parser.add_argument_group("balance").add_argument
+    group = parser.add_argument_group("balance")
+    add = group.add_argument
     add("--balance", action="store_true", help="model the work of rows, and the time ranks wait")
     add(
         "--cost-model",
@@ -302,6 +324,7 @@ def add_balance_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"llama3-8b, llama3-70b, mixtral-8x7b or LINEAR:ATTENTION; default of --balance: "
         f"{DEFAULT_COST_MODEL}",
     )
+    return group
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
@@ -444,18 +467,19 @@ def locked_run_of(options: argparse.Namespace) -> Recipe | RunSettings:
     """
     from megaindex.lock.settings import locked_settings
 
-    _check_lock_alone(options)
+    check_lock_alone(options)
     return locked_settings(options.lock)
 
 
 def _run_of_lock(options: argparse.Namespace) -> Run:
     from megaindex.lock.opening import run_of_lock
 
-    _check_lock_alone(options)
+    check_lock_alone(options)
     return run_of_lock(options.lock, subset=options.subset, cache_dir=options.cache_dir)
 
 
-def _check_lock_alone(options: argparse.Namespace) -> None:
+def check_lock_alone(options: argparse.Namespace) -> None:
+    """Raise InvalidArgument if other flags than ``--lock`` describe a run too."""
     skips = [name for name in ("skip_steps", "skip_documents", "skip_file")
              if getattr(options, name)]  # fmt: skip
     if others := skips + described_by(options):

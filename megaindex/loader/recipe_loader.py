@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -28,9 +28,8 @@ from megaindex.loader.batch import SampleOptions
 from megaindex.loader.checkpoint import Contents, SourceProgress, check_content, check_contents
 from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import Recorder
-from megaindex.loader.run_sampler import micro_batches_of, ranks_of, with_micro_batches
+from megaindex.loader.run_sampler import sampler_of, with_micro_batches
 from megaindex.loader.sampler_state import decided_samples
-from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.loader.targets import targets_of, targets_text
 from megaindex.loader.torch_dataset import GPTDataset
 from megaindex.recipe.amend import check_past
@@ -39,7 +38,7 @@ from megaindex.recipe.mix_changes import MixChanges, given_weights
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
-from megaindex.run.from_recipe import evaluation_of_opened, identity_of_opened, shapes_of
+from megaindex.run.from_recipe import evaluation_of_opened, identity_of_opened, run_of_opened
 from megaindex.validation import (
     CheckpointReader,
     check_between,
@@ -295,19 +294,22 @@ class RecipeLoader(Loader):
             for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
         }
         self._options, self._loading, self._balance = options, loading, balance
-        self._micro_batch_size = micro_batch_size
         self._losses: dict[str, tuple[int, float, float]] = {}
         self._has_dataset = False
         if layout.recipe.files:
             _ = self._given_identity  # of the files as they are now
-        self._ranks: dict[str, Any] = {
-            "data_parallel_rank": data_parallel_rank,
-            "data_parallel_size": ranks_of(shapes_of(layout), data_parallel_size),
-        }
+        self._sampler_of = partial(
+            sampler_of,
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+            micro_batch_size=micro_batch_size,
+            balance=balance,
+        )
+        run = run_of_opened(opened)
         super().__init__(
-            opened.index,
+            run.index,
             opened.datasets,
-            self._sampler_of(opened),
+            self._sampler_of(run),
             options=options,
             recorder=Recorder(opened.fingerprints),
             targets=targets_of(opened),
@@ -318,21 +320,6 @@ class RecipeLoader(Loader):
 
     def _progress(self) -> SourceProgress:
         return SourceProgress.of_recipe(self._opened)
-
-    def _sampler_of(self, opened: OpenRecipe) -> MicroBatchSampler:
-        layout, ranks = opened.layout, self._ranks["data_parallel_size"]
-        return MicroBatchSampler(
-            num_samples=opened.index.num_samples,
-            micro_batch_size=micro_batches_of(
-                shapes_of(layout), layout.batch, self._micro_batch_size, ranks
-            ),
-            **self._ranks,
-            consumed_samples=layout.recipe.first_sample,
-            global_batch_size=layout.batch,
-            tail="pad" if layout.samples_masked else "drop",
-            balance=self._balance,
-            index=opened.index,
-        )
 
     @property
     def recipe(self) -> Recipe:
@@ -412,9 +399,11 @@ class RecipeLoader(Loader):
                 "iterate over the loader, or set the mix or load the state before dataset()"
             )
         same = opened.index.num_samples == self._opened.index.num_samples
-        keeps_sampler = same and self._balance is None
-        sampler = None if keeps_sampler else self._sampler_of(opened)
-        self._exchange(opened.index, first, sampler)
+        if same and self._balance is None:
+            self._exchange(opened.index, first)
+        else:
+            run = run_of_opened(opened)
+            self._exchange(run.index, first, self._sampler_of(run))
         self._opened = opened
 
     def report_loss(self, source: str | int, loss: float, tokens: int = 1) -> None:
@@ -499,15 +488,15 @@ class RecipeLoader(Loader):
         Raises:
             InvalidArgument: as `set_mix`; or several ranks have no ``broadcast``.
         """
-        ranks = self._ranks
-        if broadcast is None and ranks["data_parallel_size"] > 1:
+        ranks = self.sampler.ranks
+        if broadcast is None and ranks.data_parallel_size > 1:
             raise InvalidArgument(
-                f"control_mix: broadcast must be given with {ranks['data_parallel_size']} ranks, "
+                f"control_mix: broadcast must be given with {ranks.data_parallel_size} ranks, "
                 "which need the weights of rank 0; such as one of "
                 "torch.distributed.broadcast_object_list"
             )
         weights = None
-        if ranks["data_parallel_rank"] == 0:
+        if ranks.data_parallel_rank == 0:
             weights = controller(self.mix_statistics())
         if broadcast is not None:
             weights = broadcast(weights)

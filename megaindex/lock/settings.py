@@ -16,9 +16,10 @@ from megaindex.lock.framework_settings import FrameworkSettings
 from megaindex.lock.lock_file import Lock, compact, read_lock
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.recipe_settings import RecipeSettings
-from megaindex.lock.setting_values import differences, leaves
+from megaindex.lock.setting_values import leaves
 from megaindex.recipe.recipe import Recipe
 from megaindex.run.run import Run
+from megaindex.run.same_until import differences
 from megaindex.run.subset import rows_of, subset_of
 from megaindex.validation import error_text, shown
 

@@ -17,12 +17,12 @@ from megaindex.loader.targets import targets_of, targets_text
 from megaindex.lock.lock_file import Lock
 from megaindex.lock.opening import LockedFiles
 from megaindex.lock.pinned_files import token_hashes
-from megaindex.lock.setting_values import differences
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.run.from_recipe import evaluation_of_opened
+from megaindex.run.same_until import apart, differences
 from megaindex.run.subset import paths_of, rows_of, subset_of
-from megaindex.validation import CheckpointReader, shown
+from megaindex.validation import CheckpointReader
 
 _RESOLVED = ("samples", "index", "steps", "every")  # of a subset for evaluation
 
@@ -296,9 +296,3 @@ def _chunk_difference(what: str, first: str, second: str) -> Iterator[str]:
         if first[at : at + 16] != second[at : at + 16]:
             yield from apart(f"{what}: chunk {at // 16}", first[at : at + 16], second[at : at + 16])
             return
-
-
-def apart(what: str, first: object, second: object) -> Iterator[str]:
-    """Yield the description of two values, if they differ."""
-    if first != second:
-        yield f"{what}: {shown(first)} in the first, {shown(second)} in the second"

@@ -8,7 +8,6 @@ of the skips.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,18 +18,14 @@ import numpy as np
 
 from megaindex._lazy import torch_needed
 from megaindex._types import I64
+from megaindex.arithmetic import INT64_MAX
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.description import describe_index
 from megaindex.index.receipts import (
     DEFAULT_STRIDE,
     LONGEST_STRIDE,
     BlockReceipts,
-    Receipt,
-    explain,
     fingerprint_keys,
-    planned_block_receipts,
-    receipts_between,
 )
 from megaindex.index.skips import (
     Skip,
@@ -49,16 +44,23 @@ from megaindex.io.atomic import read_named
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.opening import locked_index, locked_mix, locked_skips
-from megaindex.lock.setting_values import differences
 from megaindex.lock.shape import FORMAT as LOCK_FORMAT
 from megaindex.progress import Bar, silent
 from megaindex.recipe.mix_changes import MixChanges
-from megaindex.run.subset import block_bounds, first_step, step_bounds_of
+from megaindex.run.same_until import (
+    Compared,
+    apart,
+    compare_receipts,
+    first_changed_mix,
+    mix_difference,
+    other_steps,
+    same_until,
+)
+from megaindex.run.subset import step_bounds_of
 from megaindex.validation import CheckpointReader
 from megaindex.verify.record_content import (
     ContentCheck,
     HeldContent,
-    apart,
     compare_content,
     held_by_lock,
     held_by_state,
@@ -269,7 +271,15 @@ def compare_records(
     )
     plans = (ours, theirs)
     common = min(min(plan.position, plan.order.num_samples) for plan in plans)
-    where = _first_difference(plans, common)
+    is_whole = ours.lock is not None and theirs.lock is not None
+    found = same_until(
+        ours.compared,
+        theirs.compared,
+        0,
+        common,
+        stride=min(ours.stride, theirs.stride),
+        end_of_steps=INT64_MAX if is_whole else None,
+    )
     first_sample = min(plan.record.first_sample for plan in plans)
     content = compare_content(
         *(
@@ -284,12 +294,12 @@ def compare_records(
         second=theirs.record,
         common_samples=max(0, common - first_sample),
         end=common,
-        first_difference=where,
+        first_difference=found.where,
         added=tuple(_skips_without(theirs, ours)),
         removed=tuple(_skips_without(ours, theirs)),
         content=content,
         behind=tuple(_behind(plans, common)),
-        differences=(*_differences(plans, common, where), *content.differences),
+        differences=(*found.causes, *content.differences),
     )
 
 
@@ -315,8 +325,14 @@ class _Plan:
         return unskipped(self.index)
 
     @property
-    def keys(self) -> Any:
-        return fingerprint_keys(self.fingerprints)
+    def compared(self) -> Compared:
+        """The positions of the run, without skips."""
+        return Compared(
+            index=self.order,
+            fingerprints=self.fingerprints,
+            step_bounds=self.step_bounds,
+            mix=self.mix,
+        )
 
     @property
     def position(self) -> int:
@@ -328,19 +344,14 @@ class _Plan:
 def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
     """Return the plan of a lock, whose receipts are compared with its samples."""
     index, train = locked_index(lock, search), lock.subset("train")
-    bounds, receipts = step_bounds_of(train), train["receipts"]
-    fingerprints = lock.fingerprints("train")
-    blocks = block_bounds(bounds, receipts["block_steps"])
-    found = receipts_between(index, blocks, fingerprint_keys(fingerprints))
-    pairs = itertools.zip_longest(map(str, found), receipts["blocks"])
-    for number, (ours, theirs) in enumerate(pairs):
-        if ours != theirs:
-            step = first_step(bounds) + number * receipts["block_steps"]
-            raise FormatError(
-                f"{lock.path}: the receipt of steps from {step} on "
-                f"must be {ours}, that of its samples, got {theirs}; restore the lock"
-            )
-    planned = BlockReceipts(stride=LONGEST_STRIDE, blocks={0: sum(found, Receipt())})
+    bounds, fingerprints = step_bounds_of(train), lock.fingerprints("train")
+    total, other = compare_receipts(train, index, fingerprint_keys(fingerprints))
+    if other is not None:
+        raise FormatError(
+            f"{lock.path}: the receipt of steps from {other.first_step} on must be {other.ours}, "
+            f"that of its samples, got {other.theirs}; restore the lock"
+        )
+    planned = BlockReceipts(stride=LONGEST_STRIDE, blocks={0: total})
     skips = skips_of(index)
     end = train["samples"] if skips is None else skips.end
     check = ReceiptCheck(served=planned, planned=planned, in_place=planned.total.count, misplaced=0)
@@ -511,37 +522,21 @@ def _record(
     )
 
 
-def _first_difference(plans: Sequence[_Plan], end: int, begin: int = 0) -> tuple[int, int] | None:
-    """Return positions of the first block in which the orders without skips differ, or None."""
-    first, second = plans
-    if first.order is second.order and first.fingerprints == second.fingerprints:
-        return None
-    stride = min(plan.stride for plan in plans)
-    planned = [
-        planned_block_receipts(plan.order, begin, end, plan.keys, stride=stride) for plan in plans
-    ]
-    return planned[0].first_difference(planned[1])
-
-
 def _behind(plans: tuple[_Plan, _Plan], common: int) -> Iterator[str]:
     """Yield the first differences of two runs behind the samples that their records hold."""
-    first, second = plans
-    bounds = [plan.step_bounds for plan in plans if plan.step_bounds is not None]
-    if len(bounds) < 2 or (first.lock is not None and second.lock is not None):
+    first, second = (plan.compared for plan in plans)
+    if first.step_bounds is None or second.step_bounds is None or all(p.lock for p in plans):
         return  # the run of an index that is given is not known; locks are compared to their end
-    ends = [int(each[-1]) for each in bounds]
-    stop = min(*ends, *(plan.order.num_samples for plan in plans))
+    ends = [int(first.step_bounds[-1]), int(second.step_bounds[-1])]
+    stop = min(*ends, first.index.num_samples, second.index.num_samples)
     if common < stop:
-        changed = _first_changed_mix(plans, stop)
+        changed = first_changed_mix(first, second, stop)
         if changed is not None and changed >= common:
-            yield _mix_difference(plans, changed)
-        elif _description(first.order) != _description(second.order):
-            where = _first_difference(plans, stop, common)
-            if where is not None:
-                begin, end = max(where[0], common), min(where[1], stop)
-                yield f"other samples in positions {begin} to {end - 1}"
-        if not any(_step_difference(first, second, common)):
-            yield from _step_difference(first, second, stop)
+            yield mix_difference(first, second, changed)
+        elif first.description != second.description:
+            yield from same_until(first, second, common, stop).samples[:1]
+        if not any(other_steps(first, second, common)):
+            yield from other_steps(first, second, stop)
     if common < max(ends):
         yield from apart("samples", *ends)
 
@@ -573,84 +568,6 @@ def _masks(plan: _Plan) -> Iterator[tuple[tuple[Any, ...], Skip]]:
     entries = [skip for skip in plan.record.skip if not skip.ranges]
     for mask, skip in zip(skips.masks, entries, strict=True):
         yield (numbers[id(mask)], mask.first, mask.record["digest"]), skip
-
-
-def _differences(
-    plans: tuple[_Plan, _Plan], common: int, where: tuple[int, int] | None
-) -> Iterator[str]:
-    """Yield descriptions of the differences of two records that are not of their skips."""
-    first, second = plans
-    pairs = itertools.zip_longest(first.fingerprints, second.fingerprints, fillvalue="nothing")
-    for number, pair in enumerate(pairs):
-        yield from apart(f"fingerprint of source {number}", *pair)
-    if where is not None:
-        end = min(where[1], common)
-        begin = min(end, max(where[0], *(plan.record.first_sample for plan in plans)))
-        sample = explain(first.order, second.order, begin, end, *(plan.keys for plan in plans))
-        changed = _first_changed_mix(plans, common)
-        if changed is not None:
-            yield _mix_difference(plans, changed)
-        yield from [] if sample is None else [str(sample)]
-        if sample is None or changed is None or sample.position < changed:
-            described = [_description(plan.order) for plan in plans]
-            kinds = [{"order": each.get("order")} for each in described]
-            yield from _described("order", *(described if kinds[0] == kinds[1] else kinds))
-    yield from _step_difference(first, second, common)
-
-
-def _first_changed_mix(plans: Sequence[_Plan], end: int) -> int | None:
-    """Return the first sample before ``end`` at which the weights change differently, or None."""
-    first, second = (plan.mix for plan in plans)
-    either = first or second
-    if either is None or any(plan.step_bounds is None for plan in plans):
-        return None  # the changes of an index that is given are not known
-    empty = MixChanges.empty(either.sources)
-    return (first or empty).first_difference(second or empty, end)
-
-
-def _mix_difference(plans: Sequence[_Plan], sample: int) -> str:
-    """Return the weights that a sample is drawn with by each record."""
-    bounds = plans[0].step_bounds
-    assert bounds is not None, "of known changes"
-    step = int(np.searchsorted(bounds, sample, "right")) - 1
-    texts = []
-    for plan in plans:
-        weights = None if plan.mix is None else plan.mix.weights_from(sample)
-        shares = (f"{name} {share:.6g}" for name, share in (weights or {}).items())
-        texts.append("no change" if weights is None else ", ".join(shares))
-    where = f"mix at step {step} (sample {sample})"
-    return f"{where}: {texts[0]} in the first, {texts[1]} in the second"
-
-
-def _described(what: str, first: Any, second: Any) -> Iterator[str]:
-    for place, ours, theirs in differences(first, second):
-        yield from apart(f"{what}: {place}", ours, theirs)
-
-
-def _description(index: Index) -> Any:
-    try:
-        return describe_index(index)
-    except InvalidArgument:  # of arrays that were not built from settings
-        return {}
-
-
-def _step_difference(first: _Plan, second: _Plan, common: int) -> Iterator[str]:
-    """Yield the first step without skips that differs; of two locks to the end of the runs."""
-    if first.step_bounds is None or second.step_bounds is None:
-        return
-    is_whole = first.lock is not None and second.lock is not None
-    ours, theirs = (
-        plan.step_bounds[: None if is_whole else np.searchsorted(plan.step_bounds, common)]
-        for plan in (first, second)
-        if plan.step_bounds is not None
-    )
-    size = min(ours.size, theirs.size)
-    differing = np.flatnonzero(ours[:size] != theirs[:size])
-    if differing.size:
-        step = int(differing[0])
-        yield from apart(f"samples before step {step}", int(ours[step]), int(theirs[step]))
-    elif ours.size != theirs.size:
-        yield from apart("number of steps", ours.size - 1, theirs.size - 1)
 
 
 def read_record(path: str) -> Lock | list[Mapping[str, Any]]:

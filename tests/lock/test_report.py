@@ -67,7 +67,7 @@ def test_the_report_of_the_command(lock: Path, capsys: pytest.CaptureFixture[str
     assert report == json.loads(json.dumps(report_run(lock).to_json()))
     assert report["receipt"] in lock.read_text()
     assert main(["report", "no.lock"]) == 2
-    assert "no.lock does not exist" in capsys.readouterr().err
+    assert "no.lock: is no file" in capsys.readouterr().err
 
 
 def test_copies_of_a_source_are_named(lock: Path) -> None:

@@ -19,16 +19,16 @@ from typing import Any, cast
 import numpy as np
 
 from megaindex._types import I16, I64, IntArray
-from megaindex.adapters.amended_blend import TrainSource, amended_data, check_present
+from megaindex.adapters.amended_blend import TrainSource, amended_data
 from megaindex.adapters.megatron.arrays import ARRAYS, DatasetIdentifiers, unchecked_cache_reason
 from megaindex.adapters.megatron.batches import index_of, samples_index
 from megaindex.adapters.megatron.core import SIZES, core, is_built_here
 from megaindex.adapters.reports import MEGATRON
-from megaindex.builders.extend import AmendedBlend
 from megaindex.cache.array_files import SUFFIX, ArrayFiles, Arrays, Identity
 from megaindex.cache.array_group import ArrayWriter
 from megaindex.cache.claim import build_once
 from megaindex.cache.sidecar import find_arrays, map_arrays
+from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.helpers import build_blending_indices, build_exhaustive_blending_indices
 from megaindex.index.counts import drawn_counts
@@ -278,7 +278,7 @@ def build(self: Any, original: Any, amended: AmendedBlend) -> list[Any]:
     """
     _check(self.config)
     present = self.config.blend or self.config.blend_per_split[0]
-    check_present(amended, *present)
+    amended.check_present(*present)
     others = _copy_of(self, _OTHERS, self.sizes, present)
     _, *rest = original(others)
     paths = [source.path for source in amended.sources]

@@ -45,9 +45,9 @@ from megaindex.adapters.megatron.core import (
 )
 from megaindex.adapters.policy import Patches, after_import, make_policy
 from megaindex.adapters.reports import MEGATRON, ServedDataset
-from megaindex.builders.extend import AmendedBlend
 from megaindex.cache.array_files import Sidecar
 from megaindex.cache.array_group import Fetched, fetch_together, uncollected
+from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
 from megaindex.index.frameworks import SPLITS

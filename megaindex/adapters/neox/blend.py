@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from megaindex._types import F64, I64, DatasetIndex
-from megaindex.adapters.amended_blend import TrainSource, amended_data, check_present
+from megaindex.adapters.amended_blend import TrainSource, amended_data
 from megaindex.adapters.neox.arrays import grouped
 from megaindex.adapters.neox.datasets import (
     ARRAYS,
@@ -33,8 +33,8 @@ from megaindex.adapters.neox.framework import framework, make_dataset
 from megaindex.adapters.neox.samples import NeoxSamples
 from megaindex.adapters.neox.skips import is_training, joint_index, samples_index
 from megaindex.adapters.reports import NEOX
-from megaindex.builders.extend import AmendedBlend
 from megaindex.cache.cache import fetch
+from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
 from megaindex.index.blending import exact_values, fill_blend
 from megaindex.index.orders.framework import Sink
@@ -268,7 +268,7 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
         init_unchanged(self, datasets, weights)
         return
     _check(datasets)
-    check_present(amended, [each.megaindex.data_prefix for each in datasets], weights)
+    amended.check_present([each.megaindex.data_prefix for each in datasets], weights)
     end = sum(each.megaindex.requested for each in datasets)  # at least the samples of the run
     made = grouped(_datasets)(amended, datasets)
     old = object.__new__(type(self))

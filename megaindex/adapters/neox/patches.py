@@ -28,7 +28,7 @@ from megaindex.adapters.neox.framework import (
 )
 from megaindex.adapters.policy import Patches, make_policy
 from megaindex.adapters.reports import NEOX
-from megaindex.builders.extend import AmendedBlend
+from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel, check_sum
 from megaindex.index.blending import request_weights
