@@ -160,9 +160,9 @@ def neox(**keys: Any) -> dict[str, Any]:
 _SIZES = {"seq_length": S, "micro_batch_size": 1, "data_parallel_size": 2,
           "gradient_accumulation_steps": 2}  # fmt: skip
 _BATCH = "{micro_batch_size: 1, data_parallel_size: 2, global_batch_size: 4}"
-_OTHERS = ("lock", "verify", "audit", "trace", "diff-order", "export", "load", "resume", "prove",
-           "evaluation")  # fmt: skip
-_LOCKS = ("lock", "verify", "diff-order", "prove", "evaluation")
+_OTHERS = ("lock", "verify", "audit", "report", "trace", "diff-order", "export", "load", "resume",
+           "prove", "evaluation")  # fmt: skip
+_LOCKS = ("lock", "verify", "report", "diff-order", "prove", "evaluation")
 _ONE = "all: {steps: 12, mix: {web: 3, code: 1}}"
 _HALF = 2**30
 

@@ -365,6 +365,22 @@ def audit(asked: Asked) -> None:
         assert in_place(audited[name]) == in_place(theirs[name])
 
 
+def report(asked: Asked) -> None:
+    """Tokens that are served, unseen and served again are those of the audit, and of the lock."""
+    theirs = json.loads(command("report", asked.lock.path, "--json"))
+    ours = json.loads(asked.answer("report", "--json"))
+    assert (ours["receipt"], ours["identity"]) == (asked.locked_receipt, asked.lock.identity)
+    assert ours["samples"] == served_positions(asked.run).size
+    for name in ours.keys() - {"lock", "content"}:  # which depend on the hashes of tokens
+        assert in_place(ours[name]) == in_place(theirs[name])
+    for told, counted in zip(ours["sources"], asked.audit["sources"], strict=True):
+        by_times = np.array(counted["tokens_by_times_seen"]["total"])
+        served = int(by_times @ np.arange(by_times.size))
+        again = served - int(by_times[1:].sum())
+        assert (told["served"], told["unseen"]) == (served, by_times[0])
+        assert told["served_again"] == again
+
+
 def trace(asked: Asked) -> None:
     """The spans of a step are those of the run, by settings and by lock."""
     run = asked.run
@@ -475,6 +491,7 @@ QUESTIONS: dict[str, Callable[[Asked], None]] = {
     "lock": lock,
     "verify": verify,
     "audit": audit,
+    "report": report,
     "trace": trace,
     "diff-order": diff_order,
     "export": export,
