@@ -155,10 +155,9 @@ class _OpenedRecipe(OpenedRun):
         return run_of_opened(self._opened)
 
     def plan(self) -> Any:
-        from megaindex.builders.recipe import plan_recipe
-        from megaindex.plan.recipe_plan import make_recipe_plan
+        from megaindex.plan.plan import make_plan
 
-        return make_recipe_plan(plan_recipe(self._recipe))
+        return make_plan(self._recipe)
 
     def loader(self, **given: Any) -> Loader:
         with torch_needed("the loader"):

@@ -102,7 +102,7 @@ def test_the_printed_plan_names_stages_and_repeats(run_file: Path) -> None:
         assert words in out
     status, _, err = cli("plan", "--recipe", run_file, "--check")
     assert status == 1
-    assert "check: web repeats from step 53 on" in err
+    assert "check: 60 iterations build 2 epochs of web; up to 52 iterations repeat no" in err
 
 
 def test_no_sample_of_instructions_crosses_a_document(run_file: Path) -> None:

@@ -16,8 +16,8 @@ from megaindex._types import IntArray
 from megaindex.cache.fingerprint import array_bytes, contents_of
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
+from megaindex.index.blend import exact_values
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
-from megaindex.index.blending import exact_values
 from megaindex.index.counts import CountsByLength, add_counts, counts_by_length
 from megaindex.index.skips import skips_of, unskipped
 from megaindex.index.spans import (

@@ -32,7 +32,7 @@ from megaindex.loader import (
     loader_of_recipe,
 )
 from megaindex.lock import make_lock
-from megaindex.plan.recipe_plan import make_recipe_plan
+from megaindex.plan import make_plan
 from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
 from megaindex.recipe.amend import earliest_repeats
 from megaindex.recipe.mix_changes import MixChanges
@@ -684,21 +684,21 @@ def test_two_processes_share_the_mix_of_a_controller(folder: Path, tmp_path: Pat
 def test_the_earliest_repeat_under_any_mix(folder: Path) -> None:
     """No mix within the bounds repeats a source before; drawing it alone does at that step."""
     recipe = recipe_at(folder)
-    plan = make_recipe_plan(plan_recipe(recipe), mix_bounds=True)
+    plan = make_plan(recipe, mix_bounds=True)
     assert [row.source for row in plan.mix_bounds] == list(NAMES)
     for number, row in enumerate(plan.mix_bounds):
         loader = loader_of_recipe(open_recipe(recipe))
         for step in (0, 16):
             loader.set_mix({row.source: 1}, at=step)
         layout, size = loader.layout, loader.layout.sizes[number].samples
-        first = make_recipe_plan(layout, mix_bounds=True).mix_bounds[number].planned_step
+        first = make_plan(layout, mix_bounds=True).mix_bounds[number].planned_step
         assert row.first_step == first == (None if size >= STEPS * G else size // G)
     half = replace(recipe, mix_bounds=(("math", Fraction(0), Fraction(1, 2)),))
-    bound = make_recipe_plan(plan_recipe(half), mix_bounds=True).mix_bounds[2].first_step
+    bound = make_plan(half, mix_bounds=True).mix_bounds[2].first_step
     loader = loader_of_recipe(open_recipe(half))
     for step in (0, 16):
         loader.set_mix({"math": 1, "web": 1}, at=step)
-    rows = make_recipe_plan(loader.layout, mix_bounds=True).mix_bounds
+    rows = make_plan(loader.layout, mix_bounds=True).mix_bounds
     assert bound is not None
     assert rows[2].planned_step is not None
     assert bound <= rows[2].planned_step <= bound + 2

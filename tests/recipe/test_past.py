@@ -18,7 +18,7 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
 from megaindex.index.receipts import fingerprint_keys, planned_receipt
-from megaindex.plan.recipe_plan import make_recipe_plan
+from megaindex.plan import make_plan
 from megaindex.recipe.amend import amend, check_past
 from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
@@ -100,7 +100,7 @@ def test_the_rest_of_an_epoch_follows_the_past(folder: Path, data: st.DataObject
         ours = opened.index.locate(at)
         np.testing.assert_array_equal(ours.document, theirs.document)
         np.testing.assert_array_equal(ours.offset, theirs.offset)
-    plan = make_recipe_plan(layout)
+    plan = make_plan(layout)
     assert plan.train_iters == steps + 30
     assert plan.samples_consumed == 120
     assert plan.past is not None
@@ -175,7 +175,7 @@ def test_plan_and_audit_begin_at_the_first_step(folder: Path) -> None:
 
     made = recipe(folder, "{steps: 160000, read: {a: {samples: 7}, b: {epochs: 1}}}")
     opened = open_recipe(made)
-    plan = make_recipe_plan(opened.layout)
+    plan = make_plan(opened.layout)
     assert plan.past is not None
     rows = {row.source: row for row in plan.past.sources}
     size = opened.sources[0].size.samples
@@ -184,7 +184,7 @@ def test_plan_and_audit_begin_at_the_first_step(folder: Path) -> None:
     assert (rows["b"].assumed, rows["b"].drawn) == ("", 0)
     assert plan.to_json()["past"]["first_sample"] == 640_000
     assert plan.draws[0].first_step == 160_000
-    assert "past" not in make_recipe_plan(plan_without_past(folder)).to_json()
+    assert "past" not in make_plan(plan_without_past(folder)).to_json()
     stream = run_of_recipe(made)
     assert (stream.samples_served, stream.num_steps, stream.past_steps) == (120, 160_030, 160_000)
     tokens = audit(stream).exposure.step_tokens
@@ -279,7 +279,7 @@ def test_stages_of_several_lengths_go_on_from_a_past(
     assert opened.index.num_samples == layout.end_sample
     spans = opened.index.locate(np.arange(end, layout.end_sample))
     assert (spans.input_lengths(16).sum(), spans.document.size > 0) == (4 * 16, True)
-    plan = make_recipe_plan(layout)
+    plan = make_plan(layout)
     assert plan.past is not None
     assert plan.past.sources[0].samples == begin
     facts = plan.sources[0].blocks

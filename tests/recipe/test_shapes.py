@@ -30,9 +30,8 @@ from megaindex.index.skips import Skip
 from megaindex.index.spans import sequence_lengths_at
 from megaindex.lock import make_lock, open_run, verify_lock
 from megaindex.lock.opening import locked_index
-from megaindex.plan import recipe_plan
-from megaindex.plan.recipe_plan import RecipePlan, make_recipe_plan
-from megaindex.recipe import amend, check_past, plan_recipe
+from megaindex.plan import RecipePlan, make_plan, recipe_plan
+from megaindex.recipe import amend, check_past
 from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import (
     Recipe,
@@ -188,10 +187,7 @@ def test_the_first_epoch_of_a_source_ends_where_it_is_restarted(folder: Path) ->
     last = recipe.stages[2]
     again = replace(last, streams=tuple(replace(s, restart=True) for s in last.streams))
     facts = [
-        [
-            source.blocks
-            for source in make_recipe_plan(plan_recipe(replace(recipe, stages=s))).sources
-        ]
+        [source.blocks for source in make_plan(replace(recipe, stages=s)).sources]
         for s in (
             recipe.stages[:2],
             (*recipe.stages[:2], again, replace(last, name="more")),
@@ -401,7 +397,7 @@ def check_stages(folder: Path, data: st.DataObject) -> None:
     opened = open_recipe(data.draw(recipes(folder)))
     # a stage that names a source ends its block of another length, even if it draws none of it
     assume(all(min(each.counts) > 0 for each in opened.layout.stages))
-    check_against_model(opened, make_recipe_plan(opened.layout))
+    check_against_model(opened, make_plan(opened.layout))
     states: list[dict[str, Any]] = []
     read: list[tuple[int, ...]] = []
     for _ in range(5):
@@ -467,7 +463,7 @@ def test_streams_with_batches_of_their_own_keep_their_mix(
         stages=(RecipeStage(name="s", streams=streams, batching="per_stream", length=length),),
         sequence_length=16, batch=BatchSchedule.constant(4), exhaustion="repeat",
     )  # fmt: skip
-    plan = make_recipe_plan(plan_recipe(recipe), mix_bounds=True)
+    plan = make_plan(recipe, mix_bounds=True)
     bound = plan.mix_bounds[0]
     assert (bound.first_step, bound.planned_step) == (first, planned)
 
@@ -480,7 +476,7 @@ def check_mix_bounds(folder: Path, data: st.DataObject) -> None:
             st.sampled_from([3, 9, 30])))))
         for each in recipe.stages
     ))  # fmt: skip
-    plan = make_recipe_plan(open_recipe(recipe).layout, mix_bounds=True)
+    plan = make_plan(open_recipe(recipe).layout, mix_bounds=True)
     assert plan.mix_bounds is not None
     for bound in plan.mix_bounds:
         for alone in (True, False):
@@ -494,7 +490,7 @@ def check_mix_bounds(folder: Path, data: st.DataObject) -> None:
                     weights = {bound.source: 1}
                 with contextlib.suppress(InvalidArgument):  # steps of several sizes keep theirs
                     loader.set_mix(weights, at=begin)
-            changed = make_recipe_plan(loader.layout, mix_bounds=True)
+            changed = make_plan(loader.layout, mix_bounds=True)
             repeats = [row.first_repeat for row in changed.draws
                        if row.source == bound.source and row.first_repeat is not None]  # fmt: skip
             found = min(repeats, default=None)
@@ -566,7 +562,7 @@ def check_lock(folder: Path, data: st.DataObject) -> None:
 def test_three_lengths_end_to_end(folder: Path) -> None:
     recipe = three_stages(folder)
     opened = open_recipe(recipe)
-    plan = make_recipe_plan(opened.layout)
+    plan = make_plan(opened.layout)
     check_against_model(opened, plan)
     assert opened.layout.batch.stages == ((0, 12), (84, 2), (90, 4), (98, 2))
     rows = [(r.stage, r.first_step, r.end_step, r.batch_size) for r in plan.steps]
@@ -597,7 +593,7 @@ def test_a_stage_that_draws_none_of_a_source_is_counted(folder: Path) -> None:
     ))  # fmt: skip
     opened = open_recipe(recipe)
     assert opened.layout.stages[1].counts[0] == 0
-    web = make_recipe_plan(opened.layout).sources[0]
+    web = make_plan(opened.layout).sources[0]
     seen = {
         place
         for position in range(opened.index.num_samples)
@@ -734,7 +730,7 @@ def test_ranks_that_no_stage_is_for_are_refused(folder: Path) -> None:
 def test_large_blocks_are_warned_of(folder: Path) -> None:
     """A block of the whole epoch defers all that the first stage left of it."""
     whole = tuple(replace(source, block_tokens=10**6) for source in sources(folder))
-    plan = make_recipe_plan(open_recipe(replace(three_stages(folder), sources=whole)).layout)
+    plan = make_plan(open_recipe(replace(three_stages(folder), sources=whole)).layout)
     assert [draw.first_repeat for draw in plan.draws[2:4]] == [7, 8]
     assert plan.warnings[0].startswith("web: ")
     assert "lower its block_tokens, 1,000,000" in plan.warnings[0]
@@ -858,7 +854,7 @@ def test_limits_are_places_in_the_source(folder: Path) -> None:
     )
     recipe = replace(recipe, sources=limited, stages=long, exhaustion="continue")
     opened = open_recipe(recipe)
-    plan = make_recipe_plan(opened.layout)
+    plan = make_plan(opened.layout)
     check_against_model(opened, plan)
     assert plan.stopped_by
     assert all(draw.epochs_end <= 1 and draw.first_repeat is None for draw in plan.draws)
@@ -891,7 +887,7 @@ def test_batch_sizes_of_streams_end_to_end(folder: Path) -> None:
     recipe = sized(folder)
     assert recipe_of(to_mapping(recipe), "again", Path("/")).stages == recipe.stages
     opened = open_recipe(recipe)
-    plan = make_recipe_plan(opened.layout)
+    plan = make_plan(opened.layout)
     assert [(d.source, d.batch_size, d.samples) for d in plan.draws[:2]] == [
         ("web", 8, 24), ("code", 4, 24),
     ]  # fmt: skip
