@@ -50,8 +50,8 @@ NAVIGATION = {
         "PaddleNLP <paddlenlp>",
     ],
     "Reference": [
-        *("Commands and files <reference>", "lock-format", "compatibility", "reliability"),
-        *("benchmarks", "internals"),
+        *("Commands and files <reference>", "matrix", "lock-format", "compatibility"),
+        *("reliability", "benchmarks", "internals"),
         *(f"{name.title()} <generated/{name.lower()}>" for name in OUTSIDE),
     ],
 }

@@ -14,6 +14,8 @@ from megaindex.builders.single import BuildSettings as BuildSettings
 from megaindex.builders.single import build_many as build_many
 from megaindex.configs.amended import AmendedBlend as AmendedBlend
 from megaindex.configs.amended import BlendChange as BlendChange
+from megaindex.door import OpenedRun as OpenedRun
+from megaindex.door import open_run as open_run
 from megaindex.engine import open_engine as open_engine
 from megaindex.errors import EngineError as EngineError
 from megaindex.errors import FormatError as FormatError

@@ -371,3 +371,20 @@ def percent(share: float) -> str:
 def error_text(error: Exception, most: int = 400) -> str:
     """Return the type and the message of an error on one line, cut to ``most`` characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:most]
+
+
+_STEPS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+
+
+def parse_steps(flag: str, text: str) -> range:
+    """Return the steps of a text such as ``7`` or ``41190-41199``, whose both ends are included.
+
+    Raises:
+        InvalidArgument: the text has another form, or ends before it begins.
+    """
+    found = _STEPS.fullmatch(text)
+    first = int(found[1]) if found else 0
+    last = int(found[2] or first) if found else -1
+    if last < first:
+        raise InvalidArgument(f"{flag} must be a step, or steps as 41190-41199, got {shown(text)}")
+    return range(first, last + 1)

@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 from megaindex.adapters.reports import Reports, on_rank_0
-from megaindex.builders.described import fill_uncounted, skipped_index
+from megaindex.builders.described import skipped_index
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.blended_index import fill_uncounted
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.index.skips import Skips, read_skips
 from megaindex.index.spans import Index

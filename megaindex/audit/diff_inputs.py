@@ -405,3 +405,11 @@ def _framework_settings(first: Path) -> dict[str, Any]:
     if name is None:
         return {}
     return {key: v if key == "subset" else int(v) for key, v in name.groupdict().items()}
+
+
+def is_settings(path: str) -> bool:
+    """Return True for a YAML or JSON file whose keys are all settings of a side."""
+    try:
+        return {_ALIASES.get(key, key) for key in _from_file(path)} <= {*_KEYS}
+    except FormatError:
+        return False

@@ -17,7 +17,7 @@ from megaindex.plan.model import json_object
 from megaindex.run.run import lengths_text
 
 if TYPE_CHECKING:
-    from megaindex.index.blending import Progress
+    from megaindex.index.draws import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class RunReport:
     Attributes:
         identity: identity of the run, 32 hex digits, which others can cite.
         content: identity of the tokens, 32 hex digits; None if they were not hashed.
-        lock: digest of the lock, 64 hex digits.
+        lock: digest of the lock, 64 hex digits; None if it was not written.
         receipt: receipt of all training samples, 32 hex digits.
         order: name of the order.
         settings: further settings of the run by name.
@@ -76,7 +76,7 @@ class RunReport:
 
     identity: str
     content: str | None
-    lock: str
+    lock: str | None
     receipt: str
     order: str
     settings: dict[str, Any]
@@ -110,7 +110,7 @@ class RunReport:
             ("receipt of all samples", f"`{self.receipt}`"),
             ("identity of the run", f"`{self.identity}`"),
             ("identity of the tokens", f"`{self.content}`" if self.content else "not hashed"),
-            ("digest of the lock", f"`{self.lock}`"),
+            *([("digest of the lock", f"`{self.lock}`")] if self.lock else []),
         ]
         exposure: list[tuple[str, ...]] = [
             ("source", *["weight"] * weighted, "documents", "tokens", "served", "share", "epochs")
@@ -216,7 +216,7 @@ def report_run(
     return RunReport(
         identity=lock.identity,
         content=lock.content_identity,
-        lock=lock.content["digest"],
+        lock=lock.content.get("digest"),
         receipt=train["receipts"]["total"],
         order=run.order,
         settings=dict(run.settings),

@@ -27,6 +27,7 @@ from megaindex.format.provenance import (
 )
 from megaindex.format.tokenizers import Tokenizer, find_tokenizer, load
 from megaindex.index.array_index import distinct, served_tokens
+from megaindex.index.skips import source_number
 from megaindex.io.paths import is_remote
 from megaindex.run.run import Run, TokenRuns
 from megaindex.validation import check_between
@@ -61,23 +62,25 @@ class Serving:
         return dict(vars(self))
 
 
-def documents_of(run: Run, step: int, rank: int | None = None) -> list[Serving]:
-    """Return the servings of a step, in order of samples.
+def documents_of(run: Run, step: int | range, rank: int | None = None) -> list[Serving]:
+    """Return the servings of a step, or of consecutive ones, in order of samples.
 
     Args:
         run: the run.
-        step: step, from 0.
+        step: step, from 0, or a range of steps.
         rank: data-parallel rank; None: all ranks.
 
     Raises:
-        OutOfRange: the step or rank does not exist.
+        OutOfRange: a step or rank does not exist.
         InvalidArgument: a rank is given, and the run has no micro batch or number of ranks.
     """
-    if not 0 <= step < run.num_steps:
-        raise OutOfRange(f"step must be from 0 to {run.num_steps - 1}, got {step}")
+    steps = step if isinstance(step, range) else range(step, step + 1)
+    for each in (steps.start, steps.stop - 1):
+        if not 0 <= each < run.num_steps:
+            raise OutOfRange(f"step must be from 0 to {run.num_steps - 1}, got {each}")
     if rank is not None:
         _check_rank(run, rank)
-    first, last = run.step_bounds[step : step + 2].tolist()
+    first, last = run.step_bounds[[steps.start, steps.stop]].tolist()
     found = [serving for runs in run.runs(first, last) for serving in servings(run, runs)]
     return [serving for serving in found if rank is None or serving.rank == rank]
 
@@ -94,6 +97,15 @@ def steps_of(run: Run, document: int, source: int = 0) -> list[Serving]:
         OutOfRange: the source does not exist, or the document is outside its part of the corpus.
     """
     return list(servings(run, runs_of(run, [document], source)))
+
+
+def source_of(run: Run, text: str | None) -> int:
+    """Return the number of a source given by name or by number; of a run of one, None is that one.
+
+    Raises:
+        InvalidArgument: it is unknown, or missing with several sources.
+    """
+    return source_number(text, [source.name for source in run.sources], "--source")
 
 
 def runs_of(run: Run, documents: npt.ArrayLike, source: int = 0) -> TokenRuns:

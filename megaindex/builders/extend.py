@@ -25,8 +25,8 @@ from megaindex.builders.single import build_index, open_dataset
 from megaindex.configs.amended import BlendChange
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.blend import divisor_weights
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.blending import divisor_weights
 from megaindex.index.counts import source_counts
 from megaindex.index.extension import check_extension, extend_index
 from megaindex.index.mixing import Stratified
@@ -397,7 +397,7 @@ def draw_changes(
                 known.append(name)
                 cursors.append(0)
             numbers.append(known.index(name))
-        shares = divisor_weights(list(change.weights.values())).tolist()
+        shares = divisor_weights(list(change.weights.values()))
         mixing = Stratified(shares=tuple(shares))
         stage = MixedStage(
             mixing=mixing,

@@ -21,23 +21,31 @@ from megaindex.io.paths import storage_error
 VERBS = {
     "plan": ("megaindex.cli.plan", "compute train_iters, epochs and coverage of a run"),
     "build": ("megaindex.cli.build", "build the index arrays of datasets into a cache"),
-    "export": ("megaindex.cli.export", "write an order as the index arrays that a framework reads"),
-    "audit": ("megaindex.cli.audit", "report how often, and when, documents and tokens are seen"),
-    "trace": ("megaindex.cli.trace", "print the input rows of a step, or the steps of input rows"),
-    "prove": ("megaindex.cli.prove", "show that two records of a run differ by what was skipped"),
-    "capture": ("megaindex.cli.capture", "run a launch script, and write the command it starts"),
-    "diff-order": ("megaindex.cli.diff_order", "report where two orders differ, and why"),
     "lock": ("megaindex.cli.lock", "write the data, order and receipts of a run to one file"),
-    "report": ("megaindex.cli.report", "print what a locked run was trained on, by source"),
+    "export": ("megaindex.cli.export", "write an order as the index arrays that a framework reads"),
     "extend": ("megaindex.cli.extend", "continue a run past its planned end, its past unchanged"),
+    "capture": ("megaindex.cli.capture", "run a launch script, and write the command it starts"),
+    "audit": ("megaindex.cli.audit", "report how often, and when, documents and tokens are seen"),
+    "trace": ("megaindex.cli.trace", "print the input rows of steps, or the steps of input rows"),
+    "prove": ("megaindex.cli.prove", "show that two records of a run differ by what was skipped"),
+    "report": ("megaindex.cli.report", "print what a run was trained on, by source"),
+    "diff-order": ("megaindex.cli.diff_order", "report where two orders differ, and why"),
     "tokenize": ("megaindex.cli.tokenize", "tokenize JSONL, text or Parquet files into a pair"),
-    "merge": ("megaindex.cli.merge", "concatenate .bin/.idx pairs"),
-    "split": ("megaindex.cli.split", "split a .bin/.idx pair between documents"),
     "import": ("megaindex.cli.import_", "convert token files of other systems, linked if possible"),
     "verify": ("megaindex.cli.verify", "check pairs, caches, recipes and locks, and repair a pair"),
+    "merge": ("megaindex.cli.merge", "concatenate .bin/.idx pairs"),
+    "split": ("megaindex.cli.split", "split a .bin/.idx pair between documents"),
     "inspect": ("megaindex.cli.inspect", "describe pairs and cache entries"),
+    "schema": ("megaindex.cli.schema", "print the JSON schema of recipes, for editors"),
     "demo": ("megaindex.cli.demo", "plan, build, read and check one epoch of a real corpus"),
 }
+_TASKS = {
+    "before a run": ("plan", "lock", "build"),
+    "during a run": ("trace", "extend"),
+    "after a run": ("audit", "report", "prove"),
+    "corpora": ("tokenize", "import", "verify"),
+}
+"""Verbs by task; the others are listed by ``megaindex help more``."""
 _OTHER_WORDS = ("help", "--help", "--version")
 
 
@@ -52,6 +60,9 @@ def _run(arguments: Sequence[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:
         arguments = _completed_arguments()
     verb, *rest = arguments or ("--help",)
+    if verb == "help" and rest == ["more"]:
+        print(_usage(more=True))
+        return 0
     if verb == "help" and rest:
         verb, rest = rest[0], ["--help"]
     if verb in ("help", "-h", "--help"):
@@ -114,12 +125,29 @@ def _version() -> str:
     return "\n".join(lines)
 
 
-def _usage() -> str:
-    lines = "\n".join(f"  {verb:<11} {text}" for verb, (_, text) in VERBS.items())
-    return (
-        f"usage: megaindex <verb> [options]\n\n{lines}\n\n"
-        "megaindex help <verb> lists its options, megaindex --version the version and the backend."
+def _usage(*, more: bool = False) -> str:
+    """Return the list of the verbs by task, or of those of no task."""
+    listed = {verb for verbs in _TASKS.values() for verb in verbs}
+    rest = [verb for verb in VERBS if verb not in listed]
+    if more:
+        return "\n".join(["more verbs", *map(_line, rest)])
+    lines = []
+    for task, verbs in _TASKS.items():
+        lines += [task, *map(_line, verbs), ""]
+    return "\n".join(
+        [
+            "usage: megaindex <verb> [RUN …] [options]",
+            "",
+            *lines,
+            "RUN is a lock, a recipe, a configuration or launch script of a framework, or pairs.",
+            f"megaindex help more: {', '.join(rest)}.",
+            "megaindex help <verb> lists its options, megaindex --version the version and backend.",
+        ]
     )
+
+
+def _line(verb: str) -> str:
+    return f"  {verb:<11} {VERBS[verb][1]}"
 
 
 class StdoutClosed(Exception):
@@ -248,7 +276,7 @@ def guarded(verb: str, body: Callable[[], int | None]) -> int:
         try:
             return _printed(body)
         except MegaIndexError as error:
-            print(f"{name}: {error}", file=sys.stderr)
+            print(f"{name}: {error}{_hint(error)}", file=sys.stderr)
             return BAD_INPUT
         except StdoutClosed:
             return _STDOUT_CLOSED
@@ -258,6 +286,16 @@ def guarded(verb: str, body: Callable[[], int | None]) -> int:
         except KeyboardInterrupt:
             print(f"{name}: interrupted, nothing half-written was left", file=sys.stderr)
             return _INTERRUPTED
+
+
+def _hint(error: MegaIndexError) -> str:
+    """Return what a file is that the error names, if it was given in the wrong place."""
+    options = sys.modules.get("megaindex.cli.options")
+    if options is None or not options.Parser.given:
+        return ""
+    from megaindex.configs.run_words import misplaced
+
+    return misplaced(str(error), options.Parser.given)
 
 
 def _printed(body: Callable[[], int | None]) -> int:

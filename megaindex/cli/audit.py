@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from megaindex.audit.trace import documents_of, steps_of
-from megaindex.cli.options import Parser, add_flags, print_json
+from megaindex.audit.trace import documents_of, source_of, steps_of
+from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import (
     add_balance_arguments,
     add_index_arguments,
@@ -23,12 +23,14 @@ from megaindex.cli.plan import (
 from megaindex.errors import InvalidArgument
 from megaindex.progress import counting_samples
 from megaindex.run.run import Run
+from megaindex.validation import parse_steps
 
 _LAST_SECOND = 253402300799  # of the year 9999
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    take_run(options, "audit")
     _check(options)
     date = ""
     if options.html:  # checked before the work
@@ -50,10 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     add_balance_arguments(parser)
     add_index_arguments(parser)
     look_up = parser.add_argument_group("look-up (in place of the audit)")
-    look_up.add_argument("--step", type=int, metavar="K", help="documents of step K, from 0")
+    steps = "documents of step K, from 0, or of steps K to L"
+    look_up.add_argument("--step", metavar="K[-L]", help=steps)
     look_up.add_argument("--rank", type=int, metavar="R", help="with --step: data-parallel rank")
     look_up.add_argument("--document", type=int, metavar="ID", help="steps of this document")
-    look_up.add_argument("--source", type=int, metavar="K", help="with --document: source, from 0")
+    source = "with --document: name or number of its source"
+    look_up.add_argument("--source", metavar="S", help=source)
     output = parser.add_argument_group("output")
     add_flags(output, "--json")
     add = output.add_argument
@@ -112,9 +116,9 @@ def _look_up(run: Run, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_servings
 
     if options.step is not None:
-        found = documents_of(run, options.step, options.rank)
+        found = documents_of(run, parse_steps("--step", options.step), options.rank)
     else:
-        found = steps_of(run, options.document, options.source or 0)
+        found = steps_of(run, options.document, source_of(run, options.source))
     if options.json:
         print_json({"servings": [serving.to_json() for serving in found]})
     else:

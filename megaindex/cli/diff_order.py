@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from megaindex.audit.diff import compare
 from megaindex.audit.diff_inputs import (
     Side,
     existing,
+    is_settings,
     read_settings,
     side_from_arrays,
     side_from_settings,
@@ -47,9 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="megaindex diff-order",
         description=__doc__,
-        epilog="A and B: settings (order=neox,seed=1), a YAML or JSON file of settings, a lock "
-        "(.lock), an entry of a megaindex cache, or a directory with the index arrays of Megatron "
-        "or GPT-NeoX",
+        epilog="A and B: settings (order=neox,seed=1), a YAML or JSON file of settings, a lock, a "
+        "recipe, a framework's configuration or launch script, an entry of a megaindex cache, or a "
+        "directory with the index arrays of Megatron or GPT-NeoX",
         allow_abbrev=False,
     )
     parser.add_argument("sides", nargs="*", metavar="A B", help="orders to compare, see below")
@@ -64,10 +67,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _side(text: str, common: dict[str, Any]) -> Side:
-    if text.endswith(".lock"):
+    if os.path.isfile(text) and (run := _named(text)) is not None:
         from megaindex.audit.lock_side import side_from_lock
+        from megaindex.door import open_run
 
-        return side_from_lock(text)
+        return replace(side_from_lock(open_run(text, kind=run).make_lock()), name=text)
     path = existing(text)
     if path is None:
         return side_from_settings(text, read_settings(text, common))
@@ -76,3 +80,13 @@ def _side(text: str, common: dict[str, Any]) -> Side:
         row = framework_rules(common.get("order", "megatron"))
         dataset = IndexedDataset(common["data_path"], dialect=row.file_dialect)
     return side_from_arrays(path, dataset)
+
+
+def _named(path: str) -> str | None:
+    """Return the kind of the run that a file names; None for settings of one side."""
+    from megaindex.configs.run_words import kinds_of_file
+
+    if is_settings(path):
+        return None
+    kinds = kinds_of_file(path)
+    return kinds[0] if len(kinds) == 1 else None

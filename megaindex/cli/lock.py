@@ -8,49 +8,65 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from megaindex.cli.options import Parser, add_flags, print_json
+from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import add_run_arguments, recipe_of, skips_of_options
 from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.errors import InvalidArgument, visible
 
+if TYPE_CHECKING:
+    from megaindex.lock.lock_file import Lock
+
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    take_run(options, "lock")
     from megaindex.io.atomic import AtomicFiles
-    from megaindex.lock.lock_file import Lock
-    from megaindex.lock.make import make_lock
-    from megaindex.progress import copying, counting_samples
 
     if not options.out.endswith(".lock"):
         raise InvalidArgument(
             f"--out must end in .lock, by which the other commands know a lock, got {options.out}"
         )
     AtomicFiles([options.out], overwrite=options.overwrite)  # refuses before the work
-    options.skip = skips_of_options(options)
-    run: Any = recipe_of(options, besides=("skip",))
-    changes = None if run is None else run.mix_changes
-    if changes is not None and changes.size and not changes.path:  # of a checkpoint
-        path = f"{options.out.removesuffix('.lock')}-mix.npy"
-        run = replace(run, mix_changes=changes.write(path, overwrite=options.overwrite))
-    named = named_as_in_files(vars(options))
-    with named, counting_samples() as progress, copying("reading") as bar:
-        made = make_lock(
-            resolve(read_settings(vars(options))) if run is None else run,
-            tokens=options.tokens,
-            cache_dir=options.cache_dir,
-            amend=options.amend,
-            progress=progress,
-            **({"bar": bar} if options.tokens else {}),
-        )
-    lock: Lock = made.write(options.out, overwrite=options.overwrite)
+    made = lock_of_options(options, tokens=options.tokens, out=options.out)
+    lock = made.write(options.out, overwrite=options.overwrite)
     facts = _facts(lock)
     if options.json:
         print_json(facts)
     else:
         _print(facts)
     return 0
+
+
+def lock_of_options(options: argparse.Namespace, *, tokens: bool = False, out: str = "") -> Lock:
+    """Return the lock of a recipe or of a run that flags describe.
+
+    Args:
+        options: those of `megaindex.cli.plan.add_run_arguments`.
+        tokens: hash every byte of the .bin files too.
+        out: name of the lock, beside which changes of the mix are written that no file holds.
+    """
+    from megaindex.lock.make import make_lock
+    from megaindex.progress import copying, counting_samples
+
+    options.skip = skips_of_options(options)
+    run: Any = recipe_of(options, besides=("skip",))
+    changes = None if run is None else run.mix_changes
+    if out and changes is not None and changes.size and not changes.path:  # of a checkpoint
+        path = f"{out.removesuffix('.lock')}-mix.npy"
+        run = replace(run, mix_changes=changes.write(path, overwrite=options.overwrite))
+    named = named_as_in_files(vars(options))
+    with named, counting_samples() as progress, copying("reading") as bar:
+        made: Lock = make_lock(
+            resolve(read_settings(vars(options))) if run is None else run,
+            tokens=tokens,
+            cache_dir=options.cache_dir,
+            amend=getattr(options, "amend", None),
+            progress=progress,
+            **({"bar": bar} if tokens else {}),
+        )
+    return made
 
 
 def _parser() -> argparse.ArgumentParser:

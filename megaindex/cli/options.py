@@ -7,9 +7,10 @@ import difflib
 import importlib
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from megaindex.arithmetic import INT64_MAX
 from megaindex.errors import InvalidArgument, visible
@@ -24,8 +25,36 @@ if TYPE_CHECKING:
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors that checks common settings under the names of their flags."""
 
+    given: ClassVar[Mapping[str, Any]] = {}
+    """The options that were read last."""
     _words: Sequence[str] = ()
     _is_completing = False
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._rare: set[str] = set()
+
+    def hide(self, group: argparse._ArgumentGroup, besides: Collection[str] = ()) -> None:
+        """Leave the flags of a group out of ``--help``, but for some; ``--help-all`` shows them."""
+        if not self._rare:
+            self.add_argument("--help-all", action=_HelpAll, help="show the rarer options too")
+            self.usage = "%(prog)s [RUN ...] [options]"
+        flags = {flag for action in group._group_actions for flag in action.option_strings}
+        self._rare |= flags - {*besides}
+
+    def format_help(self) -> str:
+        """Return the help without the flags that are hidden."""
+        rare = [
+            action for action in self._actions if self._rare.intersection(action.option_strings)
+        ]
+        shown = [action.help for action in rare]
+        for action in rare:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in zip(rare, shown, strict=True):
+                action.help = text
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; under argcomplete print completions and end the process."""
@@ -38,6 +67,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, *arguments: Any, **more: Any) -> Any:
         """Return the options; raise InvalidArgument for one that breaks its rule."""
         options = super().parse_args(*arguments, **more)
+        Parser.given = dict(vars(options))
         for name, value in vars(options).items():
             flag = "--" + name.replace("_", "-").replace("sequence", "seq")
             if isinstance(value, int) and not isinstance(value, bool):
@@ -78,6 +108,14 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--") and name not in flags and not known:
                 for near in difflib.get_close_matches(name, flags, 1):
                     yield f"{name}: did you mean {near}?"
+
+
+class _HelpAll(argparse._HelpAction):
+    """Print the help with all flags."""
+
+    def __call__(self, parser: Any, *others: Any) -> None:
+        parser._rare.clear()
+        super().__call__(parser, *others)
 
 
 def _flags_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -121,6 +159,44 @@ def add_flags(parser: argparse._ActionsContainer, *flags: str, **changes: Any) -
     """Add shared flags; ``changes`` replace arguments of `add_argument`."""
     for flag in flags:
         parser.add_argument(flag, **(_shared_arguments(flag) | changes))
+
+
+def add_run(parser: argparse._ActionsContainer) -> None:
+    """Add the run in first place, which `take_run` reads."""
+    meaning = (
+        "the run: a lock, a recipe, the configuration of a framework or its launch script, or "
+        "pairs, as P P … or w P w P …"
+    )
+    parser.add_argument("run", nargs="*", metavar="RUN", help=meaning)
+    parser.add_argument("--as", dest="run_kind", metavar="KIND", help="what RUN is, if it fits two")
+
+
+def take_run(options: argparse.Namespace, verb: str) -> None:
+    """Set the options that say the same as the run in first place, and print what it is.
+
+    Raises:
+        InvalidArgument: it is not clear what it is, or the verb does not take it.
+        MissingFile, StorageError: it cannot be read.
+    """
+    words, kind = options.run, options.run_kind
+    del options.run, options.run_kind
+    if not words:
+        if kind is not None:
+            raise InvalidArgument(f"--as {kind} says what RUN is, and none is given; give RUN")
+        return
+    from megaindex.configs.run_words import KINDS, named_run
+
+    named = named_run(words, kind)
+    for setting, value in named.settings.items():
+        if not hasattr(options, setting):
+            raise InvalidArgument(f"{named}, which megaindex {verb} does not take")
+        if getattr(options, setting) is not None:
+            flag = f"--{setting.replace('_', '-')}"
+            raise InvalidArgument(
+                f"{words[0]} is {KINDS[named.kind].noun}, also given by {flag}; give one of them"
+            )
+        setattr(options, setting, value)
+    print(f"megaindex {verb}: {named}", file=sys.stderr)
 
 
 def order_of_flags(options: argparse.Namespace) -> Order:

@@ -1,4 +1,4 @@
-"""Print the exposure of a locked run by source: tokens, epochs, shares and repetitions.
+"""Print the exposure of a run by source: tokens, epochs, shares and repetitions.
 
 The page is Markdown, for publication."""
 
@@ -7,17 +7,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from megaindex.cli.options import Parser, add_flags, print_json
+from megaindex.cli.lock import lock_of_options
+from megaindex.cli.options import Parser, add_flags, print_json, take_run
+from megaindex.cli.plan import add_run_arguments, check_lock_alone
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    take_run(options, "report")
     from megaindex.audit.lock_report import report_run
     from megaindex.progress import counting_samples
 
+    if options.lock:
+        check_lock_alone(options)
+    lock = options.lock or lock_of_options(options)
     with counting_samples() as progress:
         report = report_run(
-            options.lock, search=options.search, cache_dir=options.cache_dir, progress=progress
+            lock, search=options.search, cache_dir=options.cache_dir, progress=progress
         )
     if options.json:
         print_json(report.to_json())
@@ -28,8 +34,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex report", description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("lock", metavar="LOCK", help="the lock of the run, which megaindex lock wrote")
-    add("--search", metavar="DIR", help="folder in which pairs are sought that were moved")
-    add_flags(parser, "--cache-dir", "--json")
+    add_run_arguments(parser)
+    group = parser.add_argument_group("report")
+    add = group.add_argument
+    add("--lock", metavar="FILE", help="lock of the run, in place of its settings")
+    add(
+        "--search", metavar="DIR", help="folder in which pairs of a lock are sought that were moved"
+    )
+    add_flags(group, "--cache-dir", "--json")
     return parser

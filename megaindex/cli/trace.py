@@ -17,15 +17,17 @@ from megaindex.audit.trace import (
     origins,
     ranges_text,
     servings,
+    source_of,
     step_ranges,
     unordered_runs,
 )
-from megaindex.cli.options import Parser, add_flags, print_json
+from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import add_index_arguments, add_run_arguments, run_of_options
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import membership
 from megaindex.index.skips import read_ids
 from megaindex.run.run import Run, TokenRuns, join_runs
+from megaindex.validation import parse_steps
 
 _MOST_ROWS = 200  # printed without --json
 _MOST_RANGES = 40
@@ -33,13 +35,15 @@ _MOST_RANGES = 40
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    take_run(options, "trace")
     _check(options)
+    steps = None if options.step is None else parse_steps("--step", options.step)
     documents = None if options.documents is None else read_ids(options.documents)
     run = run_of_options(options)
-    if options.step is not None:
-        _trace_step(run, options)
+    if steps is not None:
+        _trace_steps(run, steps, options)
     elif documents is not None:
-        _trace_documents(run, options, {options.source or 0: documents})
+        _trace_documents(run, options, {source_of(run, options.source): documents})
     else:
         _trace_documents(run, options, documents_of_rows(run, options.rows))
     return 0
@@ -51,12 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     add_index_arguments(parser)
     what = parser.add_argument_group("what is traced (exactly one of step, rows and documents)")
     add = what.add_argument
-    add("--step", type=int, metavar="K", help="spans of step K, from 0")
+    add("--step", metavar="K[-L]", help="spans of step K, from 0, or of steps K to L")
     add("--rank", type=int, metavar="R", help="with --step: data-parallel rank")
     rows = "rows of an input file: lines from 1, rows of Parquet and imported files from 0"
     add("--rows", metavar="FILE[:A[-B]]", help=rows)
     add("--documents", metavar="FILE", help="document ids: an .npy of int64, or numbers as text")
-    add("--source", type=int, metavar="K", help="with --documents: source, from 0")
+    add("--source", metavar="S", help="with --documents: name or number of their source")
     output = parser.add_argument_group("output")
     add = output.add_argument
     add("--text", action="store_true", help="decode the tokens")
@@ -78,26 +82,30 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("--tokenizer needs --text; give it as well, or leave it out")
 
 
-def _trace_step(run: Run, options: argparse.Namespace) -> None:
-    found = documents_of(run, options.step, options.rank)
+def _trace_steps(run: Run, steps: range, options: argparse.Namespace) -> None:
+    found = documents_of(run, steps, options.rank)
     more = {"text": options.text, "tokenizer": options.tokenizer}
     if options.json:
         spans = [origin.to_json() for origin in origins(run, found, **more)]
         print_json({"step": options.step, "spans": spans})
         return
     from megaindex.audit.render import print_origins
+    from megaindex.console import print_lines
 
-    if not found and run.skips is not None and options.rank is None:
-        print(
-            f"step {options.step} is skipped; the samples of moved steps are served behind the end"
-        )
-        return
-    begin, end = run.step_bounds[options.step : options.step + 2].tolist()
-    if begin == end:
-        print(f"step {options.step} was made in another system, and its rows are unknown")
-        return
-    shown = list(origins(run, found[:_MOST_ROWS], **more))
-    print_origins(run, shown, len(found))
+    sizes = np.diff(run.step_bounds[steps.start : steps.stop + 1])
+    elsewhere = np.flatnonzero(sizes == 0) + steps.start
+    if elsewhere.size:
+        which = ranges_text(step_ranges(elsewhere))
+        print_lines([f"step {which} was made in another system, and its rows are unknown"])
+    served = {serving.step for serving in found}
+    skipped = [step for step in steps if step not in served and sizes[step - steps.start]]
+    if skipped and run.skips is not None and options.rank is None:
+        which = ranges_text(step_ranges(skipped))
+        text = f"step {which} is skipped; the samples of moved steps are served behind the end"
+        print_lines([text])
+    if found:
+        shown = list(origins(run, found[:_MOST_ROWS], **more))
+        print_origins(run, shown, len(found))
 
 
 def _trace_documents(run: Run, options: argparse.Namespace, documents: dict[int, I64]) -> None:

@@ -5,10 +5,13 @@ The exit status is 1 if anything was found."""
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from megaindex.cache.array_files import SUFFIX
 from megaindex.cli.options import (
     Parser,
     add_engine_arguments,
@@ -18,7 +21,7 @@ from megaindex.cli.options import (
     refuse_others,
     refuse_weights,
 )
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, visible
 
 if TYPE_CHECKING:
     from megaindex.console import FittedTable
@@ -59,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(parser, "--dialect", "--json")
     add_engine_arguments(parser)
     lock = parser.add_argument_group("checks of a lock (PATH is one lock)")
-    lock.add_argument("--step", type=int, metavar="K", help="only the samples of step K, from 0")
+    steps = "only the samples of step K, from 0, or of steps K to L"
+    lock.add_argument("--step", metavar="K[-L]", help=steps)
     add_flags(lock, "--subset", help="with --step; default: train")
     lock.add_argument("--all", action="store_true", help="the samples of all steps")
     lock.add_argument("--tokens", action="store_true", help="every byte of the .bin files")
@@ -85,7 +89,7 @@ def _verify(options: argparse.Namespace) -> bool:
         reports = [_lock_report(options)]
     else:
         to_do = checks(
-            options.paths,
+            [pair for path in options.paths for pair in _named_by(path)],
             full=options.full,
             dialect=options.dialect,
             vocab_size=options.vocab_size,
@@ -102,10 +106,29 @@ def _verify(options: argparse.Namespace) -> bool:
     return all(report.is_clean for report in reports)
 
 
+def _named_by(path: str) -> list[str]:
+    """Return the pairs of a framework's configuration or launch script; else the path itself."""
+    from megaindex.configs.run_words import KINDS, kinds_of_file, named_run
+
+    if not os.path.isfile(path) or path.endswith((".idx", ".bin", ".lock", SUFFIX)):
+        return [path]
+    kinds = kinds_of_file(path)
+    if len(kinds) != 1 or kinds[0] in ("lock", "recipe"):
+        return [path]
+    from megaindex.door import description_of, pairs_of
+
+    found = pairs_of(description_of(named_run([path])))
+    noun = KINDS[kinds[0]].noun
+    pairs = "1 pair" if len(found) == 1 else f"{len(found)} pairs"
+    print(f"megaindex verify: {visible(path)} is {noun} of {pairs}", file=sys.stderr)
+    return found
+
+
 def _lock_report(options: argparse.Namespace) -> Report:
     from megaindex.corpus.subjects import subjects
     from megaindex.lock.check import verify_lock
     from megaindex.progress import copying, counting_samples, silent
+    from megaindex.validation import parse_steps
 
     for path in options.paths:
         if len(options.paths) > 1 or [each.kind for each in subjects(path)] != ["lock"]:
@@ -118,7 +141,7 @@ def _lock_report(options: argparse.Namespace) -> Report:
     with counting_samples() as progress, copying("reading") as bar:
         return verify_lock(
             options.paths[0],
-            step=options.step,
+            step=None if options.step is None else parse_steps("--step", options.step),
             subset=options.subset,
             whole=options.all or options.full,
             tokens=options.tokens,

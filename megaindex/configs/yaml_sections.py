@@ -17,7 +17,7 @@ from megaindex.validation import check_integer, check_setting, parse_fraction, s
 TOKENIZE = "write it as JSONL or Parquet, then `megaindex tokenize PREFIX FILE --tokenizer …`"
 """Remedy for a dataset that a configuration names and that has no token files."""
 
-_COUNTS = (
+COUNTS = (
     "tokens", "samples", "steps", "choose", "epoch_size", "block_tokens", "num_samples",
     "consumed_samples",
 )  # fmt: skip
@@ -210,7 +210,7 @@ class Section:
             return None
         word = self.called(name)
         if isinstance(value, str):
-            if name not in _COUNTS and not value.strip()[-1:].isdigit():
+            if name not in COUNTS and not value.strip()[-1:].isdigit():
                 raise self.error(name, "a whole number in digits")
             value = parse_count(value, word)
         return check_setting(name, check_integer(word, value, flags=False), word)

@@ -16,8 +16,8 @@ from megaindex._types import I32
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.bins import BinIndex
+from megaindex.index.blend import exact_values
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
-from megaindex.index.blending import exact_values
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream, Random
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex

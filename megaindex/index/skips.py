@@ -618,20 +618,24 @@ def skips_of(index: object) -> Skips | None:
     return skips
 
 
-def source_number(name: str | None, names: Sequence[str]) -> int:
-    """Return the number of the source of a mask, by its name or its number as text; InvalidArgument
-    if it is unknown, or missing with several sources."""
+def source_number(name: str | None, names: Sequence[str], setting: str = "skip") -> int:
+    """Return the number of the source of documents, by its name or its number as text.
+
+    Raises:
+        InvalidArgument: it is unknown, or missing with several sources; the message names
+            ``setting``.
+    """
     if name is None:
         if len(names) > 1:
             raise InvalidArgument(
-                f"skip: documents need their source, one of {_listed(names)}; give source"
+                f"{setting}: documents need their source, one of {_listed(names)}; give it"
             )
         return 0
     if name in names:
         return list(names).index(name)
     if name.isdecimal() and len(name) < 10 and int(name) < len(names):
         return int(name)
-    raise InvalidArgument(f"skip: unknown source {name}; the sources are {_listed(names)}")
+    raise InvalidArgument(f"{setting}: unknown source {name}; the sources are {_listed(names)}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -370,13 +370,14 @@ def read_named(path: str, what: str = "", *, longest: int = 1 << 26) -> bytes:
             else:
                 check_regular(named, status)
                 most = min(max(status.st_size, _LEAST), longest)  # read reserves so many bytes
+            too_long = status.st_size > longest
             with open(descriptor, "rb", closefd=False) as file:
-                text = file.read(most + 1)
+                text = b"" if too_long else file.read(most + 1)
         finally:
             os.close(descriptor)
         if text is None:  # a log of /proc without a line to read
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    if len(text) > longest:
+    if too_long or len(text) > longest:
         raise StorageError(f"{named}: must have at most {longest} bytes; give the right file")
     return text
 

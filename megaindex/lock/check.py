@@ -49,7 +49,7 @@ _MOST_DIFFERENCES = 8
 def verify_lock(
     path: Folder,
     *,
-    step: int | None = None,
+    step: int | range | None = None,
     subset: str = "train",
     whole: bool = False,
     tokens: bool = False,
@@ -65,8 +65,8 @@ def verify_lock(
 
     Args:
         path: the lock.
-        step: check the receipt of the block of steps that holds this step, from 0, and the lengths
-            of the sources, in place of all that.
+        step: check the receipts of the blocks of steps that hold this step, from 0, or a range of
+            steps, and the lengths of the sources, in place of all that.
         subset: of the step: train, valid or test.
         whole: compute the receipts of all samples.
         tokens: read the .bin files too; the lock must have been made with ``tokens``.
@@ -111,7 +111,8 @@ def verify_lock(
             if step is None:
                 counted["samples"] = check.everything(there, whole=whole)
             else:
-                counted["samples"] = check.step(there, subset, step)
+                steps = step if isinstance(step, range) else range(step, step + 1)
+                counted["samples"] = check.steps(there, subset, steps)
             if tokens:
                 counted["bytes"] = check.tokens(there)
     except MegaIndexError as error:  # of values that were edited
@@ -226,8 +227,8 @@ class _Check:
                 self.add(f"source {name}", f"sources: {name} of row {number}",
                          shown(locked), f"{value}, as in {source.path}.idx")  # fmt: skip
 
-    def step(self, paths: Sequence[str], name: str, step: int) -> int:
-        """Check the lengths of the sources and the block of a step; return its samples."""
+    def steps(self, paths: Sequence[str], name: str, steps: range) -> int:
+        """Check the lengths of the sources and the blocks of steps; return their samples."""
         folder = None if self.cache_dir is None else os.fspath(self.cache_dir)
         cache = ValidationCache(paths, folder, "known_fingerprints")
         datasets = []
@@ -245,27 +246,30 @@ class _Check:
         subset = self.lock.subset(name)
         bounds = step_bounds_of(subset)
         first, last = first_step(bounds), bounds.size - 2
-        if not first <= step <= last:
-            raise OutOfRange(
-                f"{self.lock.path}: step must be from {first} to {last} of subset {name}, got "
-                f"{step}"
-            )
+        for step in (steps.start, steps.stop - 1):
+            if not first <= step <= last:
+                raise OutOfRange(
+                    f"{self.lock.path}: step must be from {first} to {last} of subset {name}, got "
+                    f"{step}"
+                )
         self.compared.append("the lengths of the sources")
         settings = read_settings(self.lock, paths, self.files, self.cache_dir)
-        ours = settings.step_bounds(name, subset)[step : step + 2].tolist()
-        theirs = bounds[step : step + 2].tolist()
+        places = slice(steps.start, steps.stop + 1)
+        ours = settings.step_bounds(name, subset)[places].tolist()
+        theirs = bounds[places].tolist()
+        which = f"step {steps.start}" if len(steps) == 1 else f"steps {steps.start} to {step}"
         if ours != theirs:
-            begin, end = ours if len(ours) == 2 else (0, 0)
-            self.add("steps", f"subsets.{name}.steps: positions of step {step}",
-                     f"{theirs[0]} to {theirs[1] - 1}",
+            begin, end = (ours[0], ours[-1]) if len(ours) == len(theirs) else (0, 0)
+            self.add("steps", f"subsets.{name}.steps: positions of {which}",
+                     f"{theirs[0]} to {theirs[-1] - 1}",
                      f"{begin} to {end - 1}, by the batches of the settings")  # fmt: skip
-        self.compared.append(f"the positions of step {step}")
+        self.compared.append(f"the positions of {which}")
         index, keys = self._index(name, datasets)
         size = subset["receipts"]["block_steps"]
-        block = (step - first) // size
-        begin, end = first + block * size, min(first + (block + 1) * size, last + 1)
+        blocks = range((steps.start - first) // size, (step - first) // size + 1)
+        begin, end = first + blocks.start * size, min(first + blocks.stop * size, last + 1)
         self.compared.append(f"the receipt of steps {begin} to {end - 1}")
-        return self._blocks(name, index, keys, range(block, block + 1))
+        return self._blocks(name, index, keys, blocks)
 
     def tokens(self, paths: Sequence[str]) -> int:
         """Compare the chunks of the .bin files; return the bytes read."""

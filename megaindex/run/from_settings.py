@@ -8,17 +8,16 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from megaindex.builders import build_index
-from megaindex.builders.described import fill_draws
 from megaindex.configs.amended import AmendedBlend
 from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
-from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress
+from megaindex.index.blended_index import blend_index
+from megaindex.index.draws import Progress
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
-from megaindex.index.spans import Index, datasets_of
+from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.run.change import changed_index, changed_sources
 from megaindex.run.parts import Parts, SplitPart, open_dataset, parts_of
@@ -80,7 +79,8 @@ def _run_of_settings(
     _check(run)
     if run.packing is not None:
         raise InvalidArgument(
-            f"pack_impl {run.packing.pack_impl} cannot be audited; use `megaindex plan`"
+            f"pack_impl {run.packing.pack_impl} is planned, and can be neither audited nor locked; "
+            "use `megaindex plan`"
         )
     parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
     if not parts[subset]:
@@ -148,9 +148,14 @@ def _check(run: RunSettings) -> None:
             "train_epochs under install(exact=True) is planned, and neither audited nor locked; "
             "give train_iters"
         )
-    if run.dataloader != "single" or run.evaluation.full or run.evaluation.alone:
+    if run.dataloader != "single":
         raise InvalidArgument(
-            "--dataloader-type cyclic, --full-validation and --skip-train cannot be audited; "
+            "--dataloader-type cyclic: its order is that of PyTorch's generator on each rank, so "
+            "that the run is planned, and neither audited nor locked; remove it"
+        )
+    if run.evaluation.full or run.evaluation.alone:
+        raise InvalidArgument(
+            "--full-validation and --skip-train are planned, and neither audited nor locked; "
             "remove them"
         )
 
@@ -246,7 +251,11 @@ def _index(
             f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
         )
     positions = passes.positions()
-    index = blend_index(indices, sizing, max(part.end for part in positions) if positions else 0)
+    index: Index = indices[0]
+    if not sizing.single:
+        size = max((part.end for part in positions), default=0)
+        short = sizing.row.uncounted_samples
+        index = blend_index(sizing.blend.draws, indices, size, short, sizing.names)
     if positions in ((), (ServedRange(0, consumed, 1),)):
         return index
     return StretchedIndex(
@@ -274,29 +283,4 @@ def _source(run: RunSettings, part: SplitPart) -> RunSource:
         cut_tokens=0 if part.packing is None else part.tokens - part.packing.input_tokens,
         cut_by=f"long_documents {run.row.long_documents}",
         path_prefix=part.source.path,
-    )
-
-
-def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index:
-    """Return the first ``num_samples`` of the blend of ``sizing``; of one source, its index.
-
-    Raises:
-        InvalidArgument: there are too many sources, or more samples of one are drawn than built, at
-            which the framework fails.
-    """
-    if len(indices) == 1:
-        return indices[0]
-    draws, short = sizing.draws, sizing.row.uncounted_samples
-    assert isinstance(draws, (GreedyDraws, DivisorDraws)), "several sources are blended by these"
-    dataset_index, dataset_sample_index, uncounted = fill_draws(
-        draws.rule, draws.weights, indices, num_samples, short, sizing.names
-    )
-    return BlendedIndex(
-        indices=tuple(indices),
-        dataset_index=dataset_index,
-        dataset_sample_index=dataset_sample_index,
-        rule=draws.rule,
-        weights=draws.weights,
-        uncounted_samples=uncounted,
-        datasets=tuple(dataset for index in indices for dataset in datasets_of(index)),
     )

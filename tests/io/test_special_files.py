@@ -7,6 +7,7 @@ import gzip
 import os
 import signal
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,17 @@ def test_a_substituted_process_is_read_up_to_a_bound(tmp_path: Path) -> None:
         else:
             with pytest.raises(StorageError, match="--recipe: .*file: must have at most 5 bytes"):
                 read_named(str(tmp_path / "file"), "--recipe", longest=5)
+
+
+def test_nothing_is_read_of_a_file_that_is_too_long_by_its_size(tmp_path: Path) -> None:
+    put("endless", tmp_path / "file")
+    tracemalloc.start()
+    try:
+        with pytest.raises(StorageError, match=f"file: must have at most {1 << 30} bytes"):
+            read_named(str(tmp_path / "file"), longest=1 << 30)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,347 @@
+"""Runs that users open, whatever they are named by, and the questions that are asked of them.
+
+>>> run = megaindex.open_run("run.yaml")
+>>> run.plan().train_iters
+40
+>>> loader = run.loader(data_parallel_rank=rank, data_parallel_size=ranks)
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from megaindex._lazy import torch_needed
+from megaindex.configs.run import RunSettings
+from megaindex.configs.run_builder import run_by_name
+from megaindex.configs.run_words import NamedRun, named_run
+from megaindex.errors import InvalidArgument
+from megaindex.index.spans import Index
+from megaindex.lock.lock_file import Lock
+from megaindex.recipe.recipe import Recipe
+from megaindex.run.run import Run
+from megaindex.validation import shown
+
+if TYPE_CHECKING:
+    from megaindex.audit.report import Audit
+    from megaindex.loader.batch import SampleOptions
+    from megaindex.loader.loader import Loader
+
+Folder = str | os.PathLike[str]
+
+
+class OpenedRun(ABC):
+    """A run that was opened by whatever names it.
+
+    Attributes:
+        name: what the run was named by, for display.
+        cache_dir: cache of built indices; None: build in memory.
+    """
+
+    def __init__(self, name: str, cache_dir: Folder | None) -> None:
+        self.name, self.cache_dir = name, cache_dir
+
+    def __repr__(self) -> str:
+        """Return what was opened."""
+        return f"OpenedRun({self.name})"
+
+    @cached_property
+    @abstractmethod
+    def run(self) -> Run:
+        """The decided run: its index, sources and steps."""
+
+    @abstractmethod
+    def plan(self) -> Any:
+        """Return the plan, which prints as `megaindex plan` does."""
+
+    @abstractmethod
+    def loader(
+        self,
+        *,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int | None = None,
+        micro_batch_size: int | None = None,
+        options: SampleOptions | None = None,
+        **loading: Any,
+    ) -> Loader:
+        """Return the loader of one rank.
+
+        Args:
+            data_parallel_rank: rank of this process, from 0.
+            data_parallel_size: number of ranks. Default: that of the run, or 1.
+            micro_batch_size: rows of a micro batch. Default: that of the run, or 1.
+            options: options of the samples, see `megaindex.loader.SampleOptions`.
+            loading: other arguments of `megaindex.loader.Loader`.
+        """
+
+    @abstractmethod
+    def make_lock(self, *, tokens: bool = False) -> Lock:
+        """Return the lock of the run, which is not written.
+
+        Args:
+            tokens: hash every byte of the .bin files too.
+        """
+
+    def lock(self, path: Folder, *, tokens: bool = False, overwrite: bool = False) -> Lock:
+        """Write the lock of the run, and return it.
+
+        Args:
+            path: the file, which ends in .lock.
+            tokens: hash every byte of the .bin files too.
+            overwrite: replace an existing file.
+        """
+        if not os.fspath(path).endswith(".lock"):
+            raise InvalidArgument(f"a lock's name ends in .lock, got {shown(os.fspath(path))}")
+        return self.make_lock(tokens=tokens).write(path, overwrite=overwrite)
+
+    def index(self) -> Index:
+        """Return the samples in order of training."""
+        return self.run.index
+
+    def audit(self, **how: Any) -> Audit:
+        """Return how often, and when, each document and token is seen, see `megaindex.audit`."""
+        from megaindex.audit.report import audit
+
+        return audit(self.run, **how)
+
+
+class _OpenedLock(OpenedRun):
+    def __init__(self, name: str, cache_dir: Folder | None, lock: Lock) -> None:
+        super().__init__(name, cache_dir)
+        self._lock = lock
+
+    @cached_property
+    def run(self) -> Run:
+        from megaindex.lock.opening import run_of_lock
+
+        return run_of_lock(self._lock, cache_dir=self.cache_dir)
+
+    def plan(self) -> Any:
+        from megaindex.lock.settings import locked_settings
+
+        return _of_description(self.name, locked_settings(self._lock.path), self.cache_dir).plan()
+
+    def loader(self, **given: Any) -> Loader:
+        from megaindex.lock.opening import open_run as loader_of_lock
+
+        return loader_of_lock(self._lock, cache_dir=self.cache_dir, **_given(given))
+
+    def make_lock(self, *, tokens: bool = False) -> Lock:
+        if tokens and self._lock.content["tokens"] is None:
+            raise InvalidArgument(
+                f"{self.name}, without hashes of tokens; lock the run again with tokens"
+            )
+        return self._lock
+
+
+class _OpenedRecipe(OpenedRun):
+    def __init__(self, name: str, cache_dir: Folder | None, recipe: Recipe) -> None:
+        super().__init__(name, cache_dir)
+        self._recipe = recipe
+
+    @cached_property
+    def _opened(self) -> Any:
+        from megaindex.builders.recipe import open_recipe
+
+        return open_recipe(self._recipe, cache_dir=self.cache_dir)
+
+    @cached_property
+    def run(self) -> Run:
+        from megaindex.run.from_recipe import run_of_opened
+
+        return run_of_opened(self._opened)
+
+    def plan(self) -> Any:
+        from megaindex.plan.plan import make_plan
+
+        return make_plan(self._recipe)
+
+    def loader(self, **given: Any) -> Loader:
+        with torch_needed("the loader"):
+            from megaindex.loader.recipe_loader import loader_of_recipe
+
+        return loader_of_recipe(self._opened, **_given(given))
+
+    def make_lock(self, *, tokens: bool = False) -> Lock:
+        from megaindex.lock.make import make_lock
+
+        return make_lock(self._recipe, tokens=tokens, cache_dir=self.cache_dir)
+
+
+class _OpenedSettings(OpenedRun):
+    def __init__(self, name: str, cache_dir: Folder | None, settings: RunSettings) -> None:
+        super().__init__(name, cache_dir)
+        self._settings = settings
+
+    @cached_property
+    def run(self) -> Run:
+        from megaindex.run.from_settings import run_of_settings
+
+        return run_of_settings(self._settings, cache_dir=self.cache_dir)
+
+    def plan(self) -> Any:
+        from megaindex.plan.plan import make_plan
+
+        return make_plan(self._settings)
+
+    def loader(
+        self,
+        *,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int | None = None,
+        micro_batch_size: int | None = None,
+        options: SampleOptions | None = None,
+        **loading: Any,
+    ) -> Loader:
+        with torch_needed("the loader"):
+            from megaindex.loader.loader import Loader
+        from megaindex.loader.run_sampler import sampler_of
+
+        sampler = sampler_of(
+            self.run,
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+            micro_batch_size=micro_batch_size,
+            balance=loading.pop("balance", None),
+        )
+        return Loader(self.run.index, sampler, options=options, **loading)
+
+    def make_lock(self, *, tokens: bool = False) -> Lock:
+        from megaindex.lock.make import make_lock
+
+        return make_lock(self._settings, tokens=tokens, cache_dir=self.cache_dir)
+
+
+def _given(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def open_run(
+    *run: Folder | float,
+    kind: str | None = None,
+    cache_dir: Folder | None = None,
+    **settings: Any,
+) -> OpenedRun:
+    """Return a run by whatever names it: a lock, a recipe, the configuration of a framework or its
+    launch script, or pairs with or without weights.
+
+    >>> open_run("run.yaml").plan()
+    >>> open_run(0.7, "web", 0.3, "code", sequence_length=2048, global_batch_size=128, epochs=1)
+
+    Args:
+        run: the words, as in first place of `megaindex plan`. What a file is follows from its
+            content.
+        kind: what it is, if that is not clear: lock, recipe, nanotron, llm-foundry, maxtext, neox,
+            script or pairs.
+        cache_dir: cache of built indices; None: build in memory.
+        settings: settings of the run by name, as for `megaindex.make_plan`; they override those of
+            a framework's file, and are refused beside a lock or a recipe.
+
+    Raises:
+        InvalidArgument: the words are of no kind, of several, or a setting is wrong.
+        MissingFile, StorageError, FormatError: a file cannot be read, or is not what it was.
+    """
+    if not run:
+        raise InvalidArgument("open_run needs what names the run: a file, or prefixes of pairs")
+    named = named_run([word if isinstance(word, (str, os.PathLike)) else repr(word)
+                       for word in run], kind)  # fmt: skip
+    return _of_description(str(named), description_of(named, settings), cache_dir)
+
+
+def _of_description(
+    name: str, described: Lock | Recipe | RunSettings, cache_dir: Folder | None
+) -> OpenedRun:
+    made: dict[type, Any] = {
+        Lock: _OpenedLock,
+        Recipe: _OpenedRecipe,
+        RunSettings: _OpenedSettings,
+    }
+    opened: OpenedRun = made[type(described)](name, cache_dir, described)
+    return opened
+
+
+def description_of(
+    named: NamedRun, settings: Mapping[str, Any] | None = None
+) -> Lock | Recipe | RunSettings:
+    """Return the lock, recipe or settings that words name.
+
+    Raises:
+        InvalidArgument, MissingFile, StorageError, FormatError: as `open_run`.
+    """
+    given = dict(settings or {})
+    devices = given.get("world_size")
+    described = _READERS[named.kind](named, devices) if named.kind in _READERS else None
+    if described is None:
+        if again := sorted(given.keys() & named.settings.keys()):
+            raise InvalidArgument(f"{named} has {again[0]} too; give one of them")
+        return run_by_name({**named.settings, **given})
+    if others := sorted(given.keys() - ({"world_size"} if named.kind in _OF_DEVICES else set())):
+        raise InvalidArgument(f"{named}, which describes the whole run, also {others[0]}")
+    return described
+
+
+def pairs_of(described: Lock | Recipe | RunSettings) -> list[str]:
+    """Return the prefixes of the pairs that a run reads, each once."""
+    found = {
+        Lock: _pairs_of_lock,
+        Recipe: _pairs_of_recipe,
+        RunSettings: _pairs_of_settings,
+    }
+    return list(dict.fromkeys(found[type(described)](described)))
+
+
+def _pairs_of_lock(lock: Any) -> list[str]:
+    return [source.path for source in lock.sources]
+
+
+def _pairs_of_recipe(recipe: Any) -> list[str]:
+    evaluation = [] if recipe.evaluation is None else [recipe.evaluation.source]
+    return [each.path for each in (*recipe.sources, *evaluation) if each.path]
+
+
+def _pairs_of_settings(run: Any) -> list[str]:
+    sources = (*run.data.train, *run.data.valid, *run.data.test)
+    return [source.path for source in sources if source.path]
+
+
+def _read_lock(named: NamedRun, _: int | None) -> Lock:
+    from megaindex.lock.lock_file import read_lock
+
+    return read_lock(named.words[0])
+
+
+def _read_recipe(named: NamedRun, _: int | None) -> Recipe:
+    from megaindex.recipe.recipe_file import read_recipe
+
+    return read_recipe(named.words[0])
+
+
+def _read_nanotron(named: NamedRun, _: int | None) -> Recipe:
+    from megaindex.recipe.nanotron_yaml import read_nanotron
+
+    return read_nanotron(named.words[0])
+
+
+def _read_llm_foundry(named: NamedRun, devices: int | None) -> Recipe:
+    from megaindex.recipe.llm_foundry_yaml import read_llm_foundry
+
+    return read_llm_foundry(named.words[0], devices=devices)
+
+
+def _read_maxtext(named: NamedRun, devices: int | None) -> Recipe | None:
+    from megaindex.recipe.maxtext_yaml import read_maxtext
+
+    return read_maxtext(named.words, devices)
+
+
+_READERS: dict[str, Callable[[NamedRun, int | None], Lock | Recipe | None]] = {
+    "lock": _read_lock,
+    "recipe": _read_recipe,
+    "nanotron": _read_nanotron,
+    "llm-foundry": _read_llm_foundry,
+    "maxtext": _read_maxtext,
+}
+_OF_DEVICES = ("llm-foundry", "maxtext")

@@ -1,0 +1,80 @@
+"""The page of messages: commands and calls, each followed by its message."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.command_line import cli
+from support.corpora import write_corpus
+
+import megaindex
+from megaindex.errors import MegaIndexError
+
+PAGE = Path(__file__).parents[1] / "golden" / "messages.txt"
+COMMAND, CALL = "$ megaindex ", ">>> "
+
+RECIPE = """\
+sequence_length: 8
+batch: {{micro_batch_size: 2, data_parallel_size: 1}}
+sources: {{web: a, code: {code}}}
+stages: {{all: {{steps: 2, mix: {{web: 1, {mixed}: {share}}}}}}}
+"""
+FILES = {
+    "empty.lock": "{}",
+    "launch.sh": "torchrun pretrain_gpt.py --seq-length 8 --micro-batch-size 2 --train-iters 9",
+    "lengths.txt": "512 many\n",
+    "lines.jsonl": '{"text": "a"}\n{"text": \n',
+    "neox.yml": "seq_lenght: 8\ntrain_batch_size: 4\n",
+    "paths.txt": "a\nnone\n",
+    "setting.yaml": "sequence_lenght: 8\n" + RECIPE.format(code="b", mixed="code", share=1),
+    "share.yaml": RECIPE.format(code="b", mixed="code", share=-1),
+    "source.yaml": RECIPE.format(code="b", mixed="cod", share=1),
+    "text.txt": "some words\n",
+    "unread.yaml": RECIPE.format(code="none", mixed="code", share=1),
+}
+
+
+def prepare() -> None:
+    """Write the files of the page into the working folder."""
+    write_corpus(Path("a"), [20, 0, 7, 33])
+    write_corpus(Path("b"), [9, 9], np.uint16)
+    write_corpus(Path("few"), [3])
+    for name in ("cut", "other", "long", "half"):
+        for suffix in (".bin", ".idx"):
+            shutil.copy("a" + suffix, name + suffix)
+    Path("cut.bin").write_bytes(Path("a.bin").read_bytes()[:-4])
+    Path("other.idx").write_bytes(b"TNTIDX" + Path("a.idx").read_bytes()[6:])
+    head = bytearray(Path("a.idx").read_bytes())
+    head[18:26] = struct.pack("<Q", 2**40)
+    Path("long.idx").write_bytes(head)
+    Path("half.bin").unlink()
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+
+
+def answered(page: str) -> str:
+    """Return the page with the messages that its commands and calls have now."""
+    prepare()
+    kept = [line for line in page.splitlines() if line.startswith((COMMAND, CALL, "#")) or not line]
+    return "".join(f"{line}\n{_message(line)}" for line in kept)
+
+
+def _message(line: str) -> str:
+    if not line.startswith((COMMAND, CALL)):
+        return ""
+    if line.startswith(COMMAND):
+        status, out, err = cli(*shlex.split(line.removeprefix(COMMAND)))
+        assert status == 2, f"{line}: ended with {status}, not with an error"
+        assert out == "", f"{line}: printed {out}"
+        return err.replace(f"{Path.cwd()}/", "")
+    names: dict[str, Any] = {"megaindex": megaindex, "np": np}
+    try:
+        eval(line.removeprefix(CALL), names)
+    except MegaIndexError as error:
+        return f"{type(error).__name__}: {error}\n"
+    raise AssertionError(f"{line}: no error")

@@ -1,0 +1,78 @@
+"""Every question to every kind of run: answers agree with each other, or one of few rules refuses.
+
+docs/matrix.md shows the table; ``PYTHONPATH=.:tests python -m support.run_kinds`` rewrites it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from support.run_kinds import ALONE, GAPS, KINDS, PAGE, REFUSALS, YES, Kind, page, write_corpora
+from support.run_questions import QUESTIONS, Alone, Asked, NoDoor
+
+from megaindex.errors import MegaIndexError
+
+WORDS = [*REFUSALS.items(), *((name, (gap[1],)) for name, gap in GAPS.items() if gap[1])]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("matrix")
+    write_corpora(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Iterator[dict[str, Asked]]:
+    """The runs that were asked, by kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield {}
+
+
+def reason_of(error: Exception) -> str:
+    """The rule or the gap by which a question was refused."""
+    found = [
+        name
+        for name, words in WORDS
+        if any(re.search(each, str(error), re.DOTALL) for each in words)
+    ]
+    assert len(found) == 1, f"a refusal by {found or 'no rule'}: {error}"
+    return found[0]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_answers_agree_or_a_rule_refuses(runs: dict[str, Asked], kind: Kind, question: str) -> None:
+    expected = kind.cell(question)
+    if kind.name not in runs:
+        runs[kind.name] = Asked(kind)
+    asked = runs[kind.name]
+    if expected in GAPS and not GAPS[expected][1]:
+        with pytest.raises(AssertionError):
+            QUESTIONS[question](asked)
+        return
+    try:
+        QUESTIONS[question](asked)
+        found = YES
+    except Alone:
+        found = ALONE
+    except (MegaIndexError, NoDoor) as error:
+        found = reason_of(error)
+    assert found == expected
+
+
+def test_the_page_shows_the_table() -> None:
+    text = PAGE.read_text()
+    assert text == page(text, QUESTIONS)
+
+
+def test_every_rule_and_gap_is_met() -> None:
+    cells = {kind.cell(question) for kind in KINDS for question in QUESTIONS}
+    assert cells == {YES, ALONE, *REFUSALS, *GAPS}
