@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +81,10 @@ def run_of(described: Recipe | RunSettings) -> Run:
     from megaindex.run.from_recipe import run_of_recipe
     from megaindex.run.from_settings import run_of_settings
 
-    makers: dict[type, Any] = {Recipe: run_of_recipe, RunSettings: run_of_settings}
     with counting_samples() as progress:
-        more = {"progress": progress} if type(described) is RunSettings else {}
-        run: Run = makers[type(described)](described, **more)
+        of_settings = partial(run_of_settings, progress=progress)
+        makers: dict[type, Any] = {Recipe: run_of_recipe, RunSettings: of_settings}
+        run: Run = makers[type(described)](described)
     return run
 
 

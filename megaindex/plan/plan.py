@@ -343,11 +343,12 @@ def _plan_of_settings(
         raise InvalidArgument(
             "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
         )
-    if isinstance(run, RunSettings) and settings.keys() == {"coverage"}:
-        coverage = check_choice("coverage", settings["coverage"], COVERAGES)
-        run, settings = replace(run, coverage=coverage), {}
-    with given_run(run, settings) as given:
-        return in_words_of_files(_plan_of(given, progress), settings)
+    rest, coverage = dict(settings), None
+    if run is not None and "coverage" in rest:
+        coverage = check_choice("coverage", rest.pop("coverage"), COVERAGES)
+    with given_run(run, rest) as given:
+        asked = given if coverage is None else replace(given, coverage=coverage)
+        return in_words_of_files(_plan_of(asked, progress), rest)
 
 
 def _plan_of_recipe(

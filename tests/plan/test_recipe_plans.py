@@ -444,3 +444,13 @@ def test_settings_beside_a_recipe_are_refused(folder: Path) -> None:
         make_plan(recipe, epochs=1)
     with pytest.raises(InvalidArgument, match="--mix-bounds is for recipes"):
         make_plan(data_path="web", mix_bounds=True)
+
+
+def test_the_printed_plan_has_limits_and_coverage(folder: Path) -> None:
+    plan = make_plan(run(folder, *STAGED["epochs in turn"]["stages"]))
+    text = " ".join(repr(plan).split())
+    assert f"up to {plan.max_train_iters_without_repeat} iterations repeat no sample" in text
+    assert "b books tokens" in text
+    without = make_plan(run(folder, LONGER["one stage"][0], exhaustion="redistribute"))
+    assert "repeat no sample" not in repr(without)
+    assert "share of" not in repr(make_plan(run(folder, *LONGER["one stage"]), coverage="none"))
