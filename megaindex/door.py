@@ -161,9 +161,9 @@ class _OpenedRecipe(OpenedRun):
 
     def loader(self, **given: Any) -> Loader:
         with torch_needed("the loader"):
-            from megaindex.loader.recipe_loader import RecipeLoader
+            from megaindex.loader.recipe_loader import loader_of_recipe
 
-        return RecipeLoader(self._opened, **_given(given))
+        return loader_of_recipe(self._opened, **_given(given))
 
     def make_lock(self, *, tokens: bool = False) -> Lock:
         from megaindex.lock.make import make_lock

@@ -18,7 +18,7 @@ from megaindex.cache.array_files import EXPORT_FORMATS, ExportFormat, Identity, 
 from megaindex.cache.fingerprint import corpus_fingerprint, corpus_stamp
 from megaindex.cache.npy import map_npy
 from megaindex.cache.sidecar import read_sidecar
-from megaindex.cli.options import Parser, add_flags, print_json
+from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import add_run_arguments, locked_run_of, recipe_of, skips_of_options
 from megaindex.configs.run import Data, RunSettings, Source, Target
 from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
@@ -53,6 +53,7 @@ class ExportedSet:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    take_run(options, "export")
     target = EXPORT_FORMATS[check_choice("--to", options.to, tuple(EXPORT_FORMATS))]
     _check_folder(options, target)
     with named_as_in_files(vars(options)):
@@ -174,7 +175,7 @@ def _check_run(run: Recipe | RunSettings, options: argparse.Namespace) -> None:
         if run.past is not None:
             raise InvalidArgument(
                 "past: the arrays hold an order from its first sample on, and that of the past is "
-                "not known; train with RecipeLoader"
+                "not known; train with loader_of_recipe"
             )
         if any(stage.sequence_length or stage.batch for stage in run.stages):
             raise InvalidArgument(

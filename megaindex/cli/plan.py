@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megaindex._lazy import torch_needed
 from megaindex.cli.options import Parser, add_flags, add_run, print_json, take_run
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run import RunSettings
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from megaindex.audit.balance import BalanceModel
     from megaindex.index.balance import CostModel
     from megaindex.index.skips import Skip
-    from megaindex.loader.recipe_loader import StoredRecipe
+    from megaindex.loader.recipe_state import StoredRecipe
     from megaindex.plan.model import Plan
     from megaindex.recipe.recipe import Recipe
     from megaindex.run.run import Run
@@ -235,15 +234,13 @@ def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
 def _stored_run(file: str) -> StoredRecipe:
     """Return the run in a checkpoint: the state of one rank, or a list of those of all ranks."""
     from megaindex.loader.receipts import join_states
+    from megaindex.loader.recipe_state import StoredRecipe
     from megaindex.lock.lock_file import Lock
     from megaindex.verify.record_proof import read_record
 
     record = read_record(file)
     if isinstance(record, Lock):
         raise InvalidArgument(f"--state {file}: is a lock, not a checkpoint; use --lock")
-    with torch_needed(f"--state {file}"):
-        from megaindex.loader.recipe_loader import StoredRecipe
-
     return StoredRecipe.read(record[0] if len(record) == 1 else join_states(record))
 
 

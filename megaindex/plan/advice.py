@@ -104,7 +104,7 @@ def buffer_effect(run: RunSettings, sizing: Sizing, target: ResolvedTarget) -> B
     requested = other.requested(target.samples_requested)
     assert requested is not None
     epochs = other.epochs(requested)
-    drawn = sizing.draws.counts(target.samples_consumed)
+    drawn = sizing.drawn(target.samples_consumed)
     longest, _ = other.longest([1] * len(epochs))
     built = other.built(requested, epochs)
     if (counted := loader_limit(run, sizing.per_epoch())) is not None:

@@ -13,7 +13,7 @@ from megaindex._types import F64, I32, I64
 from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.builders import build_index
 from megaindex.format import IndexedDataset
-from megaindex.index.blending import Progress
+from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index

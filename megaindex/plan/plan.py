@@ -14,7 +14,7 @@ from megaindex.configs.run import RunSettings, Target
 from megaindex.configs.run_builder import ARGUMENTS, given_run, in_keys_of_files
 from megaindex.configs.settings import ADAPTERS
 from megaindex.errors import InvalidArgument
-from megaindex.index.blending import Progress
+from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
 from megaindex.plan import advice
 from megaindex.plan.advice import buffer_effect, failures_of_settings
@@ -152,7 +152,7 @@ def rows_of(
     filled = sizing.blend_size(requested)
     if passes.limit is not None:
         filled = max((part.end for part in positions), default=0)
-    in_blend = sizing.draws.counts(filled)
+    in_blend = sizing.drawn(filled)
     per_epoch = sizing.per_epoch()
     reshuffled = sizing.row.train_epochs == "reshuffled" and split == "train" and steps is None
     rows = []

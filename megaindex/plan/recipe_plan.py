@@ -24,7 +24,7 @@ from megaindex.console import (
     spaced,
     warning,
 )
-from megaindex.index.blending import Progress
+from megaindex.index.draws import Progress
 from megaindex.index.mixing import PerStream
 from megaindex.index.skips import ranges_without
 from megaindex.plan.advice import check_failures

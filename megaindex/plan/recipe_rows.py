@@ -11,7 +11,7 @@ from typing import Any
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import SkippedSteps
 from megaindex.configs.run import Source, Target
-from megaindex.index.blending import Progress
+from megaindex.index.draws import Progress
 from megaindex.index.frameworks import framework_rules
 from megaindex.index.mixing import PerStream
 from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, built_coverage, coverage_of
@@ -72,8 +72,8 @@ def step_beyond(layout: RecipeLayout, read: StreamReads, fresh: int) -> int | No
         return None
     limits = [stage.num_samples] * len(stage.mixed.sources)
     limits[stream] = fresh
-    position = stage.first_sample + stage.mixing.longest(limits, stage.num_samples)
-    return layout.batch.iterations_within(position)
+    within, _ = stage.mixing.longest(limits, stage.num_samples)
+    return layout.batch.iterations_within(stage.first_sample + within)
 
 
 def first_repeat(layout: RecipeLayout, read: StreamReads) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from megaindex._types import I64
-from megaindex.index.blending import Progress
 from megaindex.index.counts import origin_of
+from megaindex.index.draws import Progress
 from megaindex.index.spans import sequence_lengths_at
 from megaindex.plan.coverage import BUILD_LIMIT, COVERAGES, coverage_of_sources
 from megaindex.plan.model import Coverage, Plan, Row, effect_of

@@ -11,7 +11,7 @@ from operator import mul
 import numpy as np
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.blending import divisor_weights
+from megaindex.index.blend import divisor_weights
 from megaindex.index.mixing import FixedMixing, PerStream, Random, Stratified
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.packed import PackedIndex
@@ -76,7 +76,7 @@ def mixture_of(
         shares = _whole_batches(stage, counts, units)
     else:
         each = zip(proportions(stage, drawn), units, strict=True)
-        shares = [int(w) for w in divisor_weights([share * units[0] / n for share, n in each])]
+        shares = divisor_weights([share * units[0] / n for share, n in each])
     epoch = sum(map(mul, shares, units)) if exact else sum(counts)
     return Mixture(
         recipe=recipe,

@@ -16,7 +16,7 @@ from support.corpora import write_corpus
 from megaindex import InvalidArgument, Skip
 from megaindex.audit import audit, documents_of, run_of_settings
 from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.loader import RecipeLoader
+from megaindex.loader import loader_of_recipe
 from megaindex.plan import make_plan
 from megaindex.recipe import open_recipe, plan_recipe, read_recipe
 from megaindex.run.from_recipe import run_of_recipe
@@ -226,7 +226,7 @@ def test_a_state_in_mid_run_has_the_steps_of_the_whole_run(
         assert effect is not None
         assert effect.samples_left_over == 4
         assert masked == effect.tokens_masked
-    loader = RecipeLoader(opened, data_parallel_size=1, micro_batch_size=2)
+    loader = loader_of_recipe(opened, data_parallel_size=1, micro_batch_size=2)
     batches = [(loader.consumed_samples, batch) for batch in loader]
     ends = [position for position, _ in batches]
     assert 2 * len(batches) == sum(sizes)

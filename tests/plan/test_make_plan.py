@@ -17,7 +17,7 @@ from support.command_line import plan_json
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex.index.blending import GreedyDraws
+from megaindex.index.draws import GreedyDraws
 from megaindex.plan import make_plan
 from megaindex.plan.model import epochs_text
 from megaindex.recipe import read_recipe

@@ -201,16 +201,16 @@ def plan_without_past(folder: Path) -> Any:
 
 def test_a_joined_run_stops_and_goes_on_with_other_ranks(folder: Path) -> None:
     pytest.importorskip("torch")
-    from megaindex.loader import RecipeLoader, join_states
+    from megaindex.loader import Loader, join_states, loader_of_recipe
     from megaindex.loader.receipts import check_receipts
 
     (folder / "read.txt").write_text("1 2 3 17")
     text = "{steps: 160000, read: {a: {documents: read.txt}, b: {epochs: 0.5}}}"
     opened = open_recipe(recipe(folder, text))
 
-    def loaders(opened: OpenRecipe, ranks: int) -> list[RecipeLoader]:
+    def loaders(opened: OpenRecipe, ranks: int) -> list[Loader]:
         return [
-            RecipeLoader(
+            loader_of_recipe(
                 opened, data_parallel_rank=rank, data_parallel_size=ranks, micro_batch_size=1
             )
             for rank in range(ranks)
@@ -224,7 +224,7 @@ def test_a_joined_run_stops_and_goes_on_with_other_ranks(folder: Path) -> None:
         for _ in range(14):
             next(batches)
     state = join_states([loader.state_dict() for loader in before])
-    assert state["loader"]["consumed_samples"] == 640_028
+    assert state["consumed_samples"] == 640_028
     stage = RecipeStage(
         name="end",
         streams=(Stream(source="b", proportion=Fraction(1)),),
@@ -292,7 +292,7 @@ def test_stages_of_several_lengths_go_on_from_a_past(
 def test_a_joined_run_of_several_lengths_is_trained_and_audited(folder: Path) -> None:
     pytest.importorskip("torch")
     from megaindex.audit import audit, run_of_recipe
-    from megaindex.loader import RecipeLoader, join_states
+    from megaindex.loader import join_states, loader_of_recipe
     from megaindex.loader.receipts import check_receipts
 
     (folder / "lengths.yaml").write_text(
@@ -306,7 +306,7 @@ def test_a_joined_run_of_several_lengths_is_trained_and_audited(folder: Path) ->
     state = None
     for ranks, steps in ((2, 7), (1, 3)):
         loaders = [
-            RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=ranks)
+            loader_of_recipe(opened, data_parallel_rank=rank, data_parallel_size=ranks)
             for rank in range(ranks)
         ]
         for loader in loaders:
@@ -408,7 +408,7 @@ def test_a_past_beyond_the_limits_is_refused(folder: Path) -> None:
 def test_steps_behind_a_past_are_compared(folder: Path) -> None:
     """Records of runs whose batches differ only behind the samples that are served here alone."""
     pytest.importorskip("torch")
-    from megaindex.loader import RecipeLoader
+    from megaindex.loader import loader_of_recipe
     from megaindex.lock import compare_records
 
     records = []
@@ -416,7 +416,7 @@ def test_steps_behind_a_past_are_compared(folder: Path) -> None:
         text = RECIPE.replace("micro_batch_size: 2, data_parallel_size: 2", f"schedule: '{batch}'")
         (folder / "schedule.yaml").write_text(text + "past: {steps: 10, read: {a: {samples: 3}}}\n")
         opened = open_recipe(read_recipe(folder / "schedule.yaml"))
-        loader = RecipeLoader(opened, data_parallel_size=1, micro_batch_size=4)
+        loader = loader_of_recipe(opened, data_parallel_size=1, micro_batch_size=4)
         for _ in itertools.islice(loader, 30):
             pass
         records.append([loader.state_dict()])

@@ -81,7 +81,10 @@ REFUSALS = {
     "format": (
         "the arrays are those of one corpus", "joins tokens .* to other documents",
         "the framework drops the samples", "skips are applied by megaindex",
-        "labels are read with other arrays",
+        "labels are read with other arrays", "the arrays are those of a whole run",
+        "reads the arrays of one epoch again", "the arrays hold an order from its first sample on",
+        "trains on the padding or fails at it", "a run of the framework has one of each",
+        "give the batch sizes of its run",
     ),
     NONE: ("has no subset valid", "the run has no valid data", "reads nothing of the valid data"),
 }  # fmt: skip
@@ -108,6 +111,10 @@ GAPS = {
     "gap 6": (
         "the evaluation of a recipe is audited and traced by its lock alone",
         "--subset valid: a recipe has training data only",
+    ),
+    "gap 7": (
+        "a plan counts the samples of skipped steps too where a loader starts over or phases "
+        "follow, and says so", "",
     ),
 }  # fmt: skip
 """Cells that are to be answered: the reason, and words of the error; empty: the answers differ."""
@@ -153,9 +160,9 @@ def neox(**keys: Any) -> dict[str, Any]:
 _SIZES = {"seq_length": S, "micro_batch_size": 1, "data_parallel_size": 2,
           "gradient_accumulation_steps": 2}  # fmt: skip
 _BATCH = "{micro_batch_size: 1, data_parallel_size: 2, global_batch_size: 4}"
-_OTHERS = ("lock", "verify", "audit", "trace", "diff-order", "export", "load", "resume", "prove",
-           "evaluation")  # fmt: skip
-_LOCKS = ("lock", "verify", "diff-order", "prove", "evaluation")
+_OTHERS = ("lock", "verify", "audit", "report", "trace", "diff-order", "export", "load", "resume",
+           "prove", "evaluation")  # fmt: skip
+_LOCKS = ("lock", "verify", "report", "diff-order", "prove", "evaluation")
 _ONE = "all: {steps: 12, mix: {web: 3, code: 1}}"
 _HALF = 2**30
 
@@ -239,6 +246,9 @@ KINDS = (
         data_path="chat", train_iters=9, pack_impl="pack_until_overflow"),
         cells=only_planned("gap 2")),
     Kind("skipped steps", blend("megatron", 3, 1, skip_steps=["2", "5-6"])),
+    Kind("skipped steps where the loader starts over", {
+        **neox(data_path="web", split="60,20,20", train_epochs=3), "skip_steps": ["1"]},
+         cells={"plan": "gap 7"}),
     Kind("moved steps", one("epoch", skip_steps=["2", "5-6"], move_skipped=True)),
     Kind("skipped documents", blend("megatron", 3, 1, skip_documents=["ids.txt:code"],
          skip_from_step=3), files={"ids.txt": "0 1 2 3 4 5 6 7 8 9"}, cells={"prove": "gap 4"}),

@@ -14,13 +14,13 @@ import numpy as np
 from support.command_line import cli
 from support.run_kinds import FIRST_TOKEN, Kind
 
+import megaindex
 from megaindex import IndexedDataset, Skip
 from megaindex.audit import (
     Run,
     RunSource,
     documents_of,
     run_of_index,
-    run_of_recipe,
     run_of_settings,
 )
 from megaindex.audit import audit as audit_run
@@ -28,11 +28,10 @@ from megaindex.corpus import corpus_fingerprint
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.spans import datasets_of
-from megaindex.loader import Loader, RecipeLoader, Recorder, join_states
+from megaindex.loader import Loader, Recorder, join_states
 from megaindex.loader.run_sampler import sampler_of
-from megaindex.lock import Lock, make_lock, open_run, read_lock, run_of_lock
+from megaindex.lock import Lock, make_lock, read_lock, run_of_lock
 from megaindex.plan import make_plan
-from megaindex.recipe import open_recipe, read_recipe
 
 
 class Alone(Exception):
@@ -61,20 +60,28 @@ class Asked:
                 Path(path).write_text(content if name == "recipe" else json.dumps(content))
                 self.settings[name] = path
 
+    @cached_property
+    def named(self) -> tuple[list[str], dict[str, Any]]:
+        """What names the run, and its other settings."""
+        given = dict(self.settings)
+        names = [given.pop(name) for name in ("recipe", "neox_config") if name in given]
+        return given.pop("data_path", names), given
+
     @property
     def words(self) -> list[str]:
-        """The run as flags."""
-        found = []
-        for name, value in self.settings.items():
+        """The run on a command line."""
+        names, settings = self.named
+        found = [*names]
+        for name, value in settings.items():
             values = value if isinstance(value, list) else [] if value is True else [value]
             found += [f"--{name.replace('_', '-')}", *map(str, values)]
         return found
 
     @property
     def past(self) -> int:
-        """Samples that this loader serves before the run goes on."""
+        """Samples that are served before the run goes on."""
         run = self.run
-        return int(run.step_bounds[run.past_steps] - run.step_bounds[0])
+        return int((served_positions(run) < run.step_bounds[run.past_steps]).sum())
 
     def answer(self, verb: str, *more: object, statuses: tuple[int, ...] = (0,)) -> str:
         """What a command prints about the run of its settings."""
@@ -92,9 +99,18 @@ class Asked:
         """The run, in Python."""
         if self.made is not None:
             return run_of_index(getattr(self.made, "index", self.made), global_batch_size=4)
-        if "recipe" in self.settings:
-            return run_of_recipe(read_recipe(self.settings["recipe"]))
-        return run_of_settings(**python_settings(self.settings))
+        return run_of_settings(**self.arguments) if self.opened is None else self.opened.run
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The settings in Python."""
+        return python_settings(self.settings)
+
+    @cached_property
+    def opened(self) -> Any:
+        """The run by its names; None without any."""
+        names, settings = self.named
+        return megaindex.open_run(*names, **python_settings(settings)) if names else None
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -133,12 +149,17 @@ class Asked:
     def loader(self, rank: int, ranks: int) -> Any:
         """The loader of a rank, by its settings."""
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
-        if "recipe" in self.settings:
-            opened = open_recipe(read_recipe(self.settings["recipe"]))
-            return RecipeLoader(opened, **sizes, micro_batch_size=1)
+        if self.made is None and not self.run.past_steps:
+            sizes |= {} if "recipe" in self.settings else {"recorder": self.recorder}
+            return self.opened.loader(**sizes, micro_batch_size=1)
         run = replace(self.run, past_steps=0)
         sampler = sampler_of(run, **sizes, micro_batch_size=1)
-        return Loader(run.index, sampler, recorder=Recorder(self.fingerprints))
+        return Loader(run.index, sampler, recorder=self.recorder)
+
+    @property
+    def recorder(self) -> Recorder:
+        """A recorder of receipts."""
+        return Recorder(self.fingerprints)
 
     @property
     def order(self) -> str:
@@ -234,8 +255,7 @@ def range_of(source: RunSource) -> slice:
 
 def receipt_of(state: Mapping[str, Any]) -> str:
     """The receipt of a state of one rank."""
-    joined = join_states([state])
-    return str(joined.get("loader", joined)["receipt"]["receipt"])
+    return str(join_states([state])["receipt"]["receipt"])
 
 
 def spans_of(run: Run) -> list[list[int]]:
@@ -310,7 +330,10 @@ def check(asked: Asked) -> None:
 
 
 def lock(asked: Asked) -> None:
-    """Counts, spans, steps and receipts of the lock are those of the run."""
+    """Counts, spans, steps, receipts and plan of the lock are those of the run."""
+    planned = json.loads(command("plan", asked.lock.path, "--json"))
+    for name in asked.plan.keys() - {"warnings"}:  # a lock has none of the notes on a file
+        assert in_place(planned[name]) == in_place(asked.plan[name])
     run, locked = asked.run, asked.locked
     assert run_counts(locked) == run_counts(run)
     assert spans_of(locked) == spans_of(run)
@@ -337,9 +360,25 @@ def audit(asked: Asked) -> None:
         assert by_times == np.bincount(mine).tolist()
     if asked.made is not None:
         return
-    theirs = json.loads(command("audit", "--lock", asked.lock.path, "--json"))
+    theirs = json.loads(command("audit", asked.lock.path, "--json"))
     for name in audited.keys() - {"run_settings"}:
         assert in_place(audited[name]) == in_place(theirs[name])
+
+
+def report(asked: Asked) -> None:
+    """Tokens that are served, unseen and served again are those of the audit, and of the lock."""
+    theirs = json.loads(command("report", asked.lock.path, "--json"))
+    ours = json.loads(asked.answer("report", "--json"))
+    assert (ours["receipt"], ours["identity"]) == (asked.locked_receipt, asked.lock.identity)
+    assert ours["samples"] == served_positions(asked.run).size
+    for name in ours.keys() - {"lock", "content"}:  # which depend on the hashes of tokens
+        assert in_place(ours[name]) == in_place(theirs[name])
+    for told, counted in zip(ours["sources"], asked.audit["sources"], strict=True):
+        by_times = np.array(counted["tokens_by_times_seen"]["total"])
+        served = int(by_times @ np.arange(by_times.size))
+        again = served - int(by_times[1:].sum())
+        assert (told["served"], told["unseen"]) == (served, by_times[0])
+        assert told["served_again"] == again
 
 
 def trace(asked: Asked) -> None:
@@ -358,7 +397,7 @@ def trace(asked: Asked) -> None:
     assert [(s["document"], s["offset"], s["length"]) for s in ours] == [
         *zip(*columns, strict=True)
     ]
-    theirs = json.loads(command("trace", "--lock", asked.lock.path, "--step", step, "--json"))
+    theirs = json.loads(command("trace", asked.lock.path, "--step", step, "--json"))
     assert in_place(theirs["spans"]) == in_place(ours)
 
 
@@ -376,7 +415,7 @@ def export(asked: Asked) -> None:
     order = [] if {"recipe", "order"} & asked.settings.keys() else ["--order", asked.order]
     exported = [
         json.loads(asked.answer("export", *order, *words)),
-        json.loads(command("export", "--lock", asked.lock.path, *words)),
+        json.loads(command("export", asked.lock.path, *words)),
     ]
     ours, theirs = (each["datasets"][0] for each in exported)
     for name in ("num_samples", "samples_requested", "samples_served"):
@@ -392,7 +431,8 @@ def load(asked: Asked) -> None:
     assert receipt_of(asked.state) == total_receipt(asked.run, asked.fingerprints)
     if asked.made is not None:
         return
-    loader = open_run(asked.lock, data_parallel_size=1, micro_batch_size=1)
+    opened = megaindex.open_run(asked.lock.path)
+    loader = opened.loader(data_parallel_size=1, micro_batch_size=1)
     theirs = [as_arrays(batch) for batch in loader]
     ours = asked.batches[asked.past :]
     assert [rows_of([each]) for each in theirs] == [rows_of([each]) for each in ours]
@@ -430,13 +470,13 @@ def evaluation(asked: Asked) -> None:
     """Samples and audit of the evaluation are those of the lock."""
     locked = run_of_lock(asked.lock, subset="valid")
     words = ["--subset", "valid", "--json"]
-    theirs = json.loads(command("audit", "--lock", asked.lock.path, *words))
+    theirs = json.loads(command("audit", asked.lock.path, *words))
     if "recipe" in asked.settings:
         loader = asked.loader(0, 1)
         served = sum(int(batch["tokens"].any(dim=1).sum()) for batch in loader.evaluation())
         assert served == locked.num_samples == asked.plan["evaluation_samples"]
     else:
-        run = run_of_settings(**python_settings(asked.settings), subset="valid")
+        run = run_of_settings(**asked.arguments, subset="valid")
         rows = [row["drawn"] for row in asked.plan["datasets"] if row["split"] == "valid"]
         assert run_counts(run) == run_counts(locked) == rows
         assert spans_of(run) == spans_of(locked)
@@ -451,6 +491,7 @@ QUESTIONS: dict[str, Callable[[Asked], None]] = {
     "lock": lock,
     "verify": verify,
     "audit": audit,
+    "report": report,
     "trace": trace,
     "diff-order": diff_order,
     "export": export,
