@@ -432,6 +432,9 @@ def test_a_locked_recipe_is_counted_from_its_lock(folder: Path, tmp_path: Path) 
     assert plan.samples_consumed == theirs.samples_consumed
     assert plan.tokens_consumed == theirs.tokens_consumed
     assert plan.sequence_length == 40
+    words = "--lock", tmp_path / "run.lock", "--coverage", "none", "--json"
+    rows = json.loads(cli("plan", *words)[1])["datasets"]
+    assert {row["coverage_method"] for row in rows} == {"none"}
     drawn = Counter[str]()
     for row in theirs.rows("train"):
         drawn[row.label] += row.drawn or 0
