@@ -5,6 +5,7 @@ Every token of the corpora occurs once, so that a batch says which of them it ho
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,6 +117,10 @@ GAPS = {
         "a plan counts the samples of skipped steps too where a loader starts over or phases "
         "follow, and says so", "",
     ),
+    "gap 8": (
+        "`train_epochs` under `install(exact=True)` is planned, and nothing else",
+        "train_epochs under install.exact=True. is planned, and neither audited nor locked",
+    ),
 }  # fmt: skip
 """Cells that are to be answered: the reason, and words of the error; empty: the answers differ."""
 
@@ -165,6 +170,28 @@ _OTHERS = ("lock", "verify", "audit", "report", "trace", "diff-order", "export",
 _LOCKS = ("lock", "verify", "report", "diff-order", "prove", "evaluation")
 _ONE = "all: {steps: 12, mix: {web: 3, code: 1}}"
 _HALF = 2**30
+_NANOTRON = {
+    "data_stages": [
+        {"name": name, "start_training_step": first, "data": {"seed": 42, "dataset": {
+            "dataset_folder": ["web", "code"], "dataset_weights": weights}}}
+        for name, first, weights in (("stable", 1, [0.9, 0.1]), ("decay", 9, [0.5, 0.5]))
+    ],
+    "parallelism": {"dp": 2, "tp": 1, "pp": 1},
+    "tokens": {"sequence_length": S, "train_steps": 12, "micro_batch_size": 1,
+               "batch_accumulation_per_replica": 2, "val_check_interval": -1,
+               "limit_val_batches": 0},
+}  # fmt: skip
+_LLM_FOUNDRY = {
+    "max_seq_len": S, "max_duration": "2ep", "global_train_batch_size": 4,
+    "device_train_microbatch_size": 2,
+    "train_loader": {"name": "text", "dataset": {
+        "shuffle": True, "epoch_size": 24, "streams": {
+            "web": {"local": "web", "proportion": 0.75},
+            "code": {"local": "code", "proportion": 0.25}}}},
+}  # fmt: skip
+_MAXTEXT = {"dataset_type": "grain", "grain_file_type": "arrayrecord",
+            "grain_train_files": "web.array_record", "max_target_length": S,
+            "per_device_batch_size": 2, "steps": 8, "num_epoch": 2}  # fmt: skip
 
 
 class Backwards:
@@ -236,6 +263,25 @@ KINDS = (
         "megatron", split="80,20,0", skip_train=True, eval_iters=1), cells=only_planned("gap 3")),
     Kind("a configuration of GPT-NeoX", neox(data_path="web", train_iters=14, split="90,10,0"),
          to="neox"),
+    Kind("train_epochs under install(exact=True)", {
+        "neox_config": json.dumps(neox(data_path="web", train_epochs=2)["neox_config"])
+        + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2},
+         cells=only_planned("gap 8")),
+    Kind("weights of GPT-NeoX by numbers of documents", neox(
+        train_data_paths=["web", "code"], valid_data_paths=["chat"], test_data_paths=["chat"],
+        train_iters=14, weight_by_num_documents=True, weighted_sampler_alpha=0.3)),
+    Kind("epochs of each source", blend("epoch", epochs="1,2", train_iters=None)),
+    Kind("a wrapped last batch", one("epoch", epochs=1, train_iters=None, tail="wrap")),
+    Kind("a launch script of Megatron-LM", {"megatron_args": (
+        f"python pretrain_gpt.py --data-path 0.3 web 0.7 code --seq-length {S} --split 90,10,0 "
+        "--micro-batch-size 1 --global-batch-size 4 --train-iters 14 --eval-iters 1 "
+        "--eval-interval 5\n"), "world_size": 2}, cells={"evaluation": YES}),
+    Kind("a configuration of Nanotron", {"nanotron_config": _NANOTRON}),
+    Kind("a configuration of LLM-Foundry", {"llm_foundry_config": _LLM_FOUNDRY}),
+    Kind("a configuration of MaxText", {"maxtext_config": _MAXTEXT, "world_size": 2}),
+    Kind("a configuration of MaxText in Megatron-LM's order", {
+        "maxtext_config": {**_MAXTEXT, "grain_file_type": "mmap_npy",
+                           "grain_train_files": "cache|web"}, "world_size": 2}, to="neox"),
     Kind("train_epochs of GPT-NeoX", neox(
         train_data_paths=["web", "code"], valid_data_paths=["web"], test_data_paths=["web"],
         train_epochs=2)),

@@ -33,6 +33,9 @@ from megaindex.loader.run_sampler import sampler_of
 from megaindex.lock import Lock, make_lock, read_lock, run_of_lock
 from megaindex.plan import make_plan
 
+RECIPE_FILES = {"recipe", "nanotron_config", "llm_foundry_config", "maxtext_config"}
+FILES = {*RECIPE_FILES, "neox_config", "megatron_args"}
+
 
 class Alone(Exception):
     """An answer that no other can be compared with, because the others are refused."""
@@ -54,17 +57,22 @@ class Asked:
             else:
                 np.save(name, content)
         self.settings = {name: value for name, value in kind.words.items() if value is not None}
-        for name, suffix in (("recipe", "yaml"), ("neox_config", "yml")):
-            if name in self.settings:
-                content, path = self.settings[name], f"{self.stem}.{suffix}"
-                Path(path).write_text(content if name == "recipe" else json.dumps(content))
-                self.settings[name] = path
+        for name in FILES & self.settings.keys():
+            content, path = self.settings[name], f"{self.stem}.txt"
+            Path(path).write_text(content if isinstance(content, str) else json.dumps(content))
+            self.settings[name] = path
+
+    @property
+    def is_recipe(self) -> bool:
+        """True for a recipe, by whatever file; False for MaxText in the order of Megatron-LM."""
+        of_framework = "mmap_npy" in str(self.kind.words)
+        return bool(RECIPE_FILES & self.settings.keys()) and not of_framework
 
     @cached_property
     def named(self) -> tuple[list[str], dict[str, Any]]:
         """What names the run, and its other settings."""
         given = dict(self.settings)
-        names = [given.pop(name) for name in ("recipe", "neox_config") if name in given]
+        names = [given.pop(name) for name in FILES & given.keys()]
         return given.pop("data_path", names), given
 
     @property
@@ -150,7 +158,7 @@ class Asked:
         """The loader of a rank, by its settings."""
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
         if self.made is None and not self.run.past_steps:
-            sizes |= {} if "recipe" in self.settings else {"recorder": self.recorder}
+            sizes |= {} if self.is_recipe else {"recorder": self.recorder}
             return self.opened.loader(**sizes, micro_batch_size=1)
         run = replace(self.run, past_steps=0)
         sampler = sampler_of(run, **sizes, micro_batch_size=1)
@@ -183,7 +191,7 @@ def command(verb: str, *words: object, statuses: tuple[int, ...] = (0,)) -> str:
     """What a command prints; InvalidArgument if it refuses its words."""
     status, out, err = cli(verb, *words)
     if status == 2:
-        raise InvalidArgument(err.partition(": ")[2].strip())
+        raise InvalidArgument(err.splitlines()[-1].partition(": ")[2])
     assert status in statuses, (status, out, err)
     return out
 
@@ -292,7 +300,7 @@ def plan(asked: Asked) -> None:
         steps = run.step_of(served_positions(run)).tolist()
         assert planned["skip"]["steps_made"] == len(set(steps))
     else:  # of a recipe, steps that another system made count too
-        past = 0 if "recipe" in asked.settings else run.past_steps
+        past = 0 if asked.is_recipe else run.past_steps
         assert planned["train_iters"] == run.num_steps - past
         assert planned["samples_consumed"] == run.samples_served
     check_coverage(asked, rows)
@@ -332,7 +340,7 @@ def check(asked: Asked) -> None:
 def lock(asked: Asked) -> None:
     """Counts, spans, steps, receipts and plan of the lock are those of the run."""
     planned = json.loads(command("plan", asked.lock.path, "--json"))
-    for name in asked.plan.keys() - {"warnings"}:  # a lock has none of the notes on a file
+    for name in asked.plan.keys() - {"warnings", "caution"}:  # which name the settings of a file
         assert in_place(planned[name]) == in_place(asked.plan[name])
     run, locked = asked.run, asked.locked
     assert run_counts(locked) == run_counts(run)
@@ -412,7 +420,7 @@ def diff_order(asked: Asked) -> None:
 def export(asked: Asked) -> None:
     """The arrays that are written are those of the lock's order, in all of its samples."""
     words = ["--to", asked.kind.to or "neox", "--subset", "train", "--json", "--overwrite"]
-    order = [] if {"recipe", "order"} & asked.settings.keys() else ["--order", asked.order]
+    order = [] if asked.is_recipe or "order" in asked.settings else ["--order", asked.order]
     exported = [
         json.loads(asked.answer("export", *order, *words)),
         json.loads(command("export", asked.lock.path, *words)),
@@ -471,7 +479,7 @@ def evaluation(asked: Asked) -> None:
     locked = run_of_lock(asked.lock, subset="valid")
     words = ["--subset", "valid", "--json"]
     theirs = json.loads(command("audit", asked.lock.path, *words))
-    if "recipe" in asked.settings:
+    if asked.is_recipe:
         loader = asked.loader(0, 1)
         served = sum(int(batch["tokens"].any(dim=1).sum()) for batch in loader.evaluation())
         assert served == locked.num_samples == asked.plan["evaluation_samples"]
