@@ -175,7 +175,7 @@ def _check_run(run: Recipe | RunSettings, options: argparse.Namespace) -> None:
         if run.past is not None:
             raise InvalidArgument(
                 "past: the arrays hold an order from its first sample on, and that of the past is "
-                "not known; train with RecipeLoader"
+                "not known; train with loader_of_recipe"
             )
         if any(stage.sequence_length or stage.batch for stage in run.stages):
             raise InvalidArgument(

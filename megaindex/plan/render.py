@@ -20,7 +20,7 @@ from megaindex.console import (
     warning,
 )
 from megaindex.index.frameworks import framework_rules
-from megaindex.plan.model import PackingFacts, Plan, Row, epochs_text
+from megaindex.plan.model import PackingFacts, Plan, Row, SettingsPlan, epochs_text
 from megaindex.validation import percent
 
 _MANY_SOURCES = 24
@@ -31,10 +31,25 @@ _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expe
 
 def print_plan(plan: Plan) -> None:
     """Print the plan, with colours on a terminal."""
-    print_view(plan_view(plan))
+    print_view(plan.view())
 
 
-def plan_view(plan: Plan) -> RenderableType:
+def run_view(plan: Plan) -> RenderableType:
+    """Return all parts of the printed plan of a decided run."""
+    names = ShortNames.of(row.path for row in plan.datasets)
+    tokens = f", {plan.tokens_consumed:,} tokens" if plan.tokens_consumed is not None else ""
+    asked = Text(f"a decided run in order {plan.order}, {plan.sequence_length} tokens a sample")
+    answer = Text.assemble("train_iters ", (str(plan.train_iters), "bold green"))
+    total = Text(f"{plan.samples_consumed:,} samples{tokens}")
+    lines = [Text(f"skip: {line}") for line in (plan.skip.lines() if plan.skip else ())]
+    parts: list[RenderableType] = [answer_panel(asked, Text(), answer, total, *lines)]
+    parts.append(_sources(plan, names))
+    if (coverage := _coverage(plan, names)) is not None:
+        parts.append(coverage)
+    return spaced(parts)
+
+
+def plan_view(plan: SettingsPlan) -> RenderableType:
     """Return all parts of the printed plan."""
     names = ShortNames.of(row.path for row in plan.datasets)
     parts: list[RenderableType] = [_answer(plan, names), _totals(plan), _sources(plan, names)]
@@ -43,7 +58,7 @@ def plan_view(plan: Plan) -> RenderableType:
     return spaced(parts)
 
 
-def _answer(plan: Plan, names: ShortNames) -> RenderableType:
+def _answer(plan: SettingsPlan, names: ShortNames) -> RenderableType:
     asked = Text.assemble(
         (plan.target, "bold"),
         f" in order {plan.order} of {plan.framework}, {plan.sequence_length} tokens a sample, "
@@ -57,14 +72,14 @@ def _answer(plan: Plan, names: ShortNames) -> RenderableType:
     return answer_panel(asked, Text(), answer, *_limits(plan, names))
 
 
-def _batch(plan: Plan) -> str:
+def _batch(plan: SettingsPlan) -> str:
     sizes = [str(size) for _, size in plan.batch_schedule]
     if len(sizes) > 4:
         sizes = [*sizes[:2], "…", sizes[-1]]
     return " → ".join(sizes)
 
 
-def _limits(plan: Plan, names: ShortNames) -> list[Text]:
+def _limits(plan: SettingsPlan, names: ShortNames) -> list[Text]:
     """Return ``8063 stays in one epoch, 8064 begins a second``, and the last without repeats."""
     lines = []
     last, exact = plan.max_train_iters_without_repeat, plan.max_train_iters_with_exact_buffer
@@ -92,7 +107,7 @@ def _limits(plan: Plan, names: ShortNames) -> list[Text]:
     return lines
 
 
-def _without_repeat(plan: Plan, last: int, exact: int | None) -> str:
+def _without_repeat(plan: SettingsPlan, last: int, exact: int | None) -> str:
     """Return the most iterations that repeat no sample, and those under an exact buffer."""
     texts = [f"up to {last} iterations repeat no sample"] * bool(last)
     if exact is not None and exact > last:
@@ -100,7 +115,7 @@ def _without_repeat(plan: Plan, last: int, exact: int | None) -> str:
     return ", or ".join(texts)
 
 
-def _totals(plan: Plan) -> RenderableType:
+def _totals(plan: SettingsPlan) -> RenderableType:
     table = FittedTable(TableColumn("train", "label"), "samples", "tokens")
     length = plan.sequence_length
     rows: list[tuple[str, int | None, int | None]] = [
@@ -190,7 +205,7 @@ def _percent(share: float) -> str:
     return percent(share).replace("%", " %")
 
 
-def _facts(plan: Plan) -> RenderableType | None:
+def _facts(plan: SettingsPlan) -> RenderableType | None:
     train = plan.rows("train")
     packed = packing_texts(
         ("packing" if len(train) == 1 else f"source {row.source}", row.packing) for row in train
@@ -232,7 +247,7 @@ def packing_texts(sources: Iterable[tuple[str, PackingFacts | None]]) -> list[tu
     return facts
 
 
-def _tail_facts(plan: Plan) -> list[tuple[str, str]]:
+def _tail_facts(plan: SettingsPlan) -> list[tuple[str, str]]:
     facts = []
     for tail in plan.tails:
         ranks = "one rank" if tail.ranks_masked == 1 else f"{tail.ranks_masked} ranks"
@@ -247,7 +262,7 @@ def _tail_facts(plan: Plan) -> list[tuple[str, str]]:
     return facts
 
 
-def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
+def _buffer_fact(plan: SettingsPlan) -> list[tuple[str, str]]:
     effect = plan.buffer_effect
     if effect is None or plan.order == "neox" or not framework_rules(plan.order).is_framework:
         return []
@@ -259,7 +274,7 @@ def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
     return [(f"buffer {effect.variance_buffer}", text)]
 
 
-def _run_facts(plan: Plan) -> list[tuple[str, str]]:
+def _run_facts(plan: SettingsPlan) -> list[tuple[str, str]]:
     facts = []
     if (evaluation := plan.evaluation) is not None:
         rounds, test = f"{evaluation.rounds_run:,} rounds", f"{evaluation.test_samples:,}"

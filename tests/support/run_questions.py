@@ -263,8 +263,7 @@ def range_of(source: RunSource) -> slice:
 
 def receipt_of(state: Mapping[str, Any]) -> str:
     """The receipt of a state of one rank."""
-    joined = join_states([state])
-    return str(joined.get("loader", joined)["receipt"]["receipt"])
+    return str(join_states([state])["receipt"]["receipt"])
 
 
 def spans_of(run: Run) -> list[list[int]]:
@@ -327,14 +326,15 @@ def check_first_repeats(asked: Asked, draws: Sequence[Mapping[str, Any]]) -> Non
 
 
 def check(asked: Asked) -> None:
-    """The check fails where the audit finds a token twice, unless epochs are asked for."""
-    asked.answer("plan", "--check", statuses=(0, 1))
+    """The check fails for the reasons of the plan, and where the audit finds a token more often
+    than the epochs asked for."""
+    reasons = asked.plan["check_failures"]
+    asked.answer("plan", "--check", statuses=(int(bool(reasons)),))
     beside(asked)
-    if {"epochs", "train_epochs"} & {*asked.settings, *asked.kind.words.get("neox_config", ())}:
-        return
+    asks = max((each["length"] for each in asked.plan.get("stages", ())), default="")
+    epochs = int(asks.removeprefix("epochs: ")) if asks.startswith("epochs") else 1
     seen = [source["tokens_by_times_seen"]["total"] for source in asked.audit["sources"]]
-    if any(sum(each[2:]) for each in seen):
-        asked.answer("plan", "--check", statuses=(1,))
+    assert reasons or not any(sum(each[epochs + 1 :]) for each in seen)
 
 
 def lock(asked: Asked) -> None:
