@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import megaindex
-from megaindex import BlendChange, IndexedDatasetWriter
+from megaindex import AmendedBlend, BlendChange, IndexedDatasetWriter
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 S = 16
@@ -32,6 +32,7 @@ class Kind:
         words: the run by the names of the flags of ``megaindex plan``; ``recipe`` and
             ``neox_config`` are the content of the file.
         made: function that makes a run or an index without settings.
+        locks: arguments of `make_lock` that lock it.
         files: other files, by name: text, or an array.
         to: framework for which it is exported; empty: its arrays cannot hold it.
         cells: what is not answered beside another answer: a rule or a gap, by question.
@@ -40,6 +41,7 @@ class Kind:
     name: str
     words: Mapping[str, Any] = field(default_factory=dict)
     made: Callable[[], Any] | None = None
+    locks: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
     to: str = ""
     cells: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +93,6 @@ REFUSALS = {
 """Words of the errors of each rule."""
 
 GAPS = {
-    "gap 1": ("an amended or extended run has no lock", "an amended or extended run cannot be"),
     "gap 2": (
         "`pack_impl: pack_until_overflow` is planned, and nothing else",
         "can be neither audited nor locked",
@@ -144,10 +145,11 @@ def only_planned(reason: str, **others: str) -> dict[str, str]:
     return {"plan": ALONE, "check": ALONE, **dict.fromkeys(_OTHERS, reason), **others}
 
 
-def without_settings(reason: str) -> dict[str, str]:
-    """Cells of an index that is made in Python."""
+def without_settings(reason: str | None = None) -> dict[str, str]:
+    """Cells of an index that is made in Python; with ``reason`` it has no lock."""
     return {"plan": "settings", "check": "settings", "export": "settings",
-            **dict.fromkeys(_LOCKS, reason)}  # fmt: skip
+            **({"report": "settings"} if reason is None else dict.fromkeys(_LOCKS, reason)),
+            }  # fmt: skip
 
 
 def neox(**keys: Any) -> dict[str, Any]:
@@ -165,6 +167,7 @@ _OTHERS = ("lock", "verify", "audit", "report", "trace", "diff-order", "export",
 _LOCKS = ("lock", "verify", "report", "diff-order", "prove", "evaluation")
 _ONE = "all: {steps: 12, mix: {web: 3, code: 1}}"
 _HALF = 2**30
+_LOCKED = {"sequence_length": S, "global_batch_size": 4, "eval_iters": 0, "tokens": True}
 
 
 class Backwards:
@@ -184,10 +187,12 @@ def _own() -> Any:
     return Backwards(megaindex.build_index("web", sequence_length=S, order="epoch"))
 
 
+CHANGES = [BlendChange(consumed_samples=24, weights={"web": 0.2, "code": 0.4, "chat": 0.4})]
+
+
 def _amended() -> Any:
-    changes = [BlendChange(consumed_samples=24, weights={"web": 0.2, "code": 0.4, "chat": 0.4})]
     return megaindex.amend_run(
-        ["web", "code"], weights=[3, 1], sequence_length=S, num_samples=56, changes=changes
+        ["web", "code"], weights=[3, 1], sequence_length=S, num_samples=56, changes=CHANGES
     )
 
 
@@ -288,8 +293,13 @@ KINDS = (
     Kind("skips of a recipe", recipe(
         _ONE, skip="[{steps: '2 7'}, {steps: '4', move: true}, "
         "{documents: ids.txt, source: web, from_step: 3}]"), files={"ids.txt": "0 1 2 3 4 5"}),
-    Kind("an amended run", made=_amended, cells=without_settings("gap 1")),
-    Kind("an extended run", made=_extended, cells=without_settings("gap 1")),
+    Kind("an amended run", made=_amended, cells=without_settings(), locks={
+        **_LOCKED, "data_path": ["0.2", "web", "0.4", "code", "0.4", "chat"], "train_iters": 14,
+        "amend": AmendedBlend(
+            data_path=["3", "web", "1", "code"], num_samples=56, changes=CHANGES)}),
+    Kind("an extended run", made=_extended, cells=without_settings(), locks={
+        **_LOCKED, "data_path": ["web"], "train_iters": 12,
+        "amend": AmendedBlend(data_path=["web"], num_samples=30, consumed_samples=20)}),
     Kind("an index of one's own", made=_own, cells=without_settings("own")),
     Kind("tokens without files", {
         **one("epoch", tokens_per_epoch=["650"]), "data_path": None},
