@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -323,8 +324,9 @@ def check(asked: Asked) -> None:
     reasons = asked.plan["check_failures"]
     asked.answer("plan", "--check", statuses=(int(bool(reasons)),))
     beside(asked)
-    asks = max((each["length"] for each in asked.plan.get("stages", ())), default="")
-    epochs = int(asks.removeprefix("epochs: ")) if asks.startswith("epochs") else 1
+    asks = [each["length"] for each in asked.plan.get("stages", ())] or [asked.plan["target"]]
+    found = re.fullmatch(r"epochs: (\d+)|(?:train_epochs )?(\d+)(?: epochs?)?", max(asks))
+    epochs = 1 if found is None else int(found[1] or found[2])
     seen = [source["tokens_by_times_seen"]["total"] for source in asked.audit["sources"]]
     assert reasons or not any(sum(each[epochs + 1 :]) for each in seen)
 
