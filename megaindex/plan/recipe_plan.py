@@ -322,7 +322,7 @@ def plan_of_layout(
         skip = effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows)
         read = skip.samples_to_read + skip.samples_padded
     totals, every = _totals(layout, steps), RecipeRows(layout, None, coverage, progress)
-    rows = every.rows()
+    rows = (every if steps is None else replace(every, coverage="none")).rows()
     built, limits = _most_built(rows), recipe_limits(layout, rows)
     size, orders = (
         layout.batch.stages[-1][1],

@@ -111,10 +111,6 @@ GAPS = {
         "a state names a skipped source as its settings do, and a lock by its absolute path",
         "skip: unknown source code",
     ),
-    "gap 5": (
-        "`--check` passes where a later phase repeats the data of an earlier one, of which the "
-        "plan warns", "",
-    ),
     "gap 6": (
         "the evaluation of a recipe is audited and traced by its lock alone",
         "--subset valid: a recipe has training data only",
@@ -269,8 +265,7 @@ KINDS = (
     Kind("a blend in order epoch", blend("epoch", 3, 1)),
     Kind("a blend in order window", blend("window", 3, 1)),
     Kind("a blend in order packed", blend("packed", 3, 1)),
-    Kind("phases of Megatron-LM", blend("megatron", phase_transition_iterations=[5]),
-         cells={"check": "gap 5"}),
+    Kind("phases of Megatron-LM", blend("megatron", phase_transition_iterations=[5])),
     Kind("a resumed run", blend("megatron", 3, 1, consumed_samples=20)),
     Kind("a ramp of batch sizes", one("megatron", rampup_batch_size=[2, 2, 12], global_batch_size=6,
          gradient_accumulation_steps=None, train_samples=60, train_iters=None), to="neox"),

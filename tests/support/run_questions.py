@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -334,10 +336,10 @@ def check(asked: Asked) -> None:
     if asked.made is None:
         asked.answer("plan", "--check", statuses=(int(bool(reasons)),))
     beside(asked)
-    if {"epochs", "train_epochs"} & {*asked.settings, *asked.kind.words.get("neox_config", ())}:
-        return
-    asks = max((each["length"] for each in asked.plan.get("stages", ())), default="")
-    epochs = int(asks.removeprefix("epochs: ")) if asks.startswith("epochs") else 1
+    lengths = [each["length"] for each in asked.plan.get("stages", ())]
+    asks = max(lengths, default=asked.plan.get("target", ""))
+    numbers = [float(number) for number in re.findall(r"[\d.]+", asks) if "epoch" in asks]
+    epochs = math.ceil(max(numbers, default=1))
     seen = [source["tokens_by_times_seen"]["total"] for source in asked.audit["sources"]]
     assert reasons or not any(sum(each[epochs + 1 :]) for each in seen)
 
