@@ -271,7 +271,8 @@ KINDS = (
          gradient_accumulation_steps=None, train_samples=60, train_iters=None), to="neox"),
     Kind("a schedule of batch sizes", one("epoch", batch_schedule="0:2 320:4", train_samples=60,
          gradient_accumulation_steps=None, train_iters=None), to="neox"),
-    Kind("a padded last batch", one("epoch", epochs=1, train_iters=None, tail="pad")),
+    Kind("a padded last batch", one(
+        "epoch", epochs=1, train_iters=None, tail="pad", gradient_accumulation_steps=3)),
     Kind("evaluations", one("megatron", split="80,10,10", eval_interval=5, eval_iters=1),
          to="neox", cells={"evaluation": YES}),
     Kind("the cyclic loader of Megatron-LM", one("megatron", dataloader_type="cyclic"),
@@ -290,7 +291,8 @@ KINDS = (
         train_data_paths=["web", "code"], valid_data_paths=["chat"], test_data_paths=["chat"],
         train_iters=14, weight_by_num_documents=True, weighted_sampler_alpha=0.3)),
     Kind("epochs of each source", blend("epoch", epochs="1,2", train_iters=None)),
-    Kind("a wrapped last batch", one("epoch", epochs=1, train_iters=None, tail="wrap")),
+    Kind("a wrapped last batch", one(
+        "epoch", epochs=1, train_iters=None, tail="wrap", gradient_accumulation_steps=3)),
     Kind("a launch script of Megatron-LM", {"megatron_args": (
         f"python pretrain_gpt.py --data-path 0.3 web 0.7 code --seq-length {S} --split 90,10,0 "
         "--micro-batch-size 1 --global-batch-size 4 --train-iters 14 --eval-iters 1 "

@@ -160,7 +160,7 @@ class Asked:
     def loader(self, rank: int, ranks: int) -> Any:
         """The loader of a rank, by its settings."""
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
-        if self.made is None and not self.run.past_steps:
+        if self.made is None and (self.is_recipe or not self.run.past_steps):
             sizes |= {} if self.is_recipe else {"recorder": self.recorder}
             return self.opened.loader(**sizes, micro_batch_size=1)
         run = replace(self.run, past_steps=0)
@@ -294,10 +294,9 @@ def plan(asked: Asked) -> None:
     if asked.made is None:
         asked.answer("plan")
     run = beside(asked)
-    rows = planned.get("datasets", planned.get("sources"))
-    rows = [row for row in rows if row.get("split", "train") == "train"]
-    names = list(dict.fromkeys(row["source"] for row in rows))
-    drawn = [sum(row["drawn"] for row in rows if row["source"] == name) for name in names]
+    rows = [row for row in planned["datasets"] if row["split"] == "train"]
+    numbers = range(1, len(run.sources) + 1)
+    drawn = [sum(row["drawn"] for row in rows if row["source"] == n) for n in numbers]
     assert drawn == run_counts(run)
     if planned.get("skip"):
         steps = run.step_of(served_positions(run)).tolist()
