@@ -37,21 +37,21 @@ class NDArray(Generic[TypeVar("Scalar")]):
 numpy.typing.ArrayLike, numpy.typing.NDArray = ArrayLike, NDArray
 
 NAVIGATION = {
-    "Start": ["quickstart", "concepts", "examples"],
-    "Guides": [
-        *("planning", "orders", "packing", "reading", "recipes", "balance"),
-        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "Tracing <trace>"),
-        *("record", "lock", "export", "changing-runs"),
-        *("objects", "scale"),
+    "Start": ["quickstart", "cookbook", "examples", "concepts"],
+    "Before a run": [
+        *("planning", "orders", "packing", "recipes"),
+        *("Tokenizing <tokenize>", "Corpora <corpora>", "objects", "scale"),
     ],
-    "Frameworks": ["Megatron <megatron>", "neox", "trainers"],
+    "During a run": ["reading", "balance", "changing-runs", "Tracing <trace>"],
+    "After a run": ["Auditing <audit>", "lock", "record", "export"],
+    "Trainers": ["Megatron <megatron>", "neox", "trainers"],
     "Coming from": [
         *("LLM-Foundry, OLMo-core <llm-foundry>", "Nanotron <nanotron>", "MaxText <maxtext>"),
         "PaddleNLP <paddlenlp>",
     ],
-    "Reference": [
-        *("Commands and files <reference>", "matrix", "lock-format", "compatibility"),
-        *("reliability", "benchmarks", "internals"),
+    "Reference": ["Commands and files <reference>"],
+    "For developers": [
+        *("internals", "lock-format", "matrix", "compatibility", "reliability", "benchmarks"),
         *(f"{name.title()} <generated/{name.lower()}>" for name in OUTSIDE),
     ],
 }

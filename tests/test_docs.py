@@ -83,13 +83,14 @@ def records(facade: str) -> Iterator[tuple[str, type, list[str]]]:
 
 @pytest.mark.parametrize("facade", FACADES)
 def test_docstrings_describe_every_field_in_order(facade: str) -> None:
-    """In the section ``Args:`` or ``Attributes:`` of the class, which ``help()`` shows."""
+    """In the section ``Args:`` or ``Attributes:`` of the class, or of those that it extends."""
     if facade.endswith(".loader"):
         pytest.importorskip("torch")
     wrong = {}
     for name, value, fields in records(facade):
+        texts = (inspect.cleandoc(vars(each).get("__doc__") or "") for each in value.__mro__[::-1])
         sections = re.findall(
-            r"^(?:Args|Attributes):\n((?:    .*\n?)+)", inspect.getdoc(value) or "", re.MULTILINE
+            r"^(?:Args|Attributes):\n((?:    .*\n?)+)", "\n".join(texts), re.MULTILINE
         )
         described = re.findall(r"^    (\w+)(?: \([^)]*\))?: \S", "".join(sections), re.MULTILINE)
         if described != fields:

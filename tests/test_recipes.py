@@ -13,7 +13,7 @@ from support.corpora import write_corpus
 
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.loader import RecipeLoader
+from megaindex.loader import loader_of_recipe
 from megaindex.loader.batch_reader import Batch
 from megaindex.recipe.recipe_file import read_recipe
 
@@ -102,7 +102,7 @@ def test_the_printed_plan_names_stages_and_repeats(run_file: Path) -> None:
         assert words in out
     status, _, err = cli("plan", "--recipe", run_file, "--check")
     assert status == 1
-    assert "check: web repeats from step 53 on" in err
+    assert "check: 60 iterations build 2 epochs of web; up to 52 iterations repeat no" in err
 
 
 def test_no_sample_of_instructions_crosses_a_document(run_file: Path) -> None:
@@ -225,7 +225,7 @@ def test_documents_that_are_split_lose_no_input_and_no_target(tmp_path: Path, mo
     """Documents of a length on each side of one, two and three samples of 16 tokens."""
     lengths = [*range(2, 60), *[9] * 6]
     path = finetuning(tmp_path, lengths, more=f"{more}, long_documents: split", batch=1)
-    batches = list(RecipeLoader(open_recipe(read_recipe(path)), micro_batch_size=1))
+    batches = list(loader_of_recipe(open_recipe(read_recipe(path)), micro_batch_size=1))
     assert sum(int(batch["loss_mask"].sum()) for batch in batches) == sum(lengths) - len(lengths)
 
 
@@ -274,7 +274,7 @@ def test_ranks_of_padding_only_are_in_the_plan(
     path.write_text(path.read_text() + evaluation)
     plan, printed = plan_of(path)
     opened = open_recipe(read_recipe(path))
-    loaders = [RecipeLoader(opened, data_parallel_rank=r, read_ahead=0) for r in range(ranks)]
+    loaders = [loader_of_recipe(opened, data_parallel_rank=r, read_ahead=0) for r in range(ranks)]
 
     def padding(batches: list[list[Batch]]) -> dict[str, int]:
         empty = [[not batch["loss_mask"].any() for batch in of_rank] for of_rank in batches]

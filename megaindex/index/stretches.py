@@ -202,6 +202,9 @@ class StretchedIndex(CombinedIndex):
     """The `Skips` of the run that made holes and masks; None without any."""
     further_seeds: tuple[int, ...] = ()
     """Seeds of the epochs that an extension adds."""
+    least_seen: int | None = None
+    """Of samples of one index, those before the ones that follow with the least-seen tokens first;
+    None: they are in another order."""
 
     @cached_property
     def _bases(self) -> list[Index]:

@@ -16,10 +16,10 @@ from support.inputs import for_each
 from support.megatron_dataset import EOD, Tokenizer
 
 import megaindex
-from megaindex.builders.described import fill_uncounted
 from megaindex.configs.run import BatchSchedule, Data, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
+from megaindex.index.blended_index import fill_uncounted
 from megaindex.index.description import describe_index
 from megaindex.loader import GPTDataset
 
