@@ -110,7 +110,7 @@ def _run(command: str, shown: str) -> str:
 
 
 def _is_shown(text: str, shown: str) -> bool:
-    """Return True if a page shows this output, but for times and for the lines that it leaves out."""
+    """Return True if a page shows this output, but for times and lines that it leaves out."""
     parts = re.split(r"(?m)^…\n", _TIME.sub("#", shown))
     pattern = r"(?:.*\n)+?".join(map(re.escape, parts))
     return re.fullmatch(pattern, _TIME.sub("#", text)) is not None
