@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,6 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0, or 1 if ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
     take_run(options, "plan")
-    from megaindex.plan.export import export_settings
     from megaindex.plan.plan import in_words_of_files, make_plan
     from megaindex.progress import counting_samples
 
@@ -50,6 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     if cost is not None or (counts_masked and all(row.path for row in plan.rows("train"))):
         plan, balance = _modelled(plan, run_of(described), cost)
     if options.print_config:
+        from megaindex.plan.export import export_settings
+
         print(export_settings(plan, described, options.print_config))
     else:
         _show(plan, balance, options)
@@ -68,7 +70,7 @@ def _described(options: argparse.Namespace) -> Recipe | RunSettings:
     """Return the settings of a lock, the recipe of a file, or the settings of flags."""
     if options.lock:
         return locked_run_of(options)
-    recipe = recipe_of(options, besides=("skip", "coverage"))
+    recipe = recipe_of(options, besides=("skip",))
     return resolve(read_settings(vars(options))) if recipe is None else recipe
 
 
@@ -79,10 +81,10 @@ def run_of(described: Recipe | RunSettings) -> Run:
     from megaindex.run.from_recipe import run_of_recipe
     from megaindex.run.from_settings import run_of_settings
 
-    makers: dict[type, Any] = {Recipe: run_of_recipe, RunSettings: run_of_settings}
     with counting_samples() as progress:
-        more = {"progress": progress} if type(described) is RunSettings else {}
-        run: Run = makers[type(described)](described, **more)
+        of_settings = partial(run_of_settings, progress=progress)
+        makers: dict[type, Any] = {Recipe: run_of_recipe, RunSettings: of_settings}
+        run: Run = makers[type(described)](described)
     return run
 
 
@@ -190,11 +192,14 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
 
 
 def described_by(options: argparse.Namespace) -> list[str]:
-    """Return the names of the given flags that describe a run: files, then settings."""
+    """Return the names of the given flags that describe a run: files, then settings.
+
+    How its coverage is planned describes none.
+    """
     files = [*_RECIPE_FILES, "neox_config", "megatron_args"]
     given = {name: getattr(options, name) for name in files}
     given |= vars(settings_by_name(vars(options)))
-    return [name for name, value in given.items() if value]
+    return [name for name, value in given.items() if value and name != "coverage"]
 
 
 # files that describe a whole run, and the settings that may be given with each

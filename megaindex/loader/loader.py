@@ -461,7 +461,7 @@ class Loader:
         """
         step, position, opened = self._mix.with_mix(weights, at, self.decided_samples)
         self._serve(opened, position)
-        self._mix.forget_losses()
+        self._mix.losses.clear()
         return step
 
     def _serve(self, opened: OpenRecipe, first: int) -> None:
@@ -471,14 +471,14 @@ class Loader:
                 "the mix cannot change after dataset(), whose samples are those of the mix before; "
                 "iterate over the loader, or set the mix or load the state before dataset()"
             )
-        recipe, now = self._mix, self._index
+        now = self._index
         if opened.index.num_samples == now.num_samples and self._sampler.balance is None:
             self._exchange(opened.index, first)
         else:
             assert self._run is not None, "as it has a recipe"
-            run = recipe.run(opened)
+            run = self._mix.run(opened)
             self._exchange(run.index, first, self._run.sampler_of(run))
-        recipe.serve(opened)
+        self._mix.serve(opened)
 
     def report_loss(self, source: str | int, loss: float, tokens: int = 1) -> None:
         """Record a loss of a source, for the next `mix_statistics`.
@@ -627,19 +627,20 @@ class Loader:
                 )
             self._load(stored, allow)
             return
-        go_on = recipe.continued(stored, self._given_identity, allow)
-        if "past" in allow or (go_on.numbers is not None and "content" in allow):
+        opened, numbers, receipt = recipe.continued(stored, self._given_identity, allow)
+        if "past" in allow or (numbers is not None and "content" in allow):
             allow.add("order")
         allow.discard("past")
-        before = None if go_on.opened is None else recipe.opened
-        stored = replace(stored, values={**stored.values, "receipt": go_on.receipt})
-        if go_on.opened is not None:
-            self._serve(go_on.opened, 0)
+        stored = replace(stored, values={**stored.values, "receipt": receipt})
+        if opened is None:
+            self._load(stored, allow, numbers)
+            return
+        before = recipe.opened
+        self._serve(opened, 0)
         try:
-            self._load(stored, allow, go_on.numbers)
+            self._load(stored, allow, numbers)
         except BaseException:
-            if before is not None:
-                self._serve(before, 0)
+            self._serve(before, 0)
             raise
 
     def _load(

@@ -68,7 +68,7 @@ def loader_of_recipe(
         identity=identity,
         evaluation=lambda: evaluation_of_opened(opened),
         contents=lambda whole: _contents(opened, whole),
-        recipe=RunRecipe(opened),
+        recipe=RunRecipe(lambda: opened, is_given=True),
         data_parallel_rank=data_parallel_rank,
         data_parallel_size=data_parallel_size,
         micro_batch_size=micro_batch_size,

@@ -13,12 +13,7 @@ from megaindex._types import IntArray
 from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.errors import InvalidArgument
 from megaindex.loader.checkpoint import ProgressRow, other_mix
-from megaindex.loader.recipe_state import (
-    StoredRecipe,
-    check_sizes,
-    recipe_part,
-    source_facts,
-)
+from megaindex.loader.recipe_state import StoredRecipe, check_sizes, recipe_part, source_facts
 from megaindex.recipe.amend import check_past
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.recipe.mix_changes import MixChanges, given_weights
@@ -67,45 +62,23 @@ class MixController(Protocol):
         """Return the weight of each source by name, or None for no change."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Continuation:
-    """Part of a state that a recipe decides.
-
-    Attributes:
-        opened: the recipe with the changes of the mix in the state; None: as it is served now.
-        numbers: number of each source in the state, -1 for one that joined since; None: the same.
-        receipt: the receipt of the state, with the fingerprints of the sources here.
-    """
-
-    opened: OpenRecipe | None
-    numbers: IntArray | None
-    receipt: Any
-
-
 class RunRecipe:
     """Recipe of a run that is loaded, and the changes of its mix since.
 
     Args:
-        given: the opened recipe, whose states hold it; or a function that opens it when the mix
-            changes, whose states hold it from then on.
+        open_it: function that returns the recipe, called when its mix changes at the latest.
+        is_given: True if states always hold the recipe, False if only those of a changed mix.
     """
 
-    def __init__(self, given: OpenRecipe | Callable[[], OpenRecipe]) -> None:
-        self._source, self._changed = given, None
-        self._losses: dict[str, tuple[int, float, float]] = {}
-
-    _source: OpenRecipe | Callable[[], OpenRecipe]
-    _changed: OpenRecipe | None
-    """The recipe with changes of the mix; None: as given."""
-
-    @property
-    def is_given(self) -> bool:
-        """True if the recipe was given, False if it is opened when the mix changes."""
-        return isinstance(self._source, OpenRecipe)
+    def __init__(self, open_it: Callable[[], OpenRecipe], *, is_given: bool) -> None:
+        self._open, self.is_given = open_it, is_given
+        self._changed: OpenRecipe | None = None  # with other changes of the mix than as given
+        self.losses: dict[str, tuple[int, float, float]] = {}
+        """Number, sum and weight of the losses reported, by source."""
 
     @cached_property
     def _given(self) -> OpenRecipe:
-        return self._source if isinstance(self._source, OpenRecipe) else self._source()
+        return self._open()
 
     @cached_property
     def _facts(self) -> dict[str, dict[str, Any]]:
@@ -131,10 +104,8 @@ class RunRecipe:
     @property
     def is_changed(self) -> bool:
         """True if the mix has other changes than as given."""
-        if self._changed is None:
-            return False
-        given = self._given.layout.recipe.mix_changes
-        return self._changed.layout.recipe.mix_changes != given
+        given = self._changed and self._given.layout.recipe.mix_changes
+        return self._changed is not None and self.recipe.mix_changes != given
 
     def run(self, opened: OpenRecipe) -> Run:
         """Return the run of the recipe with other changes of its mix."""
@@ -182,10 +153,6 @@ class RunRecipe:
         changed = replace(recipe, mix_changes=changes.with_change(position, row))
         return step, position, self.opened.changed(changed)
 
-    def forget_losses(self) -> None:
-        """Begin the losses reported anew, after a change of the mix."""
-        self._losses = {}
-
     def report_loss(self, source: str | int, loss: float, tokens: int) -> None:
         """Record a loss of a source; see `Loader.report_loss`."""
         names = [each.name for each in self.recipe.sources]
@@ -199,9 +166,9 @@ class RunRecipe:
         else:
             name = names[check_between("report_loss: source", source, 0, len(names) - 1)]
         tokens = check_between("report_loss: tokens", tokens, 1)
-        reports, total, weight = self._losses.get(name, (0, 0.0, 0.0))
+        reports, total, weight = self.losses.get(name, (0, 0.0, 0.0))
         value = check_number("report_loss: loss", loss)
-        self._losses[name] = reports + 1, total + value * tokens, weight + tokens
+        self.losses[name] = reports + 1, total + value * tokens, weight + tokens
 
     def statistics(
         self, decided: int, rows: Collection[ProgressRow]
@@ -227,7 +194,7 @@ class RunRecipe:
                 loss=total / tokens if reports else None,
             )
             for name, row, weight in zip(names, rows, weights, strict=True)
-            for reports, total, tokens in [self._losses.get(name, (0, 0.0, 0.0))]
+            for reports, total, tokens in [self.losses.get(name, (0, 0.0, 0.0))]
         )
 
     def _weights_at(self, position: int) -> list[float]:
@@ -243,13 +210,18 @@ class RunRecipe:
 
     def continued(
         self, stored: CheckpointReader, identity: str | None, allow: Collection[str]
-    ) -> Continuation:
+    ) -> tuple[OpenRecipe | None, IntArray | None, Any]:
         """Return how the recipe goes on from the state of a loader.
 
         Args:
             stored: the state.
             identity: identity of the run as given; None: not known.
             allow: names of differences to accept, as for `Loader.load_state_dict`.
+
+        Returns:
+            The recipe with the changes of the mix in the state, None if it is served now; the
+            number of each source in the state, -1 for one that joined since, or None for the same;
+            and the receipt of the state, with the fingerprints of the sources here.
 
         Raises:
             InvalidArgument: the recipe would have served other samples before, or a source has
@@ -258,8 +230,7 @@ class RunRecipe:
         """
         receipt = stored.field("receipt", "must be a mapping or null")
         if not self._reads(stored, identity):
-            opened = None if self._changed is None else self._given
-            return Continuation(opened=opened, numbers=None, receipt=receipt)
+            return None if self._changed is None else self._given, None, receipt
         state = StoredRecipe.read(stored.values)
         here = self._sources_here(state)
         for fact, what in (("fingerprint", "content"), ("targets", "targets")):
@@ -270,11 +241,8 @@ class RunRecipe:
         opened = self._with_changes_of(state, here)
         if "past" not in allow:
             check_past(state.layout(here), opened.layout, state.decided_samples)
-        return Continuation(
-            opened=None if opened is self.opened else opened,
-            numbers=self._numbers_in(state, here),
-            receipt=self._receipt(receipt, state),
-        )
+        opened_since = None if opened is self.opened else opened
+        return opened_since, self._numbers_in(state, here), self._receipt(receipt, state)
 
     def _reads(self, stored: CheckpointReader, identity: str | None) -> bool:
         """Return True if the recipe in a state is compared, not its order alone."""

@@ -12,6 +12,7 @@ from megaindex.configs.amended import AmendedBlend
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.configs.megatron_versions import find_version
 from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
+from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.order_settings import make_order, order_of
@@ -56,7 +57,8 @@ class FrameworkSettings:
         cache_dir: Folder | None = None,
         amend: AmendedBlend | None = None,
     ) -> None:
-        self.settings, self._cache_dir = _with_absolute_paths(settings), cache_dir
+        self.given, self.settings = settings, _with_absolute_paths(settings)
+        self._cache_dir = cache_dir
         self.amend = None if amend is None else amend.placed()
 
     @classmethod
@@ -129,6 +131,37 @@ class FrameworkSettings:
             cache_dir=self._cache_dir,
             most_samples=None if most is None else most.get(name, 0),
             amend=self.amend,
+        )
+
+    @property
+    def train_sources(self) -> Sequence[Source]:
+        """The sources of training."""
+        return self.given.data.train
+
+    def under_framework(self, order: str, train: Run, _split: str | None) -> RunSettings:
+        """Return the settings of a run in a framework's ``order`` that takes the same steps.
+
+        Raises:
+            InvalidArgument: the arrays of one such run do not hold the samples of this one.
+        """
+        settings = self.given
+        if settings.consumed_samples or settings.phases:
+            raise InvalidArgument(
+                "--consumed-samples and --phase-transition-iterations: the arrays are those of a "
+                "whole run; leave them out"
+            )
+        if settings.target.kind == "loader_epochs":
+            raise InvalidArgument(
+                "train_epochs reads the arrays of one epoch again and again; give train_iters in "
+                "its place, and --train-iters or --epochs here"
+            )
+        unnamed = tuple(replace(source, shuffle_name="") for source in settings.data.train)
+        return replace(
+            settings,
+            order=order,
+            data=replace(settings.data, train=unnamed),
+            target=Target(kind="iterations", value=Fraction(train.num_steps)),
+            variance_buffer=None,
         )
 
     def step_bounds(self, name: str, subset: Mapping[str, Any]) -> I64:

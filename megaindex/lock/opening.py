@@ -126,7 +126,7 @@ def open_run(
         fingerprints=lock.fingerprints("train"),
         identity=lambda: lock.identity,
         evaluation=evaluation,
-        recipe=RunRecipe(opened.recipe) if is_recipe else None,
+        recipe=RunRecipe(opened.recipe, is_given=False) if is_recipe else None,
         data_parallel_rank=data_parallel_rank,
         data_parallel_size=data_parallel_size,
         micro_batch_size=micro_batch_size,

@@ -45,11 +45,7 @@ def settings_of(
             f"run must be a recipe or settings of a framework, got {shown(run)}; give the result "
             "of megaindex.recipe.read_recipe or megaindex.plan.resolve"
         )
-    if amend is not None:
-        if not isinstance(run, RunSettings):
-            raise InvalidArgument("amend: a recipe is changed by megaindex.recipe.amend")
-        return FrameworkSettings(run, cache_dir, amend)
-    found: LockedSettings = _OF_TYPE[type(run)](run, cache_dir)
+    found: LockedSettings = _OF_TYPE[type(run)](run, cache_dir, amend)
     return found
 
 
@@ -84,7 +80,7 @@ def locked_settings(lock: Folder | Lock) -> Recipe | RunSettings:
     lock = read_lock(lock)
     paths, files = sound_paths(lock), sound_files(lock)
     settings = read_settings(lock, paths, files)
-    if getattr(settings, "amend", None) is not None:
+    if settings.amend is not None:
         raise InvalidArgument(
             f"{lock.path}: is of a run whose blend changed on the way, of which there is no plan; "
             "megaindex trace, audit and verify take it"

@@ -79,6 +79,8 @@ def _loader_failures(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     for loader in plan.loaders:
         if loader.split == "train" and 0 < loader.samples_counted * passes < loader.samples_read:
             yield f"the loader starts over after {loader.samples_counted} samples"
+    if len(plan.phases) > 1:
+        yield "each phase after the first reads the data of an earlier one again"
     if short := ", ".join(row.name for row in plan.rows("train") if _is_short(row)):
         yield f"the blend draws more samples than are built of {short}"
     for dry in plan.dry_loaders:

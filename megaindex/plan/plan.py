@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from megaindex.builders.recipe import plan_recipe
 from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.configs.run import RunSettings, Target
 from megaindex.configs.run_builder import ARGUMENTS, given_run, in_keys_of_files
@@ -40,8 +39,6 @@ from megaindex.plan.packing import (
     samples_of_first_pass,
     serves_first_again,
 )
-from megaindex.plan.recipe_plan import RecipePlan, plan_of_layout
-from megaindex.plan.run_plan import plan_of_run
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.recipe.recipe import Recipe
 from megaindex.run.parts import Parts, SplitPart, parts_of
@@ -67,6 +64,9 @@ from megaindex.run.target import (
     target_text,
 )
 from megaindex.validation import check_choice
+
+if TYPE_CHECKING:
+    from megaindex.plan.recipe_plan import RecipePlan
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
@@ -343,27 +343,34 @@ def _plan_of_settings(
         raise InvalidArgument(
             "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
         )
-    if isinstance(run, RunSettings) and settings.keys() == {"coverage"}:
-        coverage = check_choice("coverage", settings["coverage"], COVERAGES)
-        run, settings = replace(run, coverage=coverage), {}
-    with given_run(run, settings) as given:
-        return in_words_of_files(_plan_of(given, progress), settings)
+    rest, coverage = dict(settings), None
+    if run is not None and "coverage" in rest:
+        coverage = check_choice("coverage", rest.pop("coverage"), COVERAGES)
+    with given_run(run, rest) as given:
+        asked = given if coverage is None else replace(given, coverage=coverage)
+        return in_words_of_files(_plan_of(asked, progress), rest)
 
 
 def _plan_of_recipe(
     recipe: Recipe, progress: Progress | None, settings: Mapping[str, Any]
 ) -> RecipePlan:
+    from megaindex.builders.recipe import plan_recipe
+
     return _plan_of_layout(plan_recipe(recipe), progress, settings)
 
 
 def _plan_of_layout(
     layout: RecipeLayout, progress: Progress | None, settings: Mapping[str, Any]
 ) -> RecipePlan:
+    from megaindex.plan.recipe_plan import plan_of_layout
+
     _check_beside("a recipe", settings, ("coverage", "consumed_samples", "mix_bounds"))
     return plan_of_layout(layout, progress=progress, **settings)
 
 
 def _plan_of_run(run: Run, progress: Progress | None, settings: Mapping[str, Any]) -> Plan:
+    from megaindex.plan.run_plan import plan_of_run
+
     _check_beside("a decided run", settings, ("coverage",))
     return plan_of_run(run, progress=progress, **settings)
 

@@ -18,6 +18,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.console import (
     FittedTable,
+    ShortNames,
     TableColumn,
     answer_panel,
     spaced,
@@ -40,7 +41,7 @@ from megaindex.plan.recipe_rows import (
     recipe_limits,
     samples_left_over,
 )
-from megaindex.plan.render import facts_view, packing_texts
+from megaindex.plan.render import coverage_table, facts_view, packing_texts, without_repeat
 from megaindex.recipe.amend import EarliestRepeat, earliest_repeats
 from megaindex.recipe.layout import RecipeLayout, StageEnd
 from megaindex.recipe.mixture import SourceSize
@@ -321,7 +322,7 @@ def plan_of_layout(
         skip = effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows)
         read = skip.samples_to_read + skip.samples_padded
     totals, every = _totals(layout, steps), RecipeRows(layout, None, coverage, progress)
-    rows = every.rows()
+    rows = (every if steps is None else replace(every, coverage="none")).rows()
     built, limits = _most_built(rows), recipe_limits(layout, rows)
     size, orders = (
         layout.batch.stages[-1][1],
@@ -790,6 +791,8 @@ def _view(plan: RecipePlan) -> RenderableType:
     if plan.past is not None:
         parts.append(_past_table(plan.past))
     parts += [_stages(plan), _sources(plan)]
+    if (coverage := coverage_table(plan, ShortNames("", {}))) is not None:
+        parts.append(coverage)
     if any(source.blocks is not None for source in plan.sources):
         parts.append(_blocks(plan))
     if plan.mix_bounds:
@@ -823,6 +826,8 @@ def _answer(plan: RecipePlan) -> RenderableType:
         lines.append(f"every rank reads {plan.samples_per_rank:,} samples")
     if plan.samples_masked:
         lines.append(f"{_rows(plan.samples_masked)} of the last batch masked")
+    if plan.max_train_iters_without_repeat is not None:
+        lines.append(without_repeat(plan.max_train_iters_without_repeat))
     if plan.skip is not None:
         lines += [f"skip: {line}" for line in plan.skip.lines()]
     if (mix := plan.mix_changes) is not None:

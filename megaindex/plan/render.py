@@ -26,6 +26,7 @@ from megaindex.validation import percent
 _MANY_SOURCES = 24
 _SHOWN_TIMES = 4
 _ORDINALS = {2: "a second", 3: "a third"}
+_ALWAYS_REPEATS = "no number of iterations runs without a repeated sample"
 _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expected"}
 
 
@@ -44,7 +45,7 @@ def run_view(plan: Plan) -> RenderableType:
     lines = [Text(f"skip: {line}") for line in (plan.skip.lines() if plan.skip else ())]
     parts: list[RenderableType] = [answer_panel(asked, Text(), answer, total, *lines)]
     parts.append(_sources(plan, names))
-    if (coverage := _coverage(plan, names)) is not None:
+    if (coverage := coverage_table(plan, names)) is not None:
         parts.append(coverage)
     return spaced(parts)
 
@@ -53,7 +54,7 @@ def plan_view(plan: SettingsPlan) -> RenderableType:
     """Return all parts of the printed plan."""
     names = ShortNames.of(row.path for row in plan.datasets)
     parts: list[RenderableType] = [_answer(plan, names), _totals(plan), _sources(plan, names)]
-    parts += [view for view in (_coverage(plan, names), _facts(plan)) if view is not None]
+    parts += [view for view in (coverage_table(plan, names), _facts(plan)) if view is not None]
     parts += [warning(names.text(text)) for text in plan.warnings]
     return spaced(parts)
 
@@ -85,7 +86,7 @@ def _limits(plan: SettingsPlan, names: ShortNames) -> list[Text]:
     last, exact = plan.max_train_iters_without_repeat, plan.max_train_iters_with_exact_buffer
     if last != plan.max_train_iters_same_epochs or exact is not None:
         text = _without_repeat(plan, last, exact)
-        lines.append(Text(text or "no number of iterations runs without a repeated sample"))
+        lines.append(Text(text or _ALWAYS_REPEATS))
     effect = plan.buffer_effect
     open_ = plan.order == "neox" and plan.evaluation is None and plan.variance_buffer == 1.0
     if open_ and effect is not None:  # the data may be data_path or train_data_paths
@@ -109,10 +110,15 @@ def _limits(plan: SettingsPlan, names: ShortNames) -> list[Text]:
 
 def _without_repeat(plan: SettingsPlan, last: int, exact: int | None) -> str:
     """Return the most iterations that repeat no sample, and those under an exact buffer."""
-    texts = [f"up to {last} iterations repeat no sample"] * bool(last)
+    texts = [without_repeat(last)] * bool(last)
     if exact is not None and exact > last:
         texts.append(f"{exact} with {adapter_call(plan.order, {'variance_buffer': 'exact'})}")
     return ", or ".join(texts)
+
+
+def without_repeat(last: int) -> str:
+    """Return the sentence on the most iterations that repeat no sample."""
+    return f"up to {last} iterations repeat no sample" if last else _ALWAYS_REPEATS
 
 
 def _totals(plan: SettingsPlan) -> RenderableType:
@@ -147,7 +153,7 @@ def _sources(plan: Plan, names: ShortNames) -> RenderableType:
     return Group(table, *_more(len(plan.datasets)), *names.note())
 
 
-def _coverage(plan: Plan, names: ShortNames) -> RenderableType | None:
+def coverage_table(plan: Plan, names: ShortNames) -> RenderableType | None:
     """Return the table of tokens, and of documents where they were counted, by times seen."""
     lines = [
         (row, kind, shares)
@@ -188,6 +194,8 @@ def _more(count: int) -> list[RenderableType]:
 
 
 def _split(row: Row) -> str:
+    if row.stage:
+        return row.stage
     return row.split if row.phase is None else f"{row.split}, phase {row.phase}"
 
 

@@ -26,13 +26,15 @@ def changed_index(run: RunSettings, amend: AmendedBlend, end: int) -> ExtendedRu
     """
     _check(run, amend, end)
     given = [source.path for source in amend.sources]
+    blended = amend.weights is not None or len(given) > 1
+    buffer = run.variance_buffer if run.surplus is None else 1 + run.surplus
     common: dict[str, Any] = {
         "sequence_length": run.sequence_length,
         "seed": run.seed,
         "order": run.order,
         "num_samples": amend.num_samples,
         "weights": amend.weights,
-        "variance_buffer": run.variance_buffer if run.surplus is None else 1 + run.surplus,
+        "variance_buffer": buffer if blended else None,
         "split": run.data.split,
     }
     if amend.changes:
@@ -40,7 +42,7 @@ def changed_index(run: RunSettings, amend: AmendedBlend, end: int) -> ExtendedRu
         return amend_run(given, changes=amend.changes, more_samples=more, **common)
     consumed = amend.consumed_samples
     assert consumed is not None, "without changes"
-    corpora = given if amend.weights or len(given) > 1 else given[0]
+    corpora = given if blended else given[0]
     more = end - consumed
     return extend_run(corpora, consumed_samples=consumed, more_samples=more, **common)
 
@@ -55,6 +57,14 @@ def _check(run: RunSettings, amend: AmendedBlend, end: int) -> None:
         (
             run.target.kind not in ("iterations", "samples"),
             "the run must end after iterations or samples; give --train-iters or --train-samples",
+        ),
+        (
+            not amend.changes
+            and amend.weights is None
+            and len(amend.sources) > 1
+            and row.request == "megatron",
+            "without weights, whole epochs go on by another rule than they began by, of which "
+            "there is no lock; train on the index of megaindex.extend_run",
         ),
         (data.documents_alpha is not None, "weight_by_num_documents computes weights; give them"),
     )

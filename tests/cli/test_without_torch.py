@@ -63,6 +63,7 @@ DONE = {
     "import numpy tokens.npy out/imported --separator 0": 0,
     "verify run.lock": 0,
     "inspect data/web": 0,
+    "schema": 0,
     "capture --out out/command.json -- bash launch.sh": 0,
     "demo --dir demo --root text --seq-length 32": 0,
 }

@@ -432,6 +432,9 @@ def test_a_locked_recipe_is_counted_from_its_lock(folder: Path, tmp_path: Path) 
     assert plan.samples_consumed == theirs.samples_consumed
     assert plan.tokens_consumed == theirs.tokens_consumed
     assert plan.sequence_length == 40
+    words = "--lock", tmp_path / "run.lock", "--coverage", "none", "--json"
+    rows = json.loads(cli("plan", *words)[1])["datasets"]
+    assert {row["coverage_method"] for row in rows} == {"none"}
     drawn = Counter[str]()
     for row in theirs.rows("train"):
         drawn[row.label] += row.drawn or 0
@@ -444,3 +447,13 @@ def test_settings_beside_a_recipe_are_refused(folder: Path) -> None:
         make_plan(recipe, epochs=1)
     with pytest.raises(InvalidArgument, match="--mix-bounds is for recipes"):
         make_plan(data_path="web", mix_bounds=True)
+
+
+def test_the_printed_plan_has_limits_and_coverage(folder: Path) -> None:
+    plan = make_plan(run(folder, *STAGED["epochs in turn"]["stages"]))
+    text = " ".join(repr(plan).split())
+    assert f"up to {plan.max_train_iters_without_repeat} iterations repeat no sample" in text
+    assert "b books tokens" in text
+    without = make_plan(run(folder, LONGER["one stage"][0], exhaustion="redistribute"))
+    assert "repeat no sample" not in repr(without)
+    assert "share of" not in repr(make_plan(run(folder, *LONGER["one stage"]), coverage="none"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -33,6 +35,9 @@ from megaindex.loader.run_sampler import sampler_of
 from megaindex.lock import Lock, make_lock, read_lock, run_of_lock
 from megaindex.plan import make_plan
 
+RECIPE_FILES = {"recipe", "nanotron_config", "llm_foundry_config", "maxtext_config"}
+FILES = {*RECIPE_FILES, "neox_config", "megatron_args"}
+
 
 class Alone(Exception):
     """An answer that no other can be compared with, because the others are refused."""
@@ -54,17 +59,22 @@ class Asked:
             else:
                 np.save(name, content)
         self.settings = {name: value for name, value in kind.words.items() if value is not None}
-        for name, suffix in (("recipe", "yaml"), ("neox_config", "yml")):
-            if name in self.settings:
-                content, path = self.settings[name], f"{self.stem}.{suffix}"
-                Path(path).write_text(content if name == "recipe" else json.dumps(content))
-                self.settings[name] = path
+        for name in FILES & self.settings.keys():
+            content, path = self.settings[name], f"{self.stem}.txt"
+            Path(path).write_text(content if isinstance(content, str) else json.dumps(content))
+            self.settings[name] = path
+
+    @property
+    def is_recipe(self) -> bool:
+        """True for a recipe, by whatever file; False for MaxText in the order of Megatron-LM."""
+        of_framework = "mmap_npy" in str(self.kind.words)
+        return bool(RECIPE_FILES & self.settings.keys()) and not of_framework
 
     @cached_property
     def named(self) -> tuple[list[str], dict[str, Any]]:
         """What names the run, and its other settings."""
         given = dict(self.settings)
-        names = [given.pop(name) for name in ("recipe", "neox_config") if name in given]
+        names = [given.pop(name) for name in FILES & given.keys()]
         return given.pop("data_path", names), given
 
     @property
@@ -116,7 +126,7 @@ class Asked:
     def plan(self) -> dict[str, Any]:
         """The plan, as JSON."""
         if self.made is not None:
-            make_plan(self.made)
+            return make_plan(self.run).to_json()
         return json.loads(self.answer("plan", "--json"))
 
     @cached_property
@@ -124,7 +134,8 @@ class Asked:
         """The lock."""
         path = f"{self.stem}.lock"
         if self.made is not None:
-            make_lock(self.made).write(path)
+            made = make_lock(self.made) if self.kind.locked is None else self.kind.locked()
+            made.write(path)
         else:
             self.answer("lock", "--out", path, "--tokens")
         return read_lock(path)
@@ -149,8 +160,8 @@ class Asked:
     def loader(self, rank: int, ranks: int) -> Any:
         """The loader of a rank, by its settings."""
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
-        if self.made is None and not self.run.past_steps:
-            sizes |= {} if "recipe" in self.settings else {"recorder": self.recorder}
+        if self.made is None and (self.is_recipe or not self.run.past_steps):
+            sizes |= {} if self.is_recipe else {"recorder": self.recorder}
             return self.opened.loader(**sizes, micro_batch_size=1)
         run = replace(self.run, past_steps=0)
         sampler = sampler_of(run, **sizes, micro_batch_size=1)
@@ -183,7 +194,7 @@ def command(verb: str, *words: object, statuses: tuple[int, ...] = (0,)) -> str:
     """What a command prints; InvalidArgument if it refuses its words."""
     status, out, err = cli(verb, *words)
     if status == 2:
-        raise InvalidArgument(err.partition(": ")[2].strip())
+        raise InvalidArgument(err.splitlines()[-1].partition(": ")[2])
     assert status in statuses, (status, out, err)
     return out
 
@@ -280,18 +291,18 @@ def beside(asked: Asked) -> Run:
 def plan(asked: Asked) -> None:
     """Samples of each source and steps in the plan are those of the run."""
     planned = asked.plan
-    asked.answer("plan")
+    if asked.made is None:
+        asked.answer("plan")
     run = beside(asked)
-    rows = planned.get("datasets", planned.get("sources"))
-    rows = [row for row in rows if row.get("split", "train") == "train"]
-    names = list(dict.fromkeys(row["source"] for row in rows))
-    drawn = [sum(row["drawn"] for row in rows if row["source"] == name) for name in names]
+    rows = [row for row in planned["datasets"] if row["split"] == "train"]
+    numbers = range(1, len(run.sources) + 1)
+    drawn = [sum(row["drawn"] for row in rows if row["source"] == n) for n in numbers]
     assert drawn == run_counts(run)
     if planned.get("skip"):
         steps = run.step_of(served_positions(run)).tolist()
         assert planned["skip"]["steps_made"] == len(set(steps))
     else:  # of a recipe, steps that another system made count too
-        past = 0 if "recipe" in asked.settings else run.past_steps
+        past = 0 if asked.is_recipe else run.past_steps
         assert planned["train_iters"] == run.num_steps - past
         assert planned["samples_consumed"] == run.samples_served
     check_coverage(asked, rows)
@@ -321,24 +332,29 @@ def check(asked: Asked) -> None:
     """The check fails for the reasons of the plan, and where the audit finds a token more often
     than the epochs asked for."""
     reasons = asked.plan["check_failures"]
-    asked.answer("plan", "--check", statuses=(int(bool(reasons)),))
+    if asked.made is None:
+        asked.answer("plan", "--check", statuses=(int(bool(reasons)),))
     beside(asked)
-    asks = max((each["length"] for each in asked.plan.get("stages", ())), default="")
-    epochs = int(asks.removeprefix("epochs: ")) if asks.startswith("epochs") else 1
+    lengths = [each["length"] for each in asked.plan.get("stages", ())]
+    asks = max(lengths, default=asked.plan.get("target", ""))
+    numbers = [float(number) for number in re.findall(r"[\d.]+", asks) if "epoch" in asks]
+    epochs = math.ceil(max(numbers, default=1))
     seen = [source["tokens_by_times_seen"]["total"] for source in asked.audit["sources"]]
     assert reasons or not any(sum(each[epochs + 1 :]) for each in seen)
 
 
 def lock(asked: Asked) -> None:
     """Counts, spans, steps, receipts and plan of the lock are those of the run."""
-    planned = json.loads(command("plan", asked.lock.path, "--json"))
-    for name in asked.plan.keys() - {"warnings"}:  # a lock has none of the notes on a file
-        assert in_place(planned[name]) == in_place(asked.plan[name])
     run, locked = asked.run, asked.locked
     assert run_counts(locked) == run_counts(run)
     assert spans_of(locked) == spans_of(run)
     assert locked.step_bounds.tolist() == run.step_bounds.tolist()
     assert asked.locked_receipt == total_receipt(run, asked.fingerprints)
+    if asked.made is not None:
+        return
+    planned = json.loads(command("plan", asked.lock.path, "--json"))
+    for name in asked.plan.keys() - {"warnings", "caution"}:  # which name the settings of a file
+        assert in_place(planned[name]) == in_place(asked.plan[name])
 
 
 def verify(asked: Asked) -> None:
@@ -358,17 +374,20 @@ def audit(asked: Asked) -> None:
         mine = seen[range_of(source)]
         by_times = np.trim_zeros(counted["tokens_by_times_seen"]["total"], "b")
         assert by_times == np.bincount(mine).tolist()
-    if asked.made is not None:
+    if asked.made is not None and asked.kind.locked is None:
         return
     theirs = json.loads(command("audit", asked.lock.path, "--json"))
-    for name in audited.keys() - {"run_settings"}:
-        assert in_place(audited[name]) == in_place(theirs[name])
+    notes = (
+        {"run_settings"} if asked.made is None else {"run_settings", "order", "num_epochs_built"}
+    )
+    for name in audited.keys() - notes:
+        assert in_place(audited[name]) == in_place(theirs[name]), name
 
 
 def report(asked: Asked) -> None:
     """Tokens that are served, unseen and served again are those of the audit, and of the lock."""
     theirs = json.loads(command("report", asked.lock.path, "--json"))
-    ours = json.loads(asked.answer("report", "--json"))
+    ours = theirs if asked.made is not None else json.loads(asked.answer("report", "--json"))
     assert (ours["receipt"], ours["identity"]) == (asked.locked_receipt, asked.lock.identity)
     assert ours["samples"] == served_positions(asked.run).size
     for name in ours.keys() - {"lock", "content"}:  # which depend on the hashes of tokens
@@ -390,13 +409,12 @@ def trace(asked: Asked) -> None:
     columns = (pieces.document.tolist(), pieces.offset.tolist(), pieces.length.tolist())
     expected = [*zip(*columns, strict=True)]
     if asked.made is not None:
-        found = [(s.document, s.offset, s.length) for s in documents_of(run, step)]
-        assert found == expected
+        for each in run, *([] if asked.kind.locked is None else [asked.locked]):
+            found = [(s.document, s.offset, s.length) for s in documents_of(each, step)]
+            assert found == expected
         return
     ours = json.loads(asked.answer("trace", "--step", step, "--json"))["spans"]
-    assert [(s["document"], s["offset"], s["length"]) for s in ours] == [
-        *zip(*columns, strict=True)
-    ]
+    assert [(s["document"], s["offset"], s["length"]) for s in ours] == expected
     theirs = json.loads(command("trace", asked.lock.path, "--step", step, "--json"))
     assert in_place(theirs["spans"]) == in_place(ours)
 
@@ -412,12 +430,11 @@ def diff_order(asked: Asked) -> None:
 def export(asked: Asked) -> None:
     """The arrays that are written are those of the lock's order, in all of its samples."""
     words = ["--to", asked.kind.to or "neox", "--subset", "train", "--json", "--overwrite"]
-    order = [] if {"recipe", "order"} & asked.settings.keys() else ["--order", asked.order]
-    exported = [
-        json.loads(asked.answer("export", *order, *words)),
-        json.loads(command("export", asked.lock.path, *words)),
-    ]
-    ours, theirs = (each["datasets"][0] for each in exported)
+    order = [] if asked.is_recipe or "order" in asked.settings else ["--order", asked.order]
+    if asked.kind.locked is not None:
+        command("export", asked.lock.path, *words)
+    exported = asked.answer("export", *order, *words), command("export", asked.lock.path, *words)
+    ours, theirs = (json.loads(each)["datasets"][0] for each in exported)
     for name in ("num_samples", "samples_requested", "samples_served"):
         assert ours[name] == theirs[name]
     assert ours["samples_served"] == asked.run.samples_served
@@ -429,7 +446,7 @@ def load(asked: Asked) -> None:
     """Rows and receipts of the loader are those of the run and of the opened lock's loader."""
     assert served_counts(asked) == run_counts(asked.run)
     assert receipt_of(asked.state) == total_receipt(asked.run, asked.fingerprints)
-    if asked.made is not None:
+    if asked.made is not None and asked.kind.locked is None:
         return
     opened = megaindex.open_run(asked.lock.path)
     loader = opened.loader(data_parallel_size=1, micro_batch_size=1)
@@ -471,7 +488,7 @@ def evaluation(asked: Asked) -> None:
     locked = run_of_lock(asked.lock, subset="valid")
     words = ["--subset", "valid", "--json"]
     theirs = json.loads(command("audit", asked.lock.path, *words))
-    if "recipe" in asked.settings:
+    if asked.is_recipe:
         loader = asked.loader(0, 1)
         served = sum(int(batch["tokens"].any(dim=1).sum()) for batch in loader.evaluation())
         assert served == locked.num_samples == asked.plan["evaluation_samples"]
