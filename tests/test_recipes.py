@@ -84,7 +84,7 @@ def test_draws_of_stages_are_those_of_the_index(run_file: Path) -> None:
     status, out, _ = cli("audit", "--recipe", run_file, "--consumed-samples", 100, "--json")
     assert (status, json.loads(out)["past_steps"]) == (0, 25)
     status, _, err = cli("audit", "--recipe", run_file, "--subset", "valid")
-    assert (status, "a recipe has training data only" in err) == (2, True)
+    assert (status, "--subset valid: the recipe reads no such data" in err) == (2, True)
     status, out, _ = cli("build", "--recipe", run_file)
     assert status == 0
     assert "240 samples of 16 tokens in 60 steps, from 3 source(s)" in out

@@ -426,11 +426,24 @@ def run_of_options(options: argparse.Namespace) -> Run:
                 run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
             )
     if options.subset != "train":
-        raise InvalidArgument(
-            f"--subset {options.subset}: a recipe has training data only; leave --subset out"
-        )
+        return _evaluation_of(recipe, options)
     consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
     return run_of_recipe(recipe, consumed_samples=consumed)
+
+
+def _evaluation_of(recipe: Recipe, options: argparse.Namespace) -> Run:
+    """Return one round of a recipe's evaluation."""
+    from megaindex.builders.recipe import open_recipe
+    from megaindex.run.from_recipe import evaluation_of_opened
+
+    found = None
+    if options.subset == "valid" and recipe.evaluation is not None:
+        found = evaluation_of_opened(open_recipe(recipe, cache_dir=options.cache_dir))
+    if found is None:
+        raise InvalidArgument(
+            f"--subset {options.subset}: the recipe reads no such data; leave --subset out"
+        )
+    return found
 
 
 def add_index_arguments(parser: argparse.ArgumentParser) -> None:

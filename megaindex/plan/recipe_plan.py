@@ -818,7 +818,8 @@ def _view(plan: RecipePlan) -> RenderableType:
     if plan.past is not None:
         parts.append(_past_table(plan.past))
     parts += [_stages(plan), _sources(plan)]
-    if (coverage := coverage_table(plan, shown_rows(plan), ShortNames("", {}))) is not None:
+    rows = plan.datasets if len(plan.sources) <= MANY_SOURCES else shown_rows(plan)
+    if (coverage := coverage_table(plan, rows, ShortNames("", {}))) is not None:
         parts.append(coverage)
     if any(source.blocks is not None for source in plan.sources):
         parts.append(_blocks(plan))

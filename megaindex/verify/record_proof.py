@@ -40,6 +40,7 @@ from megaindex.index.skips import (
 from megaindex.index.spans import Index
 from megaindex.index.stretches import LossMask, StretchedIndex
 from megaindex.io.atomic import read_named
+from megaindex.io.paths import absolute
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.loader.recipe_state import StoredRecipe
 from megaindex.lock.lock_file import Lock, read_lock
@@ -461,12 +462,16 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
             "the checkpoint skips samples that are not whole steps of the lock; compare it with "
             "the lock of its own run"
         )
-    masks = [
-        LossMask(source=each["source"], first=each["from"], documents=ids.get(each["digest"]))
-        for each in stored.masked
-    ]
     assert locked.lock is not None, "of a lock"
     names = locked.lock.names("train")
+    masks = [
+        LossMask(
+            source=_named_in(names, each["source"]),
+            first=each["from"],
+            documents=ids.get(each["digest"]),
+        )
+        for each in stored.masked
+    ]
     settings = [
         Skip(steps=((first, end - 1),), move=bool(move))
         for (first, end), (_, _, move) in zip(steps.tolist(), holes, strict=True)
@@ -485,6 +490,13 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
         num_steps=bounds.size - 1,
     )
     return with_skips(locked.order, skips, names)
+
+
+def _named_in(names: Sequence[str], source: str | None) -> str | None:
+    """Return a source of a state as a lock names it, whose paths are absolute."""
+    if source is None or source in names or absolute(source) not in names:
+        return source
+    return absolute(source)
 
 
 def _record(

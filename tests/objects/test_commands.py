@@ -131,7 +131,7 @@ def test_what_must_be_a_file_here_says_so(
 @pytest.mark.parametrize("verb", ["plan", "build", "audit", "verify", "inspect"])
 def test_help_says_that_urls_are_taken(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     with pytest.raises(SystemExit):
-        main([verb, "--help"])
+        main([verb, "--help-all" if verb in ("plan", "audit") else "--help"])
     assert "URLs (s3://, gs://, az://)" in " ".join(capsys.readouterr().out.split())
 
 
