@@ -369,8 +369,8 @@ def compatibility_page() -> str:
         "",
         "## Where megaindex deliberately gives another answer",
         "",
-        "On every other input the arrays are equal bit for bit, dtype included. docs/compatibility.py "
-        "names the test that shows each case.",
+        "On every other input the arrays are equal bit for bit, dtype included. "
+        "docs/compatibility.py names the test that shows each case.",
         "",
         "| case | framework | the framework | megaindex |",
         "|---|---|---|---|",
