@@ -66,16 +66,16 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _described(options: argparse.Namespace) -> Recipe | RunSettings:
-    """Return the settings of a lock, the recipe of a file, or the settings of flags."""
+def _described(options: argparse.Namespace) -> Recipe | RunSettings | Run:
+    """Return the settings or the run of a lock, the recipe of a file, or the settings of flags."""
     if options.lock:
-        return locked_run_of(options)
+        return _plan_of_lock(options)
     recipe = recipe_of(options, besides=("skip",))
     return resolve(read_settings(vars(options))) if recipe is None else recipe
 
 
-def run_of(described: Recipe | RunSettings) -> Run:
-    """Return the decided run of a recipe or of settings."""
+def run_of(described: Recipe | RunSettings | Run) -> Run:
+    """Return the decided run of a recipe or of settings, or the run given."""
     from megaindex.progress import counting_samples
     from megaindex.recipe.recipe import Recipe
     from megaindex.run.from_recipe import run_of_recipe
@@ -84,7 +84,7 @@ def run_of(described: Recipe | RunSettings) -> Run:
     with counting_samples() as progress:
         of_settings = partial(run_of_settings, progress=progress)
         makers: dict[type, Any] = {Recipe: run_of_recipe, RunSettings: of_settings}
-        run: Run = makers[type(described)](described)
+        run: Run = makers.get(type(described), lambda each: each)(described)
     return run
 
 
@@ -440,17 +440,11 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(built, "--subset", "--cache-dir")
 
 
-def locked_run_of(options: argparse.Namespace) -> Recipe | RunSettings:
-    """Return the run of ``--lock``, whose settings give the samples of the lock.
-
-    Raises:
-        InvalidArgument: other flags describe a run too.
-        MissingFile, StorageError, FormatError: as `megaindex.lock.settings.locked_settings`.
-    """
-    from megaindex.lock.settings import locked_settings
+def _plan_of_lock(options: argparse.Namespace) -> Recipe | RunSettings | Run:
+    from megaindex.lock.opening import run_to_plan
 
     check_lock_alone(options)
-    return locked_settings(options.lock)
+    return run_to_plan(options.lock)
 
 
 def _run_of_lock(options: argparse.Namespace) -> Run:

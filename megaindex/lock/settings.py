@@ -82,8 +82,8 @@ def locked_settings(lock: Folder | Lock) -> Recipe | RunSettings:
     settings = read_settings(lock, paths, files)
     if settings.amend is not None:
         raise InvalidArgument(
-            f"{lock.path}: is of a run whose blend changed on the way, of which there is no plan; "
-            "megaindex trace, audit and verify take it"
+            f"{lock.path}: is of a run whose blend changed on the way, which no settings of a "
+            "framework say; megaindex plan, trace, audit and verify take it"
         )
     runs = settings.runs(most_samples(lock))
     for where, locked, resolved in unlike(lock, runs, paths, files):

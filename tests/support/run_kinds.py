@@ -96,8 +96,8 @@ REFUSALS = {
 
 GAPS = {
     "gap 1": (
-        "the lock of an amended or extended run is not planned, and so not exported",
-        "of a run whose blend changed on the way, of which there is no plan",
+        "the lock of an amended or extended run is not exported",
+        "of a run whose blend changed on the way, which no settings of a framework say",
     ),
     "gap 2": (
         "`pack_impl: pack_until_overflow` is planned, and nothing else",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.command_line import cli
+from support.command_line import cli, shares_by_times
 from support.run_kinds import FIRST_TOKEN, Kind
 
 import megaindex
@@ -316,7 +316,7 @@ def check_coverage(asked: Asked, rows: Sequence[Mapping[str, Any]]) -> None:
         if "phase" not in row or row["phase"] is not None or row["coverage_method"] == "expected":
             continue
         by_times = np.trim_zeros(counted["tokens_by_times_seen"]["total"], "b")
-        planned = np.trim_zeros([*row["coverage"].values()], "b")
+        planned = np.trim_zeros(shares_by_times(row["coverage"]), "b")
         np.testing.assert_allclose(planned, np.array(by_times) / counted["tokens"], rtol=1e-12)
 
 
