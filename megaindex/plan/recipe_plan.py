@@ -984,7 +984,8 @@ def _sources(plan: RecipePlan) -> RenderableType:
     table = FittedTable(TableColumn("source", "name"), TableColumn("kind", "label"), *names)
     shown: Sequence[SourceTotal] = plan.sources
     if len(plan.sources) > MANY_SOURCES:
-        shown = worst_first(plan.sources, [source.epochs for source in plan.sources])
+        epochs = [source.epochs for source in shown]
+        shown = worst_first(shown, epochs, repeat=bool(_repeating(plan)))[:SHOWN_SOURCES]
     for source in shown:
         table.add_row(
             source.source,
@@ -1000,9 +1001,13 @@ def _sources(plan: RecipePlan) -> RenderableType:
     return Group(table, *more(left), *[Prose(_of_all(plan))] * bool(left))
 
 
+def _repeating(plan: RecipePlan) -> set[str]:
+    return {draw.source for draw in plan.draws if draw.first_repeat is not None}
+
+
 def _of_all(plan: RecipePlan) -> str:
     """Return a sentence on all sources."""
-    repeat = {draw.source for draw in plan.draws if draw.first_repeat is not None}
+    repeat = _repeating(plan)
     most = max(plan.sources, key=lambda source: source.epochs)
     text = repeats_text(len(repeat), len(plan.sources), most.source, most.epochs)
     unseen = sum(source.unseen > 0 for source in plan.sources)
@@ -1018,7 +1023,8 @@ def _blocks(plan: RecipePlan) -> RenderableType:
     rows = [(source, source.blocks) for source in plan.sources if source.blocks is not None]
     shown: Sequence[tuple[SourceTotal, BlockFacts]] = rows
     if len(rows) > MANY_SOURCES:
-        shown = worst_first(rows, [source.epochs for source, _ in rows])
+        epochs = [source.epochs for source, _ in rows]
+        shown = worst_first(rows, epochs, repeat=bool(_repeating(plan)))[:SHOWN_SOURCES]
     for source, facts in shown:
         numbers = (facts.blocks, facts.block_tokens, facts.served, facts.dropped, facts.deferred)
         table.add_row(source.source, *(f"{number:,}" for number in (*numbers, facts.unread)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
@@ -151,21 +151,25 @@ def shown_rows(plan: Plan) -> Sequence[Row]:
     if len(plan.datasets) <= MANY_SOURCES:
         return plan.datasets
     train = plan.rows("train")
-    return worst_first(train, _epochs_drawn(train, plan.sequence_length))
+    epochs = _epochs_drawn(train, plan.sequence_length)
+    return worst_first(train, epochs, repeat=any(map(_repeats, train)))[:SHOWN_SOURCES]
 
 
 AnyRow = TypeVar("AnyRow")
 
 
-def worst_first(rows: Sequence[AnyRow], epochs: Sequence[float]) -> Sequence[AnyRow]:
-    """Return some of many sources: those read most often, or least if no source repeats.
+def worst_first(
+    rows: Sequence[AnyRow], epochs: Sequence[float], *, repeat: bool
+) -> Sequence[AnyRow]:
+    """Return sources by how often they are read: most often first, or least if none repeats.
 
     Args:
         epochs: epochs of each source that are read.
+        repeat: some source repeats.
     """
-    sign = -1 if max(epochs) > 1 else 1
+    sign = -1 if repeat else 1
     order = sorted(range(len(rows)), key=lambda number: (sign * epochs[number], number))
-    return [rows[number] for number in order[:SHOWN_SOURCES]]
+    return [rows[number] for number in order]
 
 
 def _epochs_drawn(rows: Sequence[Row], sequence_length: int) -> list[float]:
@@ -177,6 +181,13 @@ def _epochs_drawn(rows: Sequence[Row], sequence_length: int) -> list[float]:
     ]
 
 
+def _repeats(row: Row) -> bool:
+    """Return True for a source of which it is certain that samples are drawn again."""
+    if row.repeated is not None:
+        return row.repeated > 0
+    return row.drawn_bounds[0] > row.samples_per_epoch
+
+
 def _of_all(plan: Plan, names: ShortNames) -> Iterator[str]:
     """Yield a sentence on all sources of each split."""
     splits: dict[str, list[Row]] = {}
@@ -185,27 +196,29 @@ def _of_all(plan: Plan, names: ShortNames) -> Iterator[str]:
     for split, rows in splits.items():
         epochs = _epochs_drawn(rows, plan.sequence_length)
         most = names.name(rows[epochs.index(max(epochs))].name)
-        repeats = sum(
-            row.repeated > 0
-            if row.repeated is not None
-            else row.samples_per_epoch is not None and row.drawn_bounds[0] > row.samples_per_epoch
-            for row in rows
-        )
+        repeats = sum(map(_repeats, rows))
         least = any(row.repeated is None for row in rows)
         text = repeats_text(repeats, len(rows), most, max(epochs), least=least)
-        unseen = [row for row in rows if row.coverage.tokens and row.coverage.tokens[0] > 0]
-        if unseen:
-            worst = max(unseen, key=lambda row: row.coverage.tokens[0])
-            share = _percent(worst.coverage.tokens[0])
-            text += f"; of {len(unseen):,} some tokens stay unseen, of {names.name(worst.name)} "
-            text += share if len(unseen) == 1 else f"most, {share}"
-        yield f"{split}: {text}"
+        unseen = {
+            names.name(row.name): row.coverage.tokens[0] for row in rows if row.coverage.tokens
+        }
+        yield f"{split}: {text}{unseen_text(unseen)}"
 
 
 def repeats_text(number: int, count: int, most: str, epochs: float, *, least: bool = False) -> str:
     """Return how many of the sources repeat, and which is read most often."""
     found = f"{'at least ' * least}{number:,}" if number or least else "none"
     return f"{found} of {count:,} sources repeat, at most {epochs:,.2f} epochs are drawn ({most})"
+
+
+def unseen_text(shares: Mapping[str, float]) -> str:
+    """Return of how many sources some tokens stay unseen, and the largest share; or nothing."""
+    unseen = {name: share for name, share in shares.items() if share > 0}
+    if not unseen:
+        return ""
+    name = max(unseen, key=unseen.__getitem__)
+    share = _percent(unseen[name])
+    return f"; of {len(unseen):,} some tokens stay unseen, at most {share} ({name})"
 
 
 def _sources(plan: Plan, rows: Sequence[Row], names: ShortNames) -> RenderableType:
