@@ -185,7 +185,7 @@ def _repeats(row: Row) -> bool:
     """Return True for a source of which it is certain that samples are drawn again."""
     if row.repeated is not None:
         return row.repeated > 0
-    return row.drawn_bounds[0] > row.samples_per_epoch
+    return row.samples_per_epoch is not None and row.drawn_bounds[0] > row.samples_per_epoch
 
 
 def _of_all(plan: Plan, names: ShortNames) -> Iterator[str]:
