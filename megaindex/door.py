@@ -15,14 +15,14 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from megaindex._lazy import torch_needed
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import run_by_name
-from megaindex.configs.run_words import NamedRun, named_run
 from megaindex.errors import InvalidArgument
 from megaindex.index.spans import Index
 from megaindex.lock.lock_file import Lock
-from megaindex.recipe.recipe import Recipe
 from megaindex.run.run import Run
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.run_builder import run_by_name
+from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.run_words import NamedRun, named_run
 from megaindex.validation import shown
 
 if TYPE_CHECKING:
@@ -307,25 +307,25 @@ def _read_lock(named: NamedRun, _: int | None) -> Lock:
 
 
 def _read_recipe(named: NamedRun, _: int | None) -> Recipe:
-    from megaindex.recipe.recipe_file import read_recipe
+    from megaindex.settings.recipe_file import read_recipe
 
     return read_recipe(named.words[0])
 
 
 def _read_nanotron(named: NamedRun, _: int | None) -> Recipe:
-    from megaindex.recipe.nanotron_yaml import read_nanotron
+    from megaindex.settings.nanotron_yaml import read_nanotron
 
     return read_nanotron(named.words[0])
 
 
 def _read_llm_foundry(named: NamedRun, devices: int | None) -> Recipe:
-    from megaindex.recipe.llm_foundry_yaml import read_llm_foundry
+    from megaindex.settings.llm_foundry_yaml import read_llm_foundry
 
     return read_llm_foundry(named.words[0], devices=devices)
 
 
 def _read_maxtext(named: NamedRun, devices: int | None) -> Recipe | None:
-    from megaindex.recipe.maxtext_yaml import read_maxtext
+    from megaindex.settings.maxtext_recipe import read_maxtext
 
     return read_maxtext(named.words, devices)
 

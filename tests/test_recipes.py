@@ -15,7 +15,7 @@ from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import loader_of_recipe
 from megaindex.loader.batch_reader import Batch
-from megaindex.recipe.recipe_file import read_recipe
+from megaindex.settings.recipe_file import read_recipe
 
 RECIPE = """
 sequence_length: 16

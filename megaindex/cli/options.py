@@ -186,7 +186,7 @@ def take_run(options: argparse.Namespace, verb: str) -> None:
         if kind is not None:
             raise InvalidArgument(f"--as {kind} says what RUN is, and none is given; give RUN")
         return
-    from megaindex.configs.run_words import KINDS, named_run
+    from megaindex.settings.run_words import KINDS, named_run
 
     named = named_run(words, kind)
     for setting, value in named.settings.items():

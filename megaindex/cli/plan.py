@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, add_run, print_json, take_run
-from megaindex.configs.batch_schedule import parse_count
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
-from megaindex.configs.settings import flag_of, settings_by_name
 from megaindex.errors import InvalidArgument
+from megaindex.settings.batch_schedule import parse_count
+from megaindex.settings.run_builder import named_as_in_files, read_settings, resolve
+from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.settings import flag_of, settings_by_name
 
 if TYPE_CHECKING:
     from megaindex.audit.balance import BalanceModel
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from megaindex.index.skips import Skip
     from megaindex.loader.recipe_state import StoredRecipe
     from megaindex.plan.model import Plan
-    from megaindex.recipe.recipe import Recipe
     from megaindex.run.run import Run
+    from megaindex.settings.recipe import Recipe
 
 DEFAULT_COST_MODEL = "llama3-8b"
 
@@ -77,9 +77,9 @@ def _described(options: argparse.Namespace) -> Recipe | RunSettings | Run:
 def run_of(described: Recipe | RunSettings | Run) -> Run:
     """Return the decided run of a recipe or of settings, or the run given."""
     from megaindex.progress import counting_samples
-    from megaindex.recipe.recipe import Recipe
     from megaindex.run.from_recipe import run_of_recipe
     from megaindex.run.from_settings import run_of_settings
+    from megaindex.settings.recipe import Recipe
 
     with counting_samples() as progress:
         of_settings = partial(run_of_settings, progress=progress)
@@ -157,7 +157,7 @@ def skips_of_options(options: argparse.Namespace) -> tuple[Skip, ...]:
             "--skip-from-step needs --skip-documents; give the file of their ids as well"
         )
     if options.skip_file:
-        from megaindex.configs.yaml_sections import load_yaml
+        from megaindex.settings.yaml_sections import load_yaml
 
         content = load_yaml(options.skip_file, "--skip")
         if isinstance(content, Mapping) and set(content) == {"skip"}:
@@ -215,7 +215,7 @@ _RECIPE_FILES: dict[str, tuple[str, ...]] = {
 def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
     file, devices = getattr(options, name), options.world_size
     if name == "recipe":
-        from megaindex.recipe.recipe_file import read_recipe
+        from megaindex.settings.recipe_file import read_recipe
 
         return read_recipe(file)
     if name == "state":
@@ -223,14 +223,14 @@ def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
         options.consumed_samples = options.consumed_samples or str(stored.consumed_samples)
         return stored.recipe_here
     if name == "nanotron_config":
-        from megaindex.recipe.nanotron_yaml import read_nanotron
+        from megaindex.settings.nanotron_yaml import read_nanotron
 
         return read_nanotron(file)
     if name == "llm_foundry_config":
-        from megaindex.recipe.llm_foundry_yaml import read_llm_foundry
+        from megaindex.settings.llm_foundry_yaml import read_llm_foundry
 
         return read_llm_foundry(file, devices=devices)
-    from megaindex.recipe.maxtext_yaml import read_maxtext
+    from megaindex.settings.maxtext_recipe import read_maxtext
 
     return read_maxtext(file, devices)
 

@@ -10,9 +10,6 @@ import megaindex
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import ValidationCache
-from megaindex.configs.amended import AmendedBlend
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
@@ -24,10 +21,13 @@ from megaindex.lock.settings import LockedSettings, resolved_subset, settings_of
 from megaindex.lock.shape import FORMAT, SOURCE_COLUMNS, VERSION
 from megaindex.objects.files import each_of
 from megaindex.progress import Bar, silent
-from megaindex.recipe.recipe import Recipe
 from megaindex.run.identity import canonical_forms, short_hash
 from megaindex.run.run import Run
 from megaindex.run.subset import block_bounds, first_step, rows_of, subset_of
+from megaindex.settings.amended import AmendedBlend
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.run_builder import given_run
+from megaindex.settings.run_settings import RunSettings
 
 Progress = Callable[[int, int], None]
 

@@ -18,15 +18,15 @@ from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.recipe_settings import RecipeSettings
 from megaindex.lock.settings import locked_settings
-from megaindex.recipe.mix_changes import MixChanges
 from megaindex.run.from_recipe import identity_of_opened
 from megaindex.run.run import Run
 from megaindex.run.subset import run_of_subset
+from megaindex.settings.mix_changes import MixChanges
 
 if TYPE_CHECKING:
-    from megaindex.configs.run import RunSettings
     from megaindex.loader.loader import Loader
-    from megaindex.recipe.recipe import Recipe
+    from megaindex.settings.recipe import Recipe
+    from megaindex.settings.run_settings import RunSettings
 
 
 class LockedFiles:

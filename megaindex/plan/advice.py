@@ -11,14 +11,14 @@ from operator import itemgetter
 from typing import Any
 
 from megaindex.arithmetic import FinalEpoch, final_epoch
-from megaindex.configs.run import RunSettings
-from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
 from megaindex.plan.export import adapter_settings, lacks_validation
 from megaindex.plan.model import BufferEffect, Plan, Row, SettingsPlan, epochs_text
 from megaindex.run.passes import loader_limit
 from megaindex.run.sizing import Sizing
 from megaindex.run.target import ResolvedTarget
+from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.settings import ADAPTERS, adapter_call
 
 _COMMON_BUFFER = 1.005
 

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megaindex.configs.run import RunSettings
-from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split, parse_split
 from megaindex.index.order_settings import order_of
 from megaindex.plan.model import SettingsPlan
-from megaindex.recipe.recipe import Recipe
-from megaindex.recipe.recipe_file import to_mapping
 from megaindex.run.run import Run
 from megaindex.run.sizing import own_buffers, own_sources
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.recipe_file import to_mapping
+from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.settings import ADAPTERS, adapter_call
 from megaindex.validation import check_choice
 
 _ORDERS = {"neox": ("neox",), "megatron": ("megatron", "megatron-legacy")}

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.console import (
     FittedTable,
     Prose,
@@ -57,8 +56,9 @@ from megaindex.plan.render import (
 from megaindex.recipe.amend import EarliestRepeat, earliest_repeats
 from megaindex.recipe.layout import RecipeLayout, StageEnd
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.past import PastRead
-from megaindex.recipe.recipe import Recipe, Rounds
+from megaindex.settings.batch_schedule import SkippedSteps, skip_steps, step_bounds
+from megaindex.settings.past import PastRead
+from megaindex.settings.recipe import Recipe, Rounds
 from megaindex.validation import check_choice
 
 _SHOWN_WARNINGS = 3

@@ -11,8 +11,6 @@ from operator import attrgetter
 from typing import Any
 
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.batch_schedule import SkippedSteps
-from megaindex.configs.run import Source, Target
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import framework_rules
 from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, built_coverage, coverage_of
@@ -20,9 +18,11 @@ from megaindex.plan.model import Coverage, Row
 from megaindex.plan.packing import packing_facts
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize, samples_per_epoch
-from megaindex.recipe.recipe import RecipeSource, RecipeStage
 from megaindex.run.parts import SplitPart
 from megaindex.run.passes import ServedRange
+from megaindex.settings.batch_schedule import SkippedSteps
+from megaindex.settings.recipe import RecipeSource, RecipeStage
+from megaindex.settings.run_settings import Source, Target
 
 _BY_SAMPLES = ("epoch", "window", "packed")  # orders with rules of their own
 

@@ -9,7 +9,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from megaindex.configs.settings import adapter_call
 from megaindex.console import (
     FittedTable,
     Prose,
@@ -22,6 +21,7 @@ from megaindex.console import (
 )
 from megaindex.index.frameworks import framework_rules
 from megaindex.plan.model import PackingFacts, Plan, Row, SettingsPlan, epochs_text
+from megaindex.settings.settings import adapter_call
 from megaindex.validation import percent
 
 MANY_SOURCES = 24

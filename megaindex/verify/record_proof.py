@@ -47,7 +47,6 @@ from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.opening import locked_index, locked_mix, locked_skips
 from megaindex.lock.shape import FORMAT as LOCK_FORMAT
 from megaindex.progress import Bar, silent
-from megaindex.recipe.mix_changes import MixChanges
 from megaindex.run.same_until import (
     Compared,
     apart,
@@ -58,6 +57,7 @@ from megaindex.run.same_until import (
     same_until,
 )
 from megaindex.run.subset import step_bounds_of
+from megaindex.settings.mix_changes import MixChanges
 from megaindex.validation import CheckpointReader
 from megaindex.verify.record_content import (
     ContentCheck,

@@ -22,8 +22,8 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex.audit import audit, run_of_settings
 from megaindex.audit.report import findings, source_counts, suggestions
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings
 
 
 @pytest.fixture(autouse=True, scope="module")

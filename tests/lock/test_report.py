@@ -13,13 +13,13 @@ from support.corpora import write_corpus
 
 from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Data, RunSettings, Source, Target
 from megaindex.errors import MegaIndexError
 from megaindex.index.balance import CostModel
 from megaindex.lock import make_lock, open_run, read_lock, report_run, run_of_lock
 from megaindex.recipe import read_recipe
 from megaindex.run.from_recipe import run_of_recipe
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.run_settings import Data, RunSettings, Source, Target
 
 RECIPE = """
 sequence_length: 16

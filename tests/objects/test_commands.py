@@ -15,7 +15,7 @@ from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.loader import loader_of_recipe
-from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings.recipe_file import read_recipe, recipe_of, to_mapping
 from megaindex.verify.verify import verify, verify_all
 
 RUN = ("--seq-length", "16", "--micro-batch-size", "2", "--data-parallel-size", "1")

@@ -14,8 +14,8 @@ from support.command_line import plan_json
 from support.corpora import write_corpus
 
 from megaindex.cli.options import print_json
-from megaindex.configs.megatron_args import read_megatron
-from megaindex.configs.neox_yaml import read_neox
+from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.neox_yaml import read_neox
 
 TOKENS = ["--tokens-per-epoch", 100_000, "--seq-length", 64]
 SIZED = [*TOKENS, "--global-batch-size", 8]

@@ -16,13 +16,13 @@ from support.command_line import plan_json, shares_by_times
 from support.corpora import write_corpus
 
 from megaindex.builders import build_index
-from megaindex.configs.run import Source
 from megaindex.index.frameworks import framework_rules
 from megaindex.index.order_settings import order_of_row
 from megaindex.plan import coverage as counting
 from megaindex.plan import coverage as coverage_module
 from megaindex.run.parts import SplitPart
 from megaindex.run.passes import ServedRange, samples_served
+from megaindex.settings.run_settings import Source
 
 NUMBERS = itertools.count()
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(lambda x: sum(x) > 20)

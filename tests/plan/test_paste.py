@@ -21,16 +21,16 @@ from support.command_line import plan_json, shares_by_times
 from support.corpora import write_corpus
 from support.megatron_dataset import Tokenizer
 
-from megaindex.configs.megatron_args import read_megatron
-from megaindex.configs.neox_yaml import read_neox
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings, merged
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.export import export_settings
 from megaindex.recipe import read_recipe
+from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.neox_yaml import read_neox
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings, merged
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 SPLITS = ("train", "valid", "test")

@@ -14,13 +14,13 @@ from support.command_line import plan, plan_json
 
 from megaindex import EpochOrder, MegatronOrder, NeoxOrder, PackedOrder
 from megaindex.builders.recipe import plan_recipe
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.plan import make_plan
 from megaindex.recipe import BatchSchedule, Past, PastRead, Recipe
-from megaindex.recipe.nanotron_yaml import read_nanotron
-from megaindex.recipe.recipe import RecipeEvaluation, RecipeSource, RecipeStage, Stream, Weighting
-from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings.nanotron_yaml import read_nanotron
+from megaindex.settings.recipe import RecipeEvaluation, RecipeSource, RecipeStage, Stream, Weighting
+from megaindex.settings.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings.run_settings import Target
 
 FULL = """
 sequence_length: 2048
