@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 import numpy.typing
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.search import WordCollector
 from sphinx.util import logging
 
 DOCS = Path(__file__).parent
@@ -100,17 +99,14 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_pages)
     app.connect("source-read", adapt_page)
     app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # before napoleon
-    WordCollector.dispatch_visit = _visit_prose
+    app.connect("doctree-read", mark_outputs)
 
 
-_visit = WordCollector.dispatch_visit
-
-
-def _visit_prose(collector: WordCollector, node: nodes.Node) -> None:
+def mark_outputs(_app: Sphinx, doctree: nodes.document) -> None:
     """Leave outputs of commands, which are drawn as boxes and tables, out of the search."""
-    if isinstance(node, nodes.literal_block) and node.get("language") == "console":
-        raise nodes.SkipNode
-    _visit(collector, node)
+    for block in doctree.findall(nodes.literal_block):
+        if block.get("language") == "console":
+            block["classes"].append("no-search")
 
 
 def write_pages(_app: Sphinx) -> None:
