@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import re
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy.typing
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.ext.autodoc.mock import mock
 from sphinx.util import logging
 
 DOCS = Path(__file__).parent
@@ -61,7 +63,13 @@ _SUFFIXES = (
     *(".helpers", ".adapters"),
 )
 _ADAPTERS = (".adapters.megatron", ".adapters.neox", ".adapters.grain")
-MODULES = [importlib.import_module(f"megaindex{suffix}") for suffix in (*_SUFFIXES, *_ADAPTERS)]
+_TRAINERS = (".adapters.huggingface", ".adapters.lightning", ".adapters.torchtitan")
+_TRAINERS += (".adapters.automodel",)
+with mock(["accelerate", "lightning", "torchtitan", "transformers"]):  # as if installed
+    MODULES = [
+        importlib.import_module(f"megaindex{suffix}")
+        for suffix in (*_SUFFIXES, *_ADAPTERS, *_TRAINERS)
+    ]
 NAVIGATION["Python API"] = [f"generated/{module.__name__}" for module in MODULES]
 
 project = "megaindex"
@@ -178,8 +186,8 @@ def adapt_docstring(
 
 def _field_text(name: str) -> str:
     """Return the text of a field in the section Attributes of its class, without the type."""
-    module, owner, field = name.rsplit(".", 2)
-    docstring = inspect.getdoc(getattr(importlib.import_module(module), owner, None)) or ""
+    owner, _, field = name.rpartition(".")
+    docstring = inspect.getdoc(pkgutil.resolve_name(owner)) or ""
     section = _FIELDS.search(docstring)
     entry = section and re.search(
         rf"(?m)^    {field}(?: \((.*)\))?: (.*(?:\n {{8}}.*)*)", section[0]
