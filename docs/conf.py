@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import numpy.typing
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
@@ -69,8 +70,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4  # as git hosts make them
 html_theme = "furo"
 html_title = f"megaindex {version}"
-html_static_path = ["site.css"]
+html_static_path = ["site.css", "site.js"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = html_show_sphinx = False
 autodoc_default_options = {
     "members": True,
@@ -97,6 +99,14 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_pages)
     app.connect("source-read", adapt_page)
     app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # before napoleon
+    app.connect("doctree-read", mark_outputs)
+
+
+def mark_outputs(_app: Sphinx, doctree: nodes.document) -> None:
+    """Leave outputs of commands, which are drawn as boxes and tables, out of the search."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.get("language") == "console":
+            block["classes"].append("no-search")
 
 
 def write_pages(_app: Sphinx) -> None:

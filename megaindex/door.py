@@ -11,22 +11,23 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from megaindex._lazy import torch_needed
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import run_by_name
-from megaindex.configs.run_words import NamedRun, named_run
 from megaindex.errors import InvalidArgument
 from megaindex.index.spans import Index
 from megaindex.lock.lock_file import Lock
-from megaindex.recipe.recipe import Recipe
 from megaindex.run.run import Run
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.run_builder import run_by_name
+from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.run_words import NamedRun, named_run
 from megaindex.validation import shown
 
 if TYPE_CHECKING:
     from megaindex.audit.report import Audit
+    from megaindex.builders.recipe import OpenRecipe
     from megaindex.loader.batch import SampleOptions
     from megaindex.loader.loader import Loader
 
@@ -120,9 +121,10 @@ class _OpenedLock(OpenedRun):
         return run_of_lock(self._lock, cache_dir=self.cache_dir)
 
     def plan(self) -> Any:
-        from megaindex.lock.settings import locked_settings
+        from megaindex.lock.opening import run_to_plan
+        from megaindex.plan.plan import make_plan
 
-        return _of_description(self.name, locked_settings(self._lock.path), self.cache_dir).plan()
+        return make_plan(run_to_plan(self._lock))
 
     def loader(self, **given: Any) -> Loader:
         from megaindex.lock.opening import open_run as loader_of_lock
@@ -137,16 +139,30 @@ class _OpenedLock(OpenedRun):
         return self._lock
 
 
-class _OpenedRecipe(OpenedRun):
-    def __init__(self, name: str, cache_dir: Folder | None, recipe: Recipe) -> None:
-        super().__init__(name, cache_dir)
-        self._recipe = recipe
+class _OpenedDescription(OpenedRun):
+    """A recipe, or the settings of a framework."""
 
+    def __init__(self, name: str, cache_dir: Folder | None, described: Any) -> None:
+        super().__init__(name, cache_dir)
+        self._described = described
+
+    def plan(self) -> Any:
+        from megaindex.plan.plan import make_plan
+
+        return make_plan(self._described)
+
+    def make_lock(self, *, tokens: bool = False) -> Lock:
+        from megaindex.lock.make import make_lock
+
+        return make_lock(self._described, tokens=tokens, cache_dir=self.cache_dir)
+
+
+class _OpenedRecipe(_OpenedDescription):
     @cached_property
-    def _opened(self) -> Any:
+    def _opened(self) -> OpenRecipe:
         from megaindex.builders.recipe import open_recipe
 
-        return open_recipe(self._recipe, cache_dir=self.cache_dir)
+        return open_recipe(self._described, cache_dir=self.cache_dir)
 
     @cached_property
     def run(self) -> Run:
@@ -154,65 +170,42 @@ class _OpenedRecipe(OpenedRun):
 
         return run_of_opened(self._opened)
 
-    def plan(self) -> Any:
-        from megaindex.plan.plan import make_plan
-
-        return make_plan(self._recipe)
-
     def loader(self, **given: Any) -> Loader:
         with torch_needed("the loader"):
             from megaindex.loader.recipe_loader import loader_of_recipe
 
         return loader_of_recipe(self._opened, **_given(given))
 
-    def make_lock(self, *, tokens: bool = False) -> Lock:
-        from megaindex.lock.make import make_lock
 
-        return make_lock(self._recipe, tokens=tokens, cache_dir=self.cache_dir)
-
-
-class _OpenedSettings(OpenedRun):
-    def __init__(self, name: str, cache_dir: Folder | None, settings: RunSettings) -> None:
-        super().__init__(name, cache_dir)
-        self._settings = settings
-
+class _OpenedSettings(_OpenedDescription):
     @cached_property
     def run(self) -> Run:
         from megaindex.run.from_settings import run_of_settings
 
-        return run_of_settings(self._settings, cache_dir=self.cache_dir)
+        return run_of_settings(self._described, cache_dir=self.cache_dir)
 
-    def plan(self) -> Any:
-        from megaindex.plan.plan import make_plan
-
-        return make_plan(self._settings)
-
-    def loader(
-        self,
-        *,
-        data_parallel_rank: int = 0,
-        data_parallel_size: int | None = None,
-        micro_batch_size: int | None = None,
-        options: SampleOptions | None = None,
-        **loading: Any,
-    ) -> Loader:
+    def loader(self, **given: Any) -> Loader:
         with torch_needed("the loader"):
-            from megaindex.loader.loader import Loader
-        from megaindex.loader.run_sampler import sampler_of
+            from megaindex.loader.loader import loader_of
+        from megaindex.lock.make import identity_of
 
-        sampler = sampler_of(
+        return loader_of(
             self.run,
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=data_parallel_size,
-            micro_batch_size=micro_batch_size,
-            balance=loading.pop("balance", None),
+            fingerprints=self._fingerprints(),
+            identity=cache(lambda: identity_of(self._described, self.cache_dir)),
+            evaluation=lambda: None,
+            **_given(given),
         )
-        return Loader(self.run.index, sampler, options=options, **loading)
 
-    def make_lock(self, *, tokens: bool = False) -> Lock:
-        from megaindex.lock.make import make_lock
+    def _fingerprints(self) -> list[str]:
+        from megaindex.builders.recipe import ValidationCache
 
-        return make_lock(self._settings, tokens=tokens, cache_dir=self.cache_dir)
+        paths = [source.path_prefix for source in self.run.sources]
+        known = ValidationCache(
+            paths, None if self.cache_dir is None else os.fspath(self.cache_dir)
+        )
+        dialect = self._described.row.file_dialect
+        return [known.fingerprint(known.open(path, dialect=dialect)) for path in paths]
 
 
 def _given(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,25 +307,25 @@ def _read_lock(named: NamedRun, _: int | None) -> Lock:
 
 
 def _read_recipe(named: NamedRun, _: int | None) -> Recipe:
-    from megaindex.recipe.recipe_file import read_recipe
+    from megaindex.settings.recipe_file import read_recipe
 
     return read_recipe(named.words[0])
 
 
 def _read_nanotron(named: NamedRun, _: int | None) -> Recipe:
-    from megaindex.recipe.nanotron_yaml import read_nanotron
+    from megaindex.settings.nanotron_yaml import read_nanotron
 
     return read_nanotron(named.words[0])
 
 
 def _read_llm_foundry(named: NamedRun, devices: int | None) -> Recipe:
-    from megaindex.recipe.llm_foundry_yaml import read_llm_foundry
+    from megaindex.settings.llm_foundry_yaml import read_llm_foundry
 
     return read_llm_foundry(named.words[0], devices=devices)
 
 
 def _read_maxtext(named: NamedRun, devices: int | None) -> Recipe | None:
-    from megaindex.recipe.maxtext_yaml import read_maxtext
+    from megaindex.settings.maxtext_recipe import read_maxtext
 
     return read_maxtext(named.words, devices)
 

@@ -60,7 +60,7 @@ os.fsync = _without_the_disk
 BACKENDS = ("reference", "numba", "native")
 
 # ``pytest --quick`` runs these folders alone; it needs pytest, hypothesis and megaindex.
-QUICK = ("cache", "configs", "format", "index", "io", "kernels", "plan", "recipe")
+QUICK = ("cache", "settings", "format", "index", "io", "kernels", "plan", "recipe")
 OPTIONAL = (
     "torch", "megatron", "torchdata", "streaming", "grain", "ray", "moto", "obstore", "pyarrow",
     "zstandard", "tokenizers", "sentencepiece",

@@ -30,7 +30,7 @@ LAYERS = [
     {"run"},
     {"builders"},
     {"recipe"},
-    {"cache", "configs"},
+    {"cache", "settings"},
     {"index"},
     {"format", "helpers"},
     {"kernels", "objects"},
@@ -311,10 +311,10 @@ NEEDED = {
     ("adapters/megatron/core.py", "runpy.run_path"): "megatron-core's own version file",
     ("engine/local.py", "pickle.loads"): "of an exception that this process has just pickled",
     (
-        "configs/capture.py",
+        "settings/capture.py",
         "subprocess.Popen",
     ): "the script that `megaindex capture` is asked to run",
-    ("configs/yaml_sections.py", "yaml.load"): "with a subclass of SafeLoader",
+    ("settings/yaml_sections.py", "yaml.load"): "with a subclass of SafeLoader",
 }
 
 

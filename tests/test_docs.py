@@ -143,6 +143,9 @@ def test_the_site_has_all_pages_and_names(folder: Path) -> None:
         page = pages[f"generated/{facade}.html"]
         for name in public_names(facade):
             assert re.search(rf'(id|href)="[^"]*megaindex[\w.]*\.{name}"', page), name
+    identity = re.search(r"identity of the run (\w{32})", pages["record.html"])
+    assert identity is not None
+    assert identity[1] not in (site / "searchindex.js").read_text()  # an output of a command
     fetched = re.findall(r'<(?:script|link|img)[^>]*"(https?:[^"]*)"', "".join(pages.values()))
     assert fetched == []
 

@@ -66,6 +66,9 @@ def test_a_run_and_its_lock_answer_alike(folder: Path, kind: str) -> None:
         batches = [[batch["tokens"].numpy() for batch in loader] for loader in loaders]
         np.testing.assert_array_equal(*batches)
         assert len(batches[0]) == 9
+        states = [loader.state_dict() for loader in loaders]
+        assert states[0]["identity"] == states[1]["identity"] == lock.identity
+        assert states[0]["receipt"] == states[1]["receipt"]
 
 
 def test_a_script_and_its_settings_are_one_run(folder: Path) -> None:

@@ -12,17 +12,17 @@ from support.command_line import cli
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.megatron_args import read_megatron
-from megaindex.configs.neox_yaml import neox_settings
-from megaindex.configs.run import Data, RunSettings, Source, Target
-from megaindex.configs.run_builder import resolve
 from megaindex.errors import InvalidArgument
 from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler
 from megaindex.plan import make_plan
-from megaindex.recipe.recipe import Weighting
-from megaindex.recipe.recipe_file import recipe_of
 from megaindex.run.run import run_of_index
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.neox_yaml import neox_settings
+from megaindex.settings.recipe import Weighting
+from megaindex.settings.recipe_file import recipe_of
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.run_settings import Data, RunSettings, Source, Target
 
 Door = Callable[[Any, str], Any]
 """Takes a wrong value and the path of a corpus."""

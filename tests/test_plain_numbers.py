@@ -15,10 +15,6 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex import EpochOrder, MegatronOrder, NeoxDocumentsOrder
-from megaindex.configs.batch_schedule import BatchSchedule, ramp_up
-from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings
 from megaindex.corpus import tokenize
 from megaindex.engine import open_engine
 from megaindex.errors import InvalidArgument
@@ -26,9 +22,13 @@ from megaindex.format import IndexedDataset
 from megaindex.index.extension import extend_index, times_served
 from megaindex.index.receipts import explain, fingerprint_keys, planned_block_receipts
 from megaindex.plan import make_plan
-from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
-from megaindex.recipe.recipe_file import to_mapping
 from megaindex.run.run import RunSource, run_of_index
+from megaindex.settings.batch_schedule import BatchSchedule, ramp_up
+from megaindex.settings.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
+from megaindex.settings.recipe_file import to_mapping
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Source, Target
+from megaindex.settings.settings import Settings
 from megaindex.validation import check_exact, check_fraction, check_integer, check_number, percent
 
 N = Callable[[int], Any]

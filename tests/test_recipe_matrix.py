@@ -16,13 +16,12 @@ from support.corpora import write_corpus
 from support.walking import Walk, origins
 
 from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.index import mixing as mixing_module
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.recipe import (
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import (
     EXHAUSTIONS,
     Exhaustion,
     Recipe,
@@ -30,6 +29,7 @@ from megaindex.recipe.recipe import (
     RecipeStage,
     Stream,
 )
+from megaindex.settings.run_settings import Target
 
 S = 8
 TEXTS = {"web": 420, "code": 130, "books": 60}

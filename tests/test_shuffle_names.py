@@ -35,7 +35,7 @@ from megaindex.recipe import (
     read_nanotron,
     read_recipe,
 )
-from megaindex.recipe.recipe_file import recipe_of, to_mapping
+from megaindex.settings.recipe_file import recipe_of, to_mapping
 
 STEPS, BATCH = 40, 4
 SAMPLES = STEPS * BATCH

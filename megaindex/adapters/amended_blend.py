@@ -22,7 +22,6 @@ from megaindex.builders.extend import draw_changes, end_of_changes, read_on, rea
 from megaindex.builders.single import build_index
 from megaindex.cache.cache import fetch
 from megaindex.cache.fingerprint import stamps_of
-from megaindex.configs.amended import AmendedBlend
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
@@ -33,6 +32,7 @@ from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage
 from megaindex.index.stretches import StretchedIndex
 from megaindex.io.paths import absolute
+from megaindex.settings.amended import AmendedBlend
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 FOLDER = "megaindex-amended"

@@ -25,8 +25,8 @@ from megaindex.validation import check_buffer, shown
 
 if TYPE_CHECKING:
     from megaindex.adapters.locked_run import LockedRun
-    from megaindex.configs.amended import AmendedBlend
     from megaindex.lock.lock_file import Lock
+    from megaindex.settings.amended import AmendedBlend
 
 _ABSENT: Any = object()
 
@@ -269,7 +269,7 @@ def make_policy(
 
         locked = LockedRun(lock, order)
     if amend is not None:
-        from megaindex.configs.amended import AmendedBlend
+        from megaindex.settings.amended import AmendedBlend
 
         if not isinstance(amend, (str, os.PathLike, AmendedBlend)):
             raise InvalidArgument(

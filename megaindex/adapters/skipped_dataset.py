@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.adapters.reports import on_rank_0
-from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import (
     Skip,
@@ -28,6 +27,7 @@ from megaindex.index.skips import (
     without_holes,
 )
 from megaindex.index.spans import Index
+from megaindex.settings.batch_schedule import BatchSchedule
 
 logger = logging.getLogger("megaindex")
 

@@ -14,6 +14,13 @@ from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.opening import run_of_lock
 from megaindex.lock.pinned_files import Folder
 from megaindex.plan.model import json_object
+from megaindex.plan.render import (
+    MANY_SOURCES,
+    SHOWN_SOURCES,
+    repeats_text,
+    unseen_text,
+    worst_first,
+)
 from megaindex.run.run import lengths_text
 
 if TYPE_CHECKING:
@@ -118,7 +125,8 @@ class RunReport:
         rest: list[tuple[str, ...]] = [
             ("source", "unseen", "cut", "served again", "masked", "fingerprint")
         ]
-        for number, each in enumerate(self.sources):
+        for number in self._shown():
+            each = self.sources[number]
             name = (each.source, *weights[number : number + 1] * weighted)
             share, epochs = f"{100 * each.share:.2f} %", f"{each.epochs:.3f}"
             counts = (f"{count:,}" for count in (each.documents, each.tokens, each.served))
@@ -130,6 +138,7 @@ class RunReport:
             _table([("setting", "value"), *((name, str(value)) for name, value in facts)]),
             "## Exposure by source",
             _table(exposure),
+            *self._of_all(),
             "Tokens never served, cut from long documents, served after their first time, and "
             "served without loss:",
             _table(rest),
@@ -137,18 +146,45 @@ class RunReport:
         ]
         return "\n\n".join(parts) + "\n"
 
+    def _shown(self) -> Sequence[int]:
+        """Return the numbers of the sources of the page; of many those served most often."""
+        if len(self.sources) <= MANY_SOURCES:
+            return range(len(self.sources))
+        epochs = [each.epochs for each in self.sources]
+        repeat = any(each.served_again for each in self.sources)
+        return worst_first(range(len(epochs)), epochs, repeat=repeat)[:SHOWN_SOURCES]
+
+    def _of_all(self) -> list[str]:
+        """Return a sentence on all sources where some are left out."""
+        count = len(self.sources)
+        if count <= MANY_SOURCES:
+            return []
+        most = max(self.sources, key=lambda each: each.epochs)
+        repeat = sum(each.served_again > 0 for each in self.sources)
+        text = repeats_text(repeat, count, most.source, most.epochs)
+        text += unseen_text({e.source: e.unseen / max(1, e.tokens) for e in self.sources})
+        return [f"{SHOWN_SOURCES} of {count:,} sources, the worst first; --json lists all. {text}."]
+
     def _duplicates(self) -> list[str]:
         """Return a sentence for each group of sources of the same lengths."""
         groups: dict[str, list[str]] = {}
         for each in self.sources:
             groups.setdefault(each.fingerprint, []).append(each.source)
-        return [
-            f"{', '.join(names)} have the same fingerprint, so they hold documents of the same "
+        texts = [
+            f"{_names(names)} have the same fingerprint, so they hold documents of the same "
             "lengths, as copies do: tokens that one serves after another count as served for the "
             "first time."
             for names in groups.values()
             if len(names) > 1
         ]
+        shown = texts if len(texts) <= MANY_SOURCES else texts[:SHOWN_SOURCES]
+        left = len(texts) - len(shown)
+        return [*shown, *[f"So do {left:,} more groups of sources; --json lists all."] * bool(left)]
+
+
+def _names(names: Sequence[str]) -> str:
+    shown, rest = names[:SHOWN_SOURCES], len(names) - SHOWN_SOURCES
+    return ", ".join(shown) + f" and {rest:,} more" * (rest > 0)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -18,6 +18,8 @@ from megaindex.audit.render import (
     documents_text,
     lost_rows,
     source_rows,
+    sources_text,
+    worst_sources,
 )
 from megaindex.audit.report import (
     Audit,
@@ -33,13 +35,15 @@ from megaindex.console import ShortNames
 from megaindex.errors import MissingFile, StorageError
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.paths import as_storage_error, check_local, check_regular, open_at_once
+from megaindex.plan.render import MANY_SOURCES, SHOWN_SOURCES
 from megaindex.validation import percent
 
 PAGE_REMEDY = "write the page (--html) to a disk"
-_MARK = "<title>megaindex audit</title>"  # of every page since the first, near its beginning
+_MARK = '<meta name="generator" content="megaindex audit">'
 _START_BYTES = 512
 _MOST_TIMES = 12  # rows of a table by times seen
 _MOST_ROWS = 200
+_MOST_TITLE = 60  # letters of the sources' names
 _MOST_LETTERS = 400  # of a setting
 _CSS = f"""
 :root {{ color-scheme: light dark; {plots.variables(dark=False)} }}
@@ -51,11 +55,11 @@ h1 {{ font-size: 1.5rem; line-height: 1.25; margin: 0 0 .3rem; }}
 h2 {{ font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid var(--grid); }}
 p, ul {{ margin: .4rem 0; }}
 ul {{ padding-left: 1.2rem; }}
-.findings {{ border: 1px solid var(--grid); border-left: 4px solid var(--a); border-radius: 4px;
+.findings {{ border: 1px solid var(--grid); border-left: 4px solid var(--all); border-radius: 4px;
   padding: .6rem 1rem; margin: 1rem 0; }}
 .findings h2 {{ border: 0; margin: .2rem 0; font-size: 1rem; }}
 .findings li {{ margin: .25rem 0; }}
-.change {{ border-left-color: var(--b); }}
+.change {{ border-left-color: var(--balanced); }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .5rem 0; }}
 dt {{ color: var(--soft); }}
 dd {{ margin: 0; min-width: 0; }}
@@ -77,11 +81,15 @@ th, td {{ overflow-wrap: normal; }}
 td small {{ display: block; color: var(--soft); }}
 td b {{ font-weight: 500; white-space: nowrap; }}
 dd span {{ display: inline-block; max-width: 100%; }}
-td i {{ display: block; height: 4px; background: var(--a); margin: 2px 0 0 auto; }}
+td i {{ display: block; height: 4px; background: var(--all); margin: 2px 0 0 auto; }}
 i {{ print-color-adjust: exact; -webkit-print-color-adjust: exact; }}
 footer {{ margin-top: 2rem; color: var(--soft); font-size: .88rem; }}
 {plots.STYLE}
 @media screen and (max-width: 620px) {{
+  dl {{ display: block; }}
+  dt {{ margin-top: .3rem; }}
+  th, td {{ padding: .25rem .2rem; font-size: .84rem; }}
+  td small {{ overflow-wrap: anywhere; }}
   .sources thead {{ display: none; }}
   .sources tr, .sources td {{ display: block; }}
   .sources tr {{ border-bottom: 1px solid var(--grid); padding: .4rem 0; }}
@@ -97,7 +105,6 @@ footer {{ margin-top: 2rem; color: var(--soft); font-size: .88rem; }}
   body {{ margin: 0; padding: 0; max-width: none; font-size: 1rem; line-height: 1.35; }}
   h2 {{ break-after: avoid; margin-top: 1rem; }}
   td small {{ display: inline; }}
-  details::details-content {{ content-visibility: visible; display: block; }}
   figure, section.keep, .findings, tr {{ break-inside: avoid; }}
 }}
 """
@@ -169,17 +176,17 @@ def write_page(
 def page(audit: Audit, *, command: str = "", date: str = "") -> str:
     """Return the page as text; as `write_page`."""
     names = ShortNames.of(source.name for source in audit.run.sources)
-    counts = source_counts(audit)
+    counts, colours = source_counts(audit), plots.source_colours(audit)
     parts = (
         f"<h1>Tokens served over training</h1>\n<p>{escape(headline(audit))}.</p>",
         _list("What this run sees", findings(audit), names),
         _list("What to change", suggestions(audit), names, "change"),
         _run(audit, names, command, date),
         _exposure(audit),
-        _by_source(audit, counts, names),
+        _by_source(audit, counts, colours, names),
         _shares(audit),
         _times(audit),
-        _sources(audit, counts, names),
+        _sources(audit, counts, colours, names),
         _repeats(audit),
         _balance(audit),
         "<footer><p>All counts of tokens are exact. The token that a sample reads only as the "
@@ -188,11 +195,22 @@ def page(audit: Audit, *, command: str = "", date: str = "") -> str:
     )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"{_MARK}\n<style>{_CSS}</style>\n</head>\n<body>\n"
+        f'{_MARK}\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(_title(audit, names))}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in parts if part)
         + "\n</body>\n</html>\n"
     )
+
+
+def _title(audit: Audit, names: ShortNames) -> str:
+    """Return a title that tells runs apart in tabs, bookmarks and printed headers."""
+    run = audit.run
+    sources = [names.name(source.name) for source in run.sources]
+    text = ", ".join(sources) if len(sources) <= 3 else f"{len(sources):,} sources"
+    if len(text) > _MOST_TITLE:
+        text = f"…{text[-_MOST_TITLE:]}"
+    order = f", order {run.order}" * bool(run.order)
+    return f"{text}: {run.num_steps:,} steps{order} – megaindex audit"
 
 
 def _list(title: str, texts: Sequence[str], names: ShortNames, kind: str = "") -> str:
@@ -255,19 +273,20 @@ def _exposure(audit: Audit) -> str:
     )
 
 
-def _by_source(audit: Audit, counts: Sequence[SourceCounts], names: ShortNames) -> str:
+def _by_source(
+    audit: Audit, counts: Sequence[SourceCounts], colours: dict[int, str], names: ShortNames
+) -> str:
     if len(counts) == 1:
         return ""
-    often = sorted(range(len(counts)), key=lambda k: (-counts[k].epochs, k))
-    shown = sorted(often[: plots.MOST_COLOURS], key=lambda k: (-counts[k].served, k))
-    rest = len(often) - len(shown)
-    only = f" Of {len(often):,} sources, those served most often for their size." * (rest > 0)
+    only = ""
+    if len(counts) > len(colours):
+        only = f" Of {len(counts):,} sources, those served most, and most often for their size."
     return _section(
         "Exposure of each source by step",
-        plots.exposure_by_source(audit, shown),
+        plots.exposure_by_source(audit, colours),
         "Mean number of times that earlier steps have served the tokens that a step reads of a "
         f"source. A source repeats from where its line leaves 0.{only}",
-        _legend(plots.COLOURS, [names.name(counts[k].name) for k in shown]),
+        _legend([*colours.values()], [names.name(counts[k].name) for k in colours]),
     )
 
 
@@ -298,35 +317,55 @@ def _bar(share: float, count: int) -> str:
     return f'{text}<i style="width: {4 * share:.3f}em"></i>'
 
 
-def _sources(audit: Audit, counts: Sequence[SourceCounts], names: ShortNames) -> str:
+def _sources(
+    audit: Audit, counts: Sequence[SourceCounts], colours: dict[int, str], names: ShortNames
+) -> str:
     if len(counts) == 1:
         return ""
-    served = audit.exposure.composition
-    order = np.argsort(-served.sum(axis=0), kind="stable")
-    most = plots.MOST_COLOURS - (order.size > plots.MOST_COLOURS)
-    shown, rest = order[:most], order[most:]
-    labels = [names.name(counts[k].name) for k in shown]
+    served, shown = audit.exposure.composition, list(colours)
+    drawn, labels = [*colours.values()], [names.name(counts[k].name) for k in shown]
     columns = served[:, shown]
-    if rest.size:
-        columns = np.column_stack((columns, served[:, rest].sum(axis=1)))
-        labels.append(f"{rest.size:,} others")
-    listed = [counts[k] for k in order[:_MOST_ROWS]]
-    rows = [[escape(names.name(name)), *map(escape, c)] for name, c in source_rows(listed)]
-    notes = [f"Common part of the names: {names.common}."] if names.common else []
-    if len(counts) > _MOST_ROWS:
-        notes.append(f"The {_MOST_ROWS} sources served most; --json lists all.")
+    if rest := len(counts) - len(shown):
+        others = served.sum(axis=1) - columns.sum(axis=1)
+        columns = np.column_stack((columns, others))
+        drawn.append("others")
+        labels.append(f"{rest:,} others")
     return _section(
         "Sources by step",
-        plots.composition(audit, columns),
+        plots.composition(audit, columns, drawn),
         "Shares of the sources in the tokens of a step. A blend keeps them constant from the first "
         "step to the last. The table lists the tokens of each source by times served.",
-        _legend(plots.COLOURS, labels),
-    ) + "".join(
-        (
-            _table(["source", *SOURCE_COLUMNS], rows, "sources"),
-            *(f"<p>{escape(note)}</p>\n" for note in notes),
-        )
+        _legend(drawn, labels),
+    ) + _table_of_sources(counts, names)
+
+
+def _table_of_sources(counts: Sequence[SourceCounts], names: ShortNames) -> str:
+    """Return the table of the sources; of many the worst, with a sentence and the rest closed."""
+    order = sorted(counts, key=lambda source: -source.served)
+    if len(counts) > MANY_SOURCES:
+        order = worst_sources(counts)
+    rows = [
+        [escape(names.name(name)), *map(escape, cells)]
+        for name, cells in source_rows(order[:_MOST_ROWS])
+    ]
+    columns = ("source", *SOURCE_COLUMNS)
+    notes = [f"Common part of the names: {names.common}."] if names.common else []
+    if len(counts) <= MANY_SOURCES:
+        return _table(columns, rows, "sources") + _notes(notes)
+    first, later = rows[:SHOWN_SOURCES], rows[SHOWN_SOURCES:]
+    notes.insert(0, f"{sources_text(counts, names)}.")
+    if len(counts) > _MOST_ROWS:
+        notes.append(f"--json lists all {len(counts):,} sources.")
+    closed = f"<details><summary>{len(later):,} more sources</summary>\n"
+    return (
+        _table(columns, first, "sources")
+        + _notes(notes)
+        + f"{closed}{_table(columns, later, 'sources')}</details>\n"
     )
+
+
+def _notes(texts: Sequence[str]) -> str:
+    return "".join(f"<p>{escape(text)}</p>\n" for text in texts)
 
 
 def _repeats(audit: Audit) -> str:

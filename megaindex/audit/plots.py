@@ -19,14 +19,17 @@ from megaindex.audit.balance import BalanceModel
 from megaindex.audit.exposure import SHARES
 from megaindex.audit.report import Audit
 
-MOST_COLOURS = 8
+MOST_COLOURS = 7
+"""Most sources that are drawn, each in one colour on the whole page."""
 _LEFT, _RIGHT = 9.0, 98.0  # bounds of the axes, in percent of the width
-_TOP, _BOTTOM = 28, 24  # pixels above and below the axes
+_TOP, _BOTTOM = 28, 38  # pixels above and below the axes
 _UNITS = 1000  # width of the inner picture
 _MOST_LABELS = 6
+_NARROW = 368  # pixels: a plot on a screen of 400, where texts must not overlap
+_LETTER, _LINE = 6.7, 12  # pixels of a text: width of a digit, height
 _LEAST_SAMPLES, _LEAST_POINTS = 20, 20  # of a curve: samples a point, points
-# Colours of light and dark pages. a to h: Okabe and Ito's, distinct for colour-blind readers; r: a
-# ramp for counts
+# Colours of light and dark pages, each of one meaning. a to g: sources, Okabe and Ito's, distinct
+# for colour-blind readers; r: a ramp for counts
 _PALETTE = {
     "a": ("#0072b2", "#58a6ff"),
     "b": ("#d55e00", "#ff9b57"),
@@ -34,8 +37,11 @@ _PALETTE = {
     "d": ("#cc79a7", "#e3a0c6"),
     "e": ("#e69f00", "#f0b73f"),
     "f": ("#56b4e9", "#8fd0f5"),
-    "g": ("#8a8a8a", "#a5a5a5"),
-    "h": ("#b3a100", "#d9cb3c"),
+    "g": ("#b3a100", "#d9cb3c"),
+    "others": ("#8a8a8a", "#a5a5a5"),
+    "all": ("#37474f", "#b8c7d0"),
+    "balanced": ("#7b3fa0", "#c79bea"),
+    "jump": ("#b3261e", "#ff8a80"),
     "r0": ("#dbe9f6", "#17324d"),
     "r1": ("#a6cbe3", "#1f5482"),
     "r2": ("#5fa3cf", "#2f7fbd"),
@@ -49,8 +55,8 @@ _PALETTE = {
     "past": ("#f2ead8", "#2e2a1f"),
     "mark": ("#8a6d1c", "#d4a72c"),
 }
-COLOURS = "abcdefgh"
-BALANCE = "bc"
+COLOURS = (*"abcdefg", "others")
+BALANCE = ("all", "balanced")
 """Colours of steps in order, and balanced."""
 RAMP = tuple(f"r{k}" for k in range(SHARES))
 STYLE = """svg { font: 12px system-ui, sans-serif; }
@@ -60,9 +66,9 @@ svg .mark { stroke: var(--soft); stroke-dasharray: 2 3; }
 svg .now { stroke: var(--mark); }
 svg .past { fill: var(--past); }
 svg text.now { fill: var(--mark); stroke: none; }
-svg text.jump { fill: var(--b); font-weight: 600; }
+svg text.jump { fill: var(--jump); font-weight: 600; }
 svg .line { fill: none; stroke-width: 1.8; vector-effect: non-scaling-stroke; }
-svg .jump { fill: var(--b); }"""
+svg .jump { fill: var(--jump); }"""
 
 
 def variables(*, dark: bool) -> str:
@@ -92,6 +98,7 @@ class _Plot:
     back: list[str] = field(default_factory=list)
     curves: list[str] = field(default_factory=list)
     front: list[str] = field(default_factory=list)
+    boxes: list[tuple[float, float, float]] = field(default_factory=list)
 
     def x(self, value: float) -> float:
         """Return a place in percent of the width."""
@@ -102,8 +109,20 @@ class _Plot:
         return round(_TOP + self.height * (1 - value / self.y_end), 2)
 
     def text(self, x: float, y: float, words: str, kind: str = "", *, dx: int = 0) -> None:
-        """Add a text that ends at ``x``, or begins there at the left of the axes."""
-        right = x > self.x_end / 4
+        """Add a text that ends at ``x``, or begins there in the left half of the axes.
+
+        One that would overlap another where the page is narrow is left out.
+        """
+        right = x > self.x_end / 2
+        width = len(words) * _LETTER + dx
+        begin = self.x(x) / 100 * _NARROW - width * right
+        over = (
+            abs(y - other_y) < _LINE and begin < other_end and other_begin < begin + width
+            for other_begin, other_end, other_y in self.boxes
+        )
+        if any(over):
+            return
+        self.boxes.append((begin, begin + width, y))
         self.front.append(
             f'<text class="{kind}" x="{self.x(x)}%" y="{y}" dx="{-dx if right else dx}" '
             f'text-anchor="{"end" if right else "start"}">{escape(words)}</text>'
@@ -152,7 +171,7 @@ class _Plot:
         for value in _ticks(self.x_end * 0.9, 4, least=1):
             place = f'x="{self.x(value)}%" y="{below}" text-anchor="middle"'
             grid.append(f"<text {place}>{value:,.0f}</text>")
-        grid.append(f'<text x="{_RIGHT}%" y="{below}" text-anchor="end">{x_title}</text>')
+        grid.append(f'<text x="{_RIGHT}%" y="{below + 14}" text-anchor="end">{x_title}</text>')
         grid.append(f'<text x="0" y="12">{escape(self.y_title)}</text>')
         inner = (
             f'<svg x="{_LEFT}%" y="{_TOP}" width="{_RIGHT - _LEFT}%" height="{self.height}" '
@@ -178,7 +197,7 @@ def exposure_curve(audit: Audit) -> str:
         plot.upright(step, "mark")
         if times % -(-len(epochs) // _MOST_LABELS) == 0:
             plot.text(step, _TOP + 10, f"{times} ×", dx=4)
-    plot.stairs(exposure.curve(), exposure.stretches, "a")
+    plot.stairs(exposure.curve(), exposure.stretches, "all")
     for jump in sorted(audit.jumps, key=lambda jump: jump.before - jump.after)[:_MOST_LABELS]:
         middle = plot.y((jump.before + jump.after) / 2)
         plot.front.append(f'<circle class="jump" cx="{plot.x(jump.step)}%" cy="{middle}" r="3.5"/>')
@@ -187,12 +206,26 @@ def exposure_curve(audit: Audit) -> str:
     return plot.svg("step")
 
 
-def exposure_by_source(audit: Audit, shown: Sequence[int]) -> str:
+def source_colours(audit: Audit) -> dict[int, str]:
+    """Return the colours of the sources that are drawn, those served most first.
+
+    Of more than `MOST_COLOURS` they are those served most, and those served most for their size.
+    """
+    exposure = audit.exposure
+    served = exposure.composition.sum(axis=0)
+    sizes = [max(1, int(source.lengths.sum(dtype=np.int64))) for source in audit.run.sources]
+    most = np.argsort(-served, kind="stable").tolist()
+    often = np.argsort(-served / np.array(sizes), kind="stable").tolist()
+    shown = list(dict.fromkeys([*most[: MOST_COLOURS // 2 + 1], *often]))[:MOST_COLOURS]
+    return dict(zip((number for number in most if number in shown), COLOURS, strict=False))
+
+
+def exposure_by_source(audit: Audit, colours: dict[int, str]) -> str:
     """Plot mean earlier exposures over steps for some of the sources, by their numbers.
 
     Stretches are joined until each holds some samples of the source that is served least.
     """
-    exposure, bounds = audit.exposure, audit.exposure.stretches
+    exposure, bounds, shown = audit.exposure, audit.exposure.stretches, list(colours)
     served = exposure.composition[:, shown]
     samples = served.sum(axis=0) / audit.run.index.sequence_length / len(served)
     joined = math.ceil(_LEAST_SAMPLES / max(float(samples.min()), 1e-9))
@@ -202,7 +235,7 @@ def exposure_by_source(audit: Audit, shown: Sequence[int]) -> str:
     most = max(0.5, float(curves[sums[1] > 0].max(initial=0)))
     title = "Exposure of each source by step"
     plot = _of_steps(audit, title, 200, most * 1.1, "earlier exposures of a token, by source")
-    for curve, colour in zip(curves.T, COLOURS, strict=False):
+    for curve, colour in zip(curves.T, colours.values(), strict=True):
         plot.stairs(curve, np.append(bounds[starts], bounds[-1]), colour)
     return plot.svg("step")
 
@@ -214,9 +247,9 @@ def exposure_shares(audit: Audit) -> str:
     return _stack(audit, "New and repeated tokens", counts, RAMP)
 
 
-def composition(audit: Audit, counts: I64) -> str:
+def composition(audit: Audit, counts: I64, colours: Sequence[str]) -> str:
     """Plot the shares of groups of sources, columns of ``counts``, in the tokens of a step."""
-    return _stack(audit, "Sources by step", counts, COLOURS)
+    return _stack(audit, "Sources by step", counts, colours)
 
 
 def repeat_distances(audit: Audit) -> str:
@@ -234,7 +267,7 @@ def repeat_distances(audit: Audit) -> str:
         y_title=f"share of repeated tokens, for each {width.removeprefix('a ')}",
         y_text=_percent,
     )
-    plot.area(np.zeros(counts.size), np.asarray(counts, np.float64), bounds, "c")
+    plot.area(np.zeros(counts.size), np.asarray(counts, np.float64), bounds, "all")
     return plot.svg("steps")
 
 
@@ -259,7 +292,7 @@ def work_of_rows(model: BalanceModel) -> str:
         y_text=_percent,
     )
     bounds = np.asarray(model.work_bounds / model.work_bounds[-1] * 100)
-    plot.area(np.zeros(shares.size), shares, bounds, "a")
+    plot.area(np.zeros(shares.size), shares, bounds, "all")
     return plot.svg("work, % of the largest")
 
 

@@ -35,6 +35,14 @@ from megaindex.console import (
     print_view,
     spaced,
 )
+from megaindex.plan.render import (
+    MANY_SOURCES,
+    SHOWN_SOURCES,
+    more,
+    repeats_text,
+    unseen_text,
+    worst_first,
+)
 from megaindex.run.run import Run
 from megaindex.validation import percent, shown
 
@@ -49,6 +57,20 @@ def source_rows(sources: Sequence[SourceCounts]) -> Iterator[tuple[str, list[str
         parts = map(percent, (source.of_served, source.unseen, source.once, source.more))
         repeat = "" if source.first_repeat is None else f"step {source.first_repeat:,}"
         yield source.name, [*parts, f"{source.epochs:.3f}", repeat]
+
+
+def worst_sources(sources: Sequence[SourceCounts]) -> list[SourceCounts]:
+    """Return the sources, those that repeat most first, or those read least if none repeats."""
+    repeat = any(source.more > 0 for source in sources)
+    return [*worst_first(sources, [source.epochs for source in sources], repeat=repeat)]
+
+
+def sources_text(sources: Sequence[SourceCounts], names: ShortNames) -> str:
+    """Return a sentence on all sources."""
+    most = max(sources, key=lambda source: source.epochs)
+    repeat = sum(source.more > 0 for source in sources)
+    text = repeats_text(repeat, len(sources), names.name(most.name), most.epochs)
+    return text + unseen_text({names.name(source.name): source.unseen for source in sources})
 
 
 _CURVE_WIDTH = 60
@@ -254,10 +276,16 @@ def _resampled(curve: F64, width: int) -> F64:
 
 
 def _sources(audit: Audit, names: ShortNames) -> RenderableType:
+    """Return the table of the sources; of many the worst, and a sentence on all."""
     table = FittedTable(TableColumn("source", "name"), *SOURCE_COLUMNS)
-    for name, cells in source_rows(source_counts(audit)):
+    counts, notes = source_counts(audit), names.note()
+    shown: Sequence[SourceCounts] = counts
+    if len(counts) > MANY_SOURCES:
+        shown = worst_sources(counts)[:SHOWN_SOURCES]
+        notes = [*more(len(counts) - len(shown)), *notes, Prose(sources_text(counts, names))]
+    for name, cells in source_rows(shown):
         table.add_row(names.name(name), *cells)
-    return Group(table, *names.note())
+    return Group(table, *notes)
 
 
 _MOST_RUNS = 6

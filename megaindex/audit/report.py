@@ -451,14 +451,17 @@ def jump_text(jump: Jump) -> str:
 
 
 def cut_texts(audit: Audit) -> list[str]:
-    """Return a sentence on each source with tokens that no sample holds."""
-    return [
+    """Return a sentence on each source with tokens that no sample holds; of many, on some."""
+    texts = [
         f"{source.name}: {source.cut_tokens:,} tokens "
         f"({percent(source.cut_tokens / int(counts.sum()))}) are in no sample of an epoch, because "
         f"of {source.cut_by}, and stay unseen."
         for source, counts in zip(audit.run.sources, audit.exposure.total.tokens, strict=True)
         if source.cut_tokens
     ]
+    rest = len(texts) - _MOST_NAMED
+    more = f"{rest:,} more sources have tokens in no sample of an epoch."
+    return [*texts[:_MOST_NAMED], *[more] * (rest > 0)]
 
 
 def distance_text(audit: Audit) -> str:

@@ -271,8 +271,6 @@ def build_blend(
     buffer: float | Literal["exact"] = row.buffer_weighted
     if variance_buffer is not None:
         buffer = check_buffer("variance_buffer", variance_buffer)
-    if not row.is_framework:
-        buffer = "exact"
     given = [c if isinstance(c, IndexedDataset) else os.fspath(c) for c in corpora]
     settings.setdefault("seed", DEFAULT_SEED)
     for name in {"sequence_length", "seed", "add_extra_token"} & settings.keys():
@@ -421,7 +419,7 @@ def _of_one_epoch(index: Index) -> int:
 
 def _asked(blend: Blend, num_samples: int) -> list[int]:
     """Return the samples requested of each source."""
-    if not isinstance(blend.buffer, str) and num_samples * blend.buffer >= 2**62:
+    if not blend.exact and num_samples * float(blend.buffer) >= 2**62:
         raise InvalidArgument(
             f"num_samples {num_samples} with a variance_buffer of {blend.buffer} cannot be counted "
             "in 64 bits; request fewer"

@@ -27,7 +27,7 @@ from megaindex.index.skips import Skips, read_ids, with_skips
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage, StagedIndex
 from megaindex.index.stretches import LossMask, Stretch, StretchedIndex, sequence
-from megaindex.recipe.mix_changes import MixChanges
+from megaindex.settings.mix_changes import MixChanges
 
 Folder = str | os.PathLike[str]
 Node = Mapping[str, Any]

@@ -22,7 +22,6 @@ import numpy as np
 from megaindex.arithmetic import samples_for_epochs
 from megaindex.builders.blend import build_blend, next_draws
 from megaindex.builders.single import build_index, open_dataset
-from megaindex.configs.amended import BlendChange
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blend import divisor_weights
@@ -36,6 +35,7 @@ from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage, StagedIndex
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.io.paths import absolute
+from megaindex.settings.amended import BlendChange
 from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting
 
 Corpus = str | os.PathLike[str] | IndexedDataset

@@ -46,8 +46,8 @@ from megaindex.io.atomic import is_size
 from megaindex.io.paths import absolute, check_local
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.past import PastRead
-from megaindex.recipe.recipe import Recipe, RecipeSource, default_block_tokens, rounds_of
+from megaindex.settings.past import PastRead
+from megaindex.settings.recipe import Recipe, RecipeSource, default_block_tokens, rounds_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -293,7 +293,7 @@ def _hint(error: MegaIndexError) -> str:
     options = sys.modules.get("megaindex.cli.options")
     if options is None or not options.Parser.given:
         return ""
-    from megaindex.configs.run_words import misplaced
+    from megaindex.settings.run_words import misplaced
 
     return misplaced(str(error), options.Parser.given)
 

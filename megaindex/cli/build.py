@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 def _build_recipe(options: argparse.Namespace) -> None:
     """Open and check every source of a recipe; its orders are computed, no arrays are stored."""
     from megaindex.builders.recipe import open_recipe
-    from megaindex.recipe.recipe_file import read_recipe
+    from megaindex.settings.recipe_file import read_recipe
 
     start = time.perf_counter()
     opened = open_recipe(read_recipe(options.recipe), cache_dir=options.cache_dir)

@@ -24,9 +24,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(own)
     if not command:
         raise InvalidArgument("give the script after --, as megaindex capture -- bash launch.sh")
-    from megaindex.configs.capture import run_recorded, written
-    from megaindex.configs.megatron_args import trains
     from megaindex.io.atomic import write_file
+    from megaindex.settings.capture import run_recorded, written
+    from megaindex.settings.megatron_args import trains
 
     print(
         f"megaindex capture: runs {_line(command)}, with its launchers replaced",

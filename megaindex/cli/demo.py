@@ -28,8 +28,6 @@ from megaindex.audit.render import print_origins
 from megaindex.audit.trace import documents_of, origins
 from megaindex.builders import build_index
 from megaindex.cli.options import Parser, add_flags
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Data, RunSettings, Source, Target
 from megaindex.corpus.tokenize.run import tokenize
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
@@ -46,6 +44,8 @@ from megaindex.lock.opening import run_of_lock
 from megaindex.plan.plan import make_plan
 from megaindex.plan.render import plan_view
 from megaindex.progress import copying, counting
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.run_settings import Data, RunSettings, Source, Target
 
 if TYPE_CHECKING:
     from megaindex.builders import BuiltIndex

@@ -84,7 +84,7 @@ def _side(text: str, common: dict[str, Any]) -> Side:
 
 def _named(path: str) -> str | None:
     """Return the kind of the run that a file names; None for settings of one side."""
-    from megaindex.configs.run_words import kinds_of_file
+    from megaindex.settings.run_words import kinds_of_file
 
     if is_settings(path):
         return None

@@ -18,13 +18,18 @@ from megaindex.cache.fingerprint import corpus_fingerprint, corpus_stamp
 from megaindex.cache.npy import map_npy
 from megaindex.cache.sidecar import read_sidecar
 from megaindex.cli.options import Parser, add_flags, print_json, take_run
-from megaindex.cli.plan import add_run_arguments, locked_run_of, recipe_of, skips_of_options
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
+from megaindex.cli.plan import (
+    add_run_arguments,
+    check_lock_alone,
+    recipe_of,
+    skips_of_options,
+)
 from megaindex.errors import FormatError, InvalidArgument, visible
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_local
+from megaindex.settings.run_builder import named_as_in_files, read_settings, resolve
+from megaindex.settings.run_settings import RunSettings
 from megaindex.validation import check_choice
 
 if TYPE_CHECKING:
@@ -115,7 +120,10 @@ def _settings_of(options: argparse.Namespace) -> LockedSettings:
 
     options.skip = skips_of_options(options)
     if options.lock:
-        return settings_of(locked_run_of(options))
+        from megaindex.lock.settings import locked_settings
+
+        check_lock_alone(options)
+        return settings_of(locked_settings(options.lock))
     recipe = recipe_of(options, besides=("skip", "split"))
     if recipe is not None:
         return settings_of(recipe)

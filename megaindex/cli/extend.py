@@ -18,14 +18,14 @@ from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
     from megaindex.builders.extend import ExtendedRun
-    from megaindex.configs.amended import BlendChange
+    from megaindex.settings.amended import BlendChange
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     from megaindex.builders.extend import amend_run, extend_run
-    from megaindex.configs.run_builder import parse_buffer
-    from megaindex.configs.settings import parse_blend
+    from megaindex.settings.run_builder import parse_buffer
+    from megaindex.settings.settings import parse_blend
 
     sources = parse_blend(options.data_path, None, "--data-path")
     paths = [source.path for source in sources]
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _changes(options: argparse.Namespace) -> list[BlendChange]:
     """Return the changes of ``--change``."""
-    from megaindex.configs.amended import blend_change
+    from megaindex.settings.amended import blend_change
 
     for flag in ("epochs", "consumed_samples", "more_epochs"):
         if getattr(options, flag) is not None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from megaindex.engine import Engine
     from megaindex.index.order_settings import Order
 
+_MOST_SPREAD = 24  # items of a list in JSON that may have several lines each
+
 
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors that checks common settings under the names of their flags."""
@@ -184,7 +186,7 @@ def take_run(options: argparse.Namespace, verb: str) -> None:
         if kind is not None:
             raise InvalidArgument(f"--as {kind} says what RUN is, and none is given; give RUN")
         return
-    from megaindex.configs.run_words import KINDS, named_run
+    from megaindex.settings.run_words import KINDS, named_run
 
     named = named_run(words, kind)
     for setting, value in named.settings.items():
@@ -265,8 +267,23 @@ def _is_weight(word: str) -> bool:
 
 
 def print_json(value: Any) -> None:
-    """Print the object of ``--json``."""
-    print(json.dumps(value, indent=2))
+    """Print the object of ``--json``; of a long list each item is one line."""
+    print(_json_text(value, "\n"))
+
+
+def _json_text(value: Any, end: str) -> str:
+    """Return JSON as text that ``end``, a line's end and indentation, follows."""
+    if not (isinstance(value, (dict, list, tuple)) and value):
+        return json.dumps(value)
+    begin = f"{end}  "
+    if isinstance(value, dict):
+        rows = [f"{json.dumps(str(key))}: {_json_text(each, begin)}" for key, each in value.items()]
+    elif len(value) > _MOST_SPREAD:
+        rows = list(map(json.dumps, value))
+    else:
+        rows = [_json_text(each, begin) for each in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return opening + begin + f",{begin}".join(rows) + end + closing
 
 
 def print_pairs(pairs: Sequence[WriteResult], seconds: float, *, as_json: bool) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, add_run, print_json, take_run
-from megaindex.configs.batch_schedule import parse_count
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
-from megaindex.configs.settings import flag_of, settings_by_name
 from megaindex.errors import InvalidArgument
+from megaindex.settings.batch_schedule import parse_count
+from megaindex.settings.run_builder import named_as_in_files, read_settings, resolve
+from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.settings import flag_of, settings_by_name
 
 if TYPE_CHECKING:
     from megaindex.audit.balance import BalanceModel
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from megaindex.index.skips import Skip
     from megaindex.loader.recipe_state import StoredRecipe
     from megaindex.plan.model import Plan
-    from megaindex.recipe.recipe import Recipe
     from megaindex.run.run import Run
+    from megaindex.settings.recipe import Recipe
 
 DEFAULT_COST_MODEL = "llama3-8b"
 
@@ -66,25 +66,25 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _described(options: argparse.Namespace) -> Recipe | RunSettings:
-    """Return the settings of a lock, the recipe of a file, or the settings of flags."""
+def _described(options: argparse.Namespace) -> Recipe | RunSettings | Run:
+    """Return the settings or the run of a lock, the recipe of a file, or the settings of flags."""
     if options.lock:
-        return locked_run_of(options)
+        return _plan_of_lock(options)
     recipe = recipe_of(options, besides=("skip",))
     return resolve(read_settings(vars(options))) if recipe is None else recipe
 
 
-def run_of(described: Recipe | RunSettings) -> Run:
-    """Return the decided run of a recipe or of settings."""
+def run_of(described: Recipe | RunSettings | Run) -> Run:
+    """Return the decided run of a recipe or of settings, or the run given."""
     from megaindex.progress import counting_samples
-    from megaindex.recipe.recipe import Recipe
     from megaindex.run.from_recipe import run_of_recipe
     from megaindex.run.from_settings import run_of_settings
+    from megaindex.settings.recipe import Recipe
 
     with counting_samples() as progress:
         of_settings = partial(run_of_settings, progress=progress)
         makers: dict[type, Any] = {Recipe: run_of_recipe, RunSettings: of_settings}
-        run: Run = makers[type(described)](described)
+        run: Run = makers.get(type(described), lambda each: each)(described)
     return run
 
 
@@ -157,7 +157,7 @@ def skips_of_options(options: argparse.Namespace) -> tuple[Skip, ...]:
             "--skip-from-step needs --skip-documents; give the file of their ids as well"
         )
     if options.skip_file:
-        from megaindex.configs.yaml_sections import load_yaml
+        from megaindex.settings.yaml_sections import load_yaml
 
         content = load_yaml(options.skip_file, "--skip")
         if isinstance(content, Mapping) and set(content) == {"skip"}:
@@ -215,7 +215,7 @@ _RECIPE_FILES: dict[str, tuple[str, ...]] = {
 def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
     file, devices = getattr(options, name), options.world_size
     if name == "recipe":
-        from megaindex.recipe.recipe_file import read_recipe
+        from megaindex.settings.recipe_file import read_recipe
 
         return read_recipe(file)
     if name == "state":
@@ -223,14 +223,14 @@ def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
         options.consumed_samples = options.consumed_samples or str(stored.consumed_samples)
         return stored.recipe_here
     if name == "nanotron_config":
-        from megaindex.recipe.nanotron_yaml import read_nanotron
+        from megaindex.settings.nanotron_yaml import read_nanotron
 
         return read_nanotron(file)
     if name == "llm_foundry_config":
-        from megaindex.recipe.llm_foundry_yaml import read_llm_foundry
+        from megaindex.settings.llm_foundry_yaml import read_llm_foundry
 
         return read_llm_foundry(file, devices=devices)
-    from megaindex.recipe.maxtext_yaml import read_maxtext
+    from megaindex.settings.maxtext_recipe import read_maxtext
 
     return read_maxtext(file, devices)
 
@@ -426,11 +426,24 @@ def run_of_options(options: argparse.Namespace) -> Run:
                 run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
             )
     if options.subset != "train":
-        raise InvalidArgument(
-            f"--subset {options.subset}: a recipe has training data only; leave --subset out"
-        )
+        return _evaluation_of(recipe, options)
     consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
     return run_of_recipe(recipe, consumed_samples=consumed)
+
+
+def _evaluation_of(recipe: Recipe, options: argparse.Namespace) -> Run:
+    """Return one round of a recipe's evaluation."""
+    from megaindex.builders.recipe import open_recipe
+    from megaindex.run.from_recipe import evaluation_of_opened
+
+    found = None
+    if options.subset == "valid" and recipe.evaluation is not None:
+        found = evaluation_of_opened(open_recipe(recipe, cache_dir=options.cache_dir))
+    if found is None:
+        raise InvalidArgument(
+            f"--subset {options.subset}: the recipe reads no such data; leave --subset out"
+        )
+    return found
 
 
 def add_index_arguments(parser: argparse.ArgumentParser) -> None:
@@ -440,17 +453,11 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(built, "--subset", "--cache-dir")
 
 
-def locked_run_of(options: argparse.Namespace) -> Recipe | RunSettings:
-    """Return the run of ``--lock``, whose settings give the samples of the lock.
-
-    Raises:
-        InvalidArgument: other flags describe a run too.
-        MissingFile, StorageError, FormatError: as `megaindex.lock.settings.locked_settings`.
-    """
-    from megaindex.lock.settings import locked_settings
+def _plan_of_lock(options: argparse.Namespace) -> Recipe | RunSettings | Run:
+    from megaindex.lock.opening import run_to_plan
 
     check_lock_alone(options)
-    return locked_settings(options.lock)
+    return run_to_plan(options.lock)
 
 
 def _run_of_lock(options: argparse.Namespace) -> Run:

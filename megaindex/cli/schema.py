@@ -13,7 +13,7 @@ from megaindex.cli.options import Parser, print_json
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="megaindex schema", description=__doc__, allow_abbrev=False)
     parser.parse_args(arguments)
-    from megaindex.recipe.schema import recipe_schema
+    from megaindex.settings.schema import recipe_schema
 
     print_json(recipe_schema())
     return 0

@@ -108,7 +108,7 @@ def _verify(options: argparse.Namespace) -> bool:
 
 def _named_by(path: str) -> list[str]:
     """Return the pairs of a framework's configuration or launch script; else the path itself."""
-    from megaindex.configs.run_words import KINDS, kinds_of_file, named_run
+    from megaindex.settings.run_words import KINDS, kinds_of_file, named_run
 
     if not os.path.isfile(path) or path.endswith((".idx", ".bin", ".lock", SUFFIX)):
         return [path]

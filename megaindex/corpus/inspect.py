@@ -35,7 +35,7 @@ from megaindex.io.atomic import Damaged
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import FileInfo, as_storage_error, is_remote, odd_kind
 from megaindex.objects.files import local_copy, stat_path
-from megaindex.recipe.recipe_file import read_recipe
+from megaindex.settings.recipe_file import read_recipe
 
 _WIDEST = 8  # bytes of a token
 _EXAMINED = 4096  # sequences, at most, to infer the width of tokens

@@ -16,8 +16,8 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.format.findings import SubjectKind
 from megaindex.io.paths import as_storage_error, check_file, is_remote, names_folder, plain
 from megaindex.objects.files import list_remote, stat_path
-from megaindex.recipe.recipe import Recipe, RecipeSource
-from megaindex.recipe.recipe_file import read_recipe
+from megaindex.settings.recipe import Recipe, RecipeSource
+from megaindex.settings.recipe_file import read_recipe
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
 

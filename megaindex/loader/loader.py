@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from megaindex.builders.recipe import OpenRecipe
     from megaindex.loader.run_recipe import MixController, RunRecipe, SourceStatistics
     from megaindex.recipe.layout import RecipeLayout
-    from megaindex.recipe.recipe import Recipe
+    from megaindex.settings.recipe import Recipe
 
 MicroBatches: TypeAlias = Iterable[Sequence[int | None]]
 

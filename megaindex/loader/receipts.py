@@ -34,7 +34,7 @@ from megaindex.index.skips import Skips, skips_of
 from megaindex.index.spans import Index, Spans
 from megaindex.loader.sampler_state import RankLayout
 from megaindex.loader.samplers import MicroBatchSampler
-from megaindex.recipe.mix_changes import MixChanges
+from megaindex.settings.mix_changes import MixChanges
 from megaindex.validation import CheckpointReader, check_integer, differ, shown
 
 logger = logging.getLogger("megaindex")

@@ -15,10 +15,10 @@ from megaindex.loader.checkpoint import STATE, STATE_VERSION
 from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.targets import targets_text
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
-from megaindex.recipe.mix_changes import MixChanges
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.recipe import Recipe
-from megaindex.recipe.recipe_file import recipe_of, to_mapping
+from megaindex.settings.mix_changes import MixChanges
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.recipe_file import recipe_of, to_mapping
 from megaindex.validation import CheckpointReader, error_text, shown
 
 _SIZES = ("tokens", "documents", "samples")

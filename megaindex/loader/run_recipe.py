@@ -16,10 +16,10 @@ from megaindex.loader.checkpoint import ProgressRow, other_mix
 from megaindex.loader.recipe_state import StoredRecipe, check_sizes, recipe_part, source_facts
 from megaindex.recipe.amend import check_past
 from megaindex.recipe.layout import RecipeLayout
-from megaindex.recipe.mix_changes import MixChanges, given_weights
-from megaindex.recipe.recipe import Recipe
 from megaindex.run.from_recipe import run_of_opened
 from megaindex.run.run import Run
+from megaindex.settings.mix_changes import MixChanges, given_weights
+from megaindex.settings.recipe import Recipe
 from megaindex.validation import (
     CheckpointReader,
     check_between,

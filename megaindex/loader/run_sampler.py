@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
 from megaindex.loader.checkpoint import Contents
 from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.run.run import Run, StepShape
+from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.validation import check_between
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.balance import (
     CostModel,
@@ -60,6 +59,7 @@ from megaindex.loader.sampler_state import (
     Step,
     decided_samples,
 )
+from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.validation import (
     CheckpointReader,
     check_between,

@@ -8,10 +8,6 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from megaindex._types import I64
-from megaindex.configs.amended import AmendedBlend
-from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
-from megaindex.configs.megatron_versions import find_version
-from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import SPLITS, Split
@@ -35,6 +31,10 @@ from megaindex.run.parts import SplitPart, parts_of
 from megaindex.run.run import Run
 from megaindex.run.subset import skip_settings, with_files
 from megaindex.run.target import evaluation_of
+from megaindex.settings.amended import AmendedBlend
+from megaindex.settings.batch_schedule import BatchSchedule, skip_steps, step_bounds
+from megaindex.settings.megatron_versions import find_version
+from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Source, Target
 
 _WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "exact", "notes",
             "ignored", "coverage", "blend_counts", "skip")  # fmt: skip

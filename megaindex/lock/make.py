@@ -10,22 +10,24 @@ import megaindex
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import ValidationCache
-from megaindex.configs.amended import AmendedBlend
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import datasets_of
-from megaindex.io.paths import absolute, is_remote
+from megaindex.io.paths import absolute, is_remote, sha256_of
 from megaindex.lock.lock_file import Lock
 from megaindex.lock.pinned_files import Folder, all_token_hashes, file_facts, idx_hash
 from megaindex.lock.settings import LockedSettings, resolved_subset, settings_of
 from megaindex.lock.shape import FORMAT, SOURCE_COLUMNS, VERSION
 from megaindex.objects.files import each_of
 from megaindex.progress import Bar, silent
-from megaindex.recipe.recipe import Recipe
+from megaindex.run.identity import canonical_forms, short_hash
 from megaindex.run.run import Run
-from megaindex.run.subset import block_bounds, first_step, rows_of
+from megaindex.run.subset import block_bounds, first_step, rows_of, subset_of
+from megaindex.settings.amended import AmendedBlend
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.run_builder import given_run
+from megaindex.settings.run_settings import RunSettings
 
 Progress = Callable[[int, int], None]
 
@@ -82,6 +84,38 @@ def make_lock(
         return _lock_of(settings_of(given, cache_dir, amend), tokens, cache_dir, progress, bar)
 
 
+def identity_of(run: Recipe | RunSettings, cache_dir: Folder | None = None) -> str:
+    """Return the identity that the lock of a run has, whose receipts are not computed.
+
+    Raises:
+        InvalidArgument, FormatError, StorageError: as `make_lock`.
+    """
+    settings = settings_of(run, cache_dir)
+    rows, files = rows_of(settings.paths), rows_of(settings.files)
+    _, fingerprints = _pairs(settings, cache_dir)
+    forms = canonical_forms(
+        {name: subset_of(each, rows, files) for name, each in settings.runs().items()},
+        fingerprints,
+        [sha256_of(path)[1] for path in settings.files],
+    )
+    return short_hash(forms)
+
+
+def _pairs(
+    settings: LockedSettings, cache_dir: Folder | None
+) -> tuple[list[IndexedDataset], list[str]]:
+    """Return the pairs of a run, and their fingerprints."""
+    paths, known = settings.paths, settings.pairs
+    cache = ValidationCache(paths, None if cache_dir is None else os.fspath(cache_dir))
+    datasets = [
+        known[path] if path in known else cache.open(path, dialect=settings.dialect)
+        for path in paths
+    ]
+    fingerprints = [cache.fingerprint(dataset) for dataset in datasets]
+    cache.keep(datasets)
+    return datasets, fingerprints
+
+
 def _lock_of(
     settings: LockedSettings,
     tokens: bool,
@@ -91,13 +125,7 @@ def _lock_of(
 ) -> Lock:
     runs, paths, named = settings.runs(), settings.paths, settings.files
     rows, files, dialect = rows_of(paths), rows_of(named), settings.dialect
-    cache = ValidationCache(paths, None if cache_dir is None else os.fspath(cache_dir))
-    known = settings.pairs
-    datasets = [
-        known[path] if path in known else cache.open(path, dialect=dialect) for path in paths
-    ]
-    fingerprints = [cache.fingerprint(dataset) for dataset in datasets]
-    cache.keep(datasets)
+    datasets, fingerprints = _pairs(settings, cache_dir)
     root = _root([*paths, *named])
     table = [
         [

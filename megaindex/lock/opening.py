@@ -13,16 +13,20 @@ from megaindex.index.frameworks import Split
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import Skip, source_number
 from megaindex.index.spans import Index
+from megaindex.lock.framework_settings import FrameworkSettings
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.recipe_settings import RecipeSettings
-from megaindex.recipe.mix_changes import MixChanges
+from megaindex.lock.settings import locked_settings
 from megaindex.run.from_recipe import identity_of_opened
 from megaindex.run.run import Run
 from megaindex.run.subset import run_of_subset
+from megaindex.settings.mix_changes import MixChanges
 
 if TYPE_CHECKING:
     from megaindex.loader.loader import Loader
+    from megaindex.settings.recipe import Recipe
+    from megaindex.settings.run_settings import RunSettings
 
 
 class LockedFiles:
@@ -154,6 +158,17 @@ def run_of_lock(
     lock = read_lock(lock)
     lock.subset(subset)
     return LockedFiles(lock, search).run(subset, cache_dir)
+
+
+def run_to_plan(lock: Folder | Lock) -> Recipe | RunSettings | Run:
+    """Return the settings of a locked run; the run itself where its blend changed on the way.
+
+    Raises:
+        MissingFile, StorageError, FormatError: as `locked_settings`.
+    """
+    lock = read_lock(lock)
+    is_changed = "amend" in lock.content["settings"].get(FrameworkSettings.kind, {})
+    return run_of_lock(lock) if is_changed else locked_settings(lock)
 
 
 def _check_samples(lock: Lock, subset: str, run: Run, cache_dir: Folder | None) -> None:

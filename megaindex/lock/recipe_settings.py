@@ -13,9 +13,6 @@ import numpy as np
 
 from megaindex._types import I64
 from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.amended import AmendedBlend
-from megaindex.configs.batch_schedule import skip_steps
-from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.description import describe_stage, described_stages
@@ -27,12 +24,15 @@ from megaindex.lock.pinned_files import Folder
 from megaindex.lock.setting_values import placed, with_paths, with_rows
 from megaindex.lock.shape import PATHS
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
-from megaindex.recipe.mix_changes import MixChanges
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
-from megaindex.recipe.recipe_file import recipe_of, to_mapping
 from megaindex.run.from_recipe import evaluation_of_opened, run_of_opened
 from megaindex.run.run import Run
 from megaindex.run.subset import skip_settings, with_files
+from megaindex.settings.amended import AmendedBlend
+from megaindex.settings.batch_schedule import skip_steps
+from megaindex.settings.mix_changes import MixChanges
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage
+from megaindex.settings.recipe_file import recipe_of, to_mapping
+from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Source, Target
 
 _MANY = 16  # streams of a stage that are written in columns
 

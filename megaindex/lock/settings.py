@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from megaindex.configs.amended import AmendedBlend
-from megaindex.configs.run import RunSettings
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.lock.framework_settings import FrameworkSettings
 from megaindex.lock.lock_file import Lock, compact, read_lock
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.recipe_settings import RecipeSettings
 from megaindex.lock.setting_values import leaves
-from megaindex.recipe.recipe import Recipe
 from megaindex.run.run import Run
 from megaindex.run.same_until import differences
 from megaindex.run.subset import rows_of, subset_of
+from megaindex.settings.amended import AmendedBlend
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.run_settings import RunSettings
 from megaindex.validation import error_text, shown
 
 LockedSettings = RecipeSettings | FrameworkSettings
@@ -82,8 +82,8 @@ def locked_settings(lock: Folder | Lock) -> Recipe | RunSettings:
     settings = read_settings(lock, paths, files)
     if settings.amend is not None:
         raise InvalidArgument(
-            f"{lock.path}: is of a run whose blend changed on the way, of which there is no plan; "
-            "megaindex trace, audit and verify take it"
+            f"{lock.path}: is of a run whose blend changed on the way, which no settings of a "
+            "framework say; megaindex plan, trace, audit and verify take it"
         )
     runs = settings.runs(most_samples(lock))
     for where, locked, resolved in unlike(lock, runs, paths, files):

@@ -11,14 +11,14 @@ from operator import itemgetter
 from typing import Any
 
 from megaindex.arithmetic import FinalEpoch, final_epoch
-from megaindex.configs.run import RunSettings
-from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
 from megaindex.plan.export import adapter_settings, lacks_validation
 from megaindex.plan.model import BufferEffect, Plan, Row, SettingsPlan, epochs_text
 from megaindex.run.passes import loader_limit
 from megaindex.run.sizing import Sizing
 from megaindex.run.target import ResolvedTarget
+from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.settings import ADAPTERS, adapter_call
 
 _COMMON_BUFFER = 1.005
 
@@ -79,6 +79,8 @@ def _loader_failures(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     for loader in plan.loaders:
         if loader.split == "train" and 0 < loader.samples_counted * passes < loader.samples_read:
             yield f"the loader starts over after {loader.samples_counted} samples"
+    if len(plan.phases) > 1:
+        yield "each phase after the first reads the data of an earlier one again"
     if short := ", ".join(row.name for row in plan.rows("train") if _is_short(row)):
         yield f"the blend draws more samples than are built of {short}"
     for dry in plan.dry_loaders:

@@ -13,15 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megaindex.configs.run import RunSettings
-from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split, parse_split
 from megaindex.index.order_settings import order_of
 from megaindex.plan.model import SettingsPlan
-from megaindex.recipe.recipe import Recipe
-from megaindex.recipe.recipe_file import to_mapping
+from megaindex.run.run import Run
 from megaindex.run.sizing import own_buffers, own_sources
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.recipe_file import to_mapping
+from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.settings import ADAPTERS, adapter_call
 from megaindex.validation import check_choice
 
 _ORDERS = {"neox": ("neox",), "megatron": ("megatron", "megatron-legacy")}
@@ -29,9 +30,18 @@ _NAMES = {"neox": "GPT-NeoX", "megatron": "Megatron"}
 _ALL_TRAIN = "100,0,0"
 
 
-def export_settings(plan: Any, run: RunSettings | Recipe, framework: str) -> str:
-    """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe."""
+def export_settings(plan: Any, run: RunSettings | Recipe | Run, framework: str) -> str:
+    """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe.
+
+    Raises:
+        InvalidArgument: the run is none of the framework's, or its settings do not give it.
+    """
     check_choice("--print-config", framework, (*_ORDERS, "recipe"))
+    if type(run) not in _PRINTED:
+        raise InvalidArgument(
+            f"--print-config {framework}: the blend of the run changed on the way, which no "
+            "settings say; its lock is read by megaindex.lock.open_run"
+        )
     text: str = _PRINTED[type(run)](plan, run, framework)
     return text
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from megaindex.configs.run import RunSettings
 from megaindex.errors import InvalidArgument
 from megaindex.index.blend import Blend
 from megaindex.plan.model import DryLoader, Neighbour, Row, Tail
@@ -19,6 +18,7 @@ from megaindex.run.target import (
     iterations_of,
     samples_wanted,
 )
+from megaindex.settings.run_settings import RunSettings
 
 
 def tails_of(run: RunSettings, sizing: Sizing) -> tuple[Tail, ...]:

@@ -16,6 +16,10 @@ from megaindex.index.spans import Index
 from megaindex.index.stretches import StretchedIndex
 from megaindex.run.target import Evaluations, Phase
 
+_ALWAYS_LISTED = 4  # times seen whose shares --json lists where they are 0
+_LEAST_SHARE = 1e-15  # of a token in the largest corpora
+_SHOWN_MASKED = 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskEffect:
@@ -107,7 +111,10 @@ class SkipEffect:
             if self.masked is None:
                 yield f"loss masked {start}; the tokens were not counted, which needs the files"
             else:
-                rows = ", ".join(f"{row.source} {row.tokens:,}" for row in self.masked)
+                most = sorted(self.masked, key=lambda row: -row.tokens)[:_SHOWN_MASKED]
+                rows = ", ".join(f"{row.source} {row.tokens:,}" for row in most)
+                if others := len(self.masked) - len(most):
+                    rows += f" and {others:,} more"
                 total = _count(self.tokens_masked or 0, "token")
                 yield f"loss of {total} masked {start}" + (f": {rows}" if rows else "")
 
@@ -162,12 +169,17 @@ class Coverage:
     tokens_served: int | None = None
 
     def to_json(self) -> dict[str, float]:
-        """Return `tokens` as ``{"seen_0": …, "seen_1": …}``."""
+        """Return `tokens` as ``{"seen_0": …, …}``, from seen_4 on without those of none."""
         return _by_times(self.tokens)
 
 
 def _by_times(shares: Sequence[float]) -> dict[str, float]:
-    return {f"seen_{times}": share for times, share in enumerate(shares)}
+    least = {True: 0.0, False: _LEAST_SHARE}
+    return {
+        f"seen_{times}": share
+        for times, share in enumerate(shares)
+        if share >= least[times < _ALWAYS_LISTED]
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import numpy as np
 
 from megaindex.builders import build_index
 from megaindex.builders.single import build_packing
-from megaindex.configs.run import RunSettings
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.orders.framework import PackingIndex
 from megaindex.index.orders.packed import Packing, most_documents
@@ -19,6 +18,7 @@ from megaindex.plan.coverage import BUILD_LIMIT, count_served, counted_coverage
 from megaindex.plan.model import Coverage, PackingFacts, Row
 from megaindex.run.parts import SplitPart, documents_order, open_dataset, with_labels
 from megaindex.run.passes import ServedRange
+from megaindex.settings.run_settings import RunSettings
 
 _MOST_LOCATED = 1 << 22  # samples of which a plan counts the tokens
 

@@ -8,10 +8,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
-from megaindex.configs.run import RunSettings, Target
-from megaindex.configs.run_builder import ARGUMENTS, given_run, in_keys_of_files
-from megaindex.configs.settings import ADAPTERS
 from megaindex.errors import InvalidArgument
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
@@ -40,7 +36,6 @@ from megaindex.plan.packing import (
     serves_first_again,
 )
 from megaindex.recipe.layout import RecipeLayout
-from megaindex.recipe.recipe import Recipe
 from megaindex.run.parts import Parts, SplitPart, parts_of
 from megaindex.run.passes import (
     ServedRange,
@@ -63,6 +58,11 @@ from megaindex.run.target import (
     resolve_target,
     target_text,
 )
+from megaindex.settings.batch_schedule import SkippedSteps, skip_steps, step_bounds
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.run_builder import ARGUMENTS, given_run, in_keys_of_files
+from megaindex.settings.run_settings import RunSettings, Target
+from megaindex.settings.settings import ADAPTERS
 from megaindex.validation import check_choice
 
 if TYPE_CHECKING:

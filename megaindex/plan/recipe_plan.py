@@ -10,14 +10,14 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.console import (
     FittedTable,
+    Prose,
     ShortNames,
     TableColumn,
     answer_panel,
@@ -41,14 +41,27 @@ from megaindex.plan.recipe_rows import (
     recipe_limits,
     samples_left_over,
 )
-from megaindex.plan.render import coverage_table, facts_view, packing_texts, without_repeat
+from megaindex.plan.render import (
+    MANY_SOURCES,
+    SHOWN_SOURCES,
+    coverage_table,
+    facts_view,
+    more,
+    packing_texts,
+    repeats_text,
+    shown_rows,
+    without_repeat,
+    worst_first,
+)
 from megaindex.recipe.amend import EarliestRepeat, earliest_repeats
 from megaindex.recipe.layout import RecipeLayout, StageEnd
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.past import PastRead
-from megaindex.recipe.recipe import Recipe, Rounds
+from megaindex.settings.batch_schedule import SkippedSteps, skip_steps, step_bounds
+from megaindex.settings.past import PastRead
+from megaindex.settings.recipe import Recipe, Rounds
 from megaindex.validation import check_choice
 
+_SHOWN_WARNINGS = 3
 _NOTICEABLE = 0.01
 """Share of a source's tokens in no sample at which the plan warns."""
 _MOST_DEFERRED = 0.05
@@ -322,7 +335,7 @@ def plan_of_layout(
         skip = effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows)
         read = skip.samples_to_read + skip.samples_padded
     totals, every = _totals(layout, steps), RecipeRows(layout, None, coverage, progress)
-    rows = every.rows()
+    rows = (every if steps is None else replace(every, coverage="none")).rows()
     built, limits = _most_built(rows), recipe_limits(layout, rows)
     size, orders = (
         layout.batch.stages[-1][1],
@@ -373,7 +386,7 @@ def plan_of_layout(
         if counts:
             reason = "have too many documents or samples to count"
         warnings.append(
-            f"tokens of {', '.join(means)} are means over seeds, because parts of epochs are drawn "
+            f"tokens of {_names(means)} are means over seeds, because parts of epochs are drawn "
             f"that {reason}"
         )
     names = [source.name for source in recipe.sources]
@@ -707,24 +720,24 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
     sizes = list(zip(recipe.sources, layout.sizes, strict=True))
     if recipe.evaluation is not None and layout.validation is not None:
         sizes.append((recipe.evaluation.source, layout.validation))
-    for source, size in sizes:
-        if size.cut_tokens >= _NOTICEABLE * size.tokens:
-            split = recipe.called("long_documents split")
-            yield (
-                f"{source.name}: {recipe.called(f'long_documents {source.long_documents}')} leaves "
-                f"{size.cut_tokens:,} of {size.tokens:,} tokens "
-                f"({size.cut_tokens / size.tokens:.1%}) in no sample; raise "
-                f"{recipe.called('sequence_length')}, or use {split}"
-            )
-    for total in plan.sources:
-        facts = total.blocks
-        if facts is not None and facts.deferred >= _MOST_DEFERRED * total.tokens_per_epoch:
-            yield (
-                f"{total.source}: {facts.deferred:,} of {total.tokens_per_epoch:,} tokens "
-                f"({facts.deferred / total.tokens_per_epoch:.1%}) are left of the blocks in which "
-                f"the sequence length changes; lower its block_tokens, {facts.block_tokens:,}, so "
-                "that later stages read them"
-            )
+    cut = [each for each in sizes if each[1].cut_tokens >= _NOTICEABLE * each[1].tokens]
+    cut.sort(key=lambda each: -each[1].cut_tokens / max(1, each[1].tokens))
+    yield from _of_sources(
+        f"{source.name}: {recipe.called(f'long_documents {source.long_documents}')} leaves "
+        f"{size.cut_tokens:,} of {size.tokens:,} tokens ({size.cut_tokens / size.tokens:.1%}) in "
+        f"no sample; raise {recipe.called('sequence_length')}, or use "
+        f"{recipe.called('long_documents split')}"
+        for source, size in cut
+    )
+    ended = ((total, total.blocks) for total in plan.sources if total.blocks is not None)
+    yield from _of_sources(
+        f"{total.source}: {facts.deferred:,} of {total.tokens_per_epoch:,} tokens "
+        f"({facts.deferred / total.tokens_per_epoch:.1%}) are left of the blocks in which the "
+        f"sequence length changes; lower its block_tokens, {facts.block_tokens:,}, so that later "
+        "stages read them"
+        for total, facts in ended
+        if facts.deferred >= _MOST_DEFERRED * total.tokens_per_epoch
+    )
     yield from _short_stages(layout)
     for name, padding in (
         ("the last batch", plan.padding),
@@ -747,12 +760,26 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
         unsure = [row.source for row, end in needed if row.unseen and end > row.samples_per_epoch]
         if unsure:
             yield (
-                f"never drawn counts the first epoch of {', '.join(unsure)}, of which no later "
+                f"never drawn counts the first epoch of {_names(unsure)}, of which no later "
                 "epoch is served whole; `megaindex audit` counts the tokens"
             )
     unused = [source.source for source in plan.sources if source.drawn == 0]
     if unused:
-        yield f"never drawn: {', '.join(unused)}"
+        yield f"never drawn: {_names(unused)}"
+
+
+def _of_sources(warnings: Iterable[str]) -> Iterator[str]:
+    """Yield one warning a source; of many sources the first, and how many more there are."""
+    found = list(warnings)
+    shown = found if len(found) <= MANY_SOURCES else found[:_SHOWN_WARNINGS]
+    yield from shown
+    if left := len(found) - len(shown):
+        yield f"so it is with {left:,} more sources"
+
+
+def _names(sources: Sequence[str]) -> str:
+    shown, rest = sources[:SHOWN_SOURCES], sources[SHOWN_SOURCES:]
+    return ", ".join(shown) + f" and {len(rest):,} more" * bool(rest)
 
 
 def _padding_text(padding: Padding, parallel: int | None) -> str:
@@ -791,7 +818,8 @@ def _view(plan: RecipePlan) -> RenderableType:
     if plan.past is not None:
         parts.append(_past_table(plan.past))
     parts += [_stages(plan), _sources(plan)]
-    if (coverage := coverage_table(plan, ShortNames("", {}))) is not None:
+    rows = plan.datasets if len(plan.sources) <= MANY_SOURCES else shown_rows(plan)
+    if (coverage := coverage_table(plan, rows, ShortNames("", {}))) is not None:
         parts.append(coverage)
     if any(source.blocks is not None for source in plan.sources):
         parts.append(_blocks(plan))
@@ -834,7 +862,8 @@ def _answer(plan: RecipePlan) -> RenderableType:
         when = f"changed {mix.changes:,} times, at steps {mix.first_step:,} … {mix.last_step:,}"
         lines.append(f"mix: {when if mix.changes > 1 else f'changed at step {mix.first_step:,}'}")
     if (rest := plan.remaining) is not None:
-        left = "".join(f", {count:,} {name}" for name, count in rest.sources.items() if count)
+        counts = [f"{count:,} {name}" for name, count in rest.sources.items() if count]
+        left = f", {_names(counts)}" * bool(counts)
         lines.append(
             f"at step {rest.first_step:,}: {rest.samples:,} samples in {rest.steps:,} steps "
             f"left{left}"
@@ -868,7 +897,10 @@ def _past_table(past: PlannedPast) -> RenderableType:
         TableColumn("assumed", "label"),
         "expected repeats",
     )
-    for row in past.sources:
+    rows = past.sources
+    if len(rows) > MANY_SOURCES:
+        rows = tuple(sorted(rows, key=lambda row: -row.expected_repeats)[:SHOWN_SOURCES])
+    for row in rows:
         table.add_row(
             row.source,
             row.given,
@@ -877,7 +909,7 @@ def _past_table(past: PlannedPast) -> RenderableType:
             row.assumed or "nothing",
             f"{row.expected_repeats:,} of {row.drawn:,}" if row.assumed else "",
         )
-    return table
+    return Group(table, *more(len(past.sources) - len(rows)))
 
 
 def _stages(plan: RecipePlan) -> RenderableType:
@@ -890,7 +922,7 @@ def _stages(plan: RecipePlan) -> RenderableType:
         *("samples", "share", "epochs", "first repeat"),
     )
     before: tuple[str, int] | None = None
-    for draw in plan.draws:
+    for draw in plan.draws if len(plan.sources) <= MANY_SOURCES else _of_stages(plan.draws):
         opening = (draw.stage, draw.first_step)
         shown = opening != before
         table.add_row(
@@ -907,17 +939,42 @@ def _stages(plan: RecipePlan) -> RenderableType:
     return table
 
 
+def _of_stages(draws: Sequence[StageDraw]) -> Iterator[StageDraw]:
+    """Yield for each stage of more than a few sources one draw that stands for all."""
+    for _, stage in groupby(draws, key=lambda draw: (draw.stage, draw.first_step)):
+        each = list(stage)
+        if len(each) <= SHOWN_SOURCES:
+            yield from each
+            continue
+        repeats = [draw.first_repeat for draw in each if draw.first_repeat is not None]
+        yield replace(
+            each[0],
+            source=f"{len(each):,} sources",
+            samples=sum(draw.samples for draw in each),
+            share=sum(draw.share for draw in each),
+            epochs_begin=max(draw.epochs_begin for draw in each),
+            epochs_end=max(draw.epochs_end for draw in each),
+            first_repeat=min(repeats, default=None),
+            batch_size=None,
+        )
+
+
 def _bounds(plan: RecipePlan) -> RenderableType:
     table = FittedTable(
         TableColumn("any mix", "name"), *("least share", "most", "can repeat from", "as planned")
     )
-    for row in plan.mix_bounds:
+    rows = plan.mix_bounds
+    if len(rows) > MANY_SOURCES:
+        last = plan.train_iters
+        soon = sorted(rows, key=lambda row: last if row.first_step is None else row.first_step)
+        rows = tuple(soon[:SHOWN_SOURCES])
+    for row in rows:
         steps = (
             "not in this run" if step is None else f"step {step:,}"
             for step in (row.first_step, row.planned_step)
         )
         table.add_row(row.source, f"{100 * row.least:.4g} %", f"{100 * row.most:.4g} %", *steps)
-    return table
+    return Group(table, *more(len(plan.mix_bounds) - len(rows)))
 
 
 def _sources(plan: RecipePlan) -> RenderableType:
@@ -925,7 +982,11 @@ def _sources(plan: RecipePlan) -> RenderableType:
     names = ["tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"]
     names += ["tokens cut"] * cut
     table = FittedTable(TableColumn("source", "name"), TableColumn("kind", "label"), *names)
-    for source in plan.sources:
+    shown: Sequence[SourceTotal] = plan.sources
+    if len(plan.sources) > MANY_SOURCES:
+        epochs = [source.epochs for source in shown]
+        shown = worst_first(shown, epochs, repeat=bool(_repeating(plan)))[:SHOWN_SOURCES]
+    for source in shown:
         table.add_row(
             source.source,
             source.kind,
@@ -936,7 +997,21 @@ def _sources(plan: RecipePlan) -> RenderableType:
             f"{source.unseen:,}",
             *([f"{source.cut_tokens:,}"] * cut),
         )
-    return table
+    left = len(plan.sources) - len(shown)
+    return Group(table, *more(left), *[Prose(_of_all(plan))] * bool(left))
+
+
+def _repeating(plan: RecipePlan) -> set[str]:
+    return {draw.source for draw in plan.draws if draw.first_repeat is not None}
+
+
+def _of_all(plan: RecipePlan) -> str:
+    """Return a sentence on all sources."""
+    repeat = _repeating(plan)
+    most = max(plan.sources, key=lambda source: source.epochs)
+    text = repeats_text(len(repeat), len(plan.sources), most.source, most.epochs)
+    unseen = sum(source.unseen > 0 for source in plan.sources)
+    return text + f"; of {unseen:,} some samples are never drawn" * bool(unseen)
 
 
 def _blocks(plan: RecipePlan) -> RenderableType:
@@ -945,10 +1020,12 @@ def _blocks(plan: RecipePlan) -> RenderableType:
         TableColumn("first epoch", "name"),
         *("blocks", "tokens a block", "served", "dropped", "deferred", "not read"),
     )
-    for source in plan.sources:
-        facts = source.blocks
-        if facts is not None:
-            numbers = (facts.blocks, facts.block_tokens, facts.served, facts.dropped)
-            more = (facts.deferred, facts.unread)
-            table.add_row(source.source, *(f"{number:,}" for number in (*numbers, *more)))
-    return table
+    rows = [(source, source.blocks) for source in plan.sources if source.blocks is not None]
+    shown: Sequence[tuple[SourceTotal, BlockFacts]] = rows
+    if len(rows) > MANY_SOURCES:
+        epochs = [source.epochs for source, _ in rows]
+        shown = worst_first(rows, epochs, repeat=bool(_repeating(plan)))[:SHOWN_SOURCES]
+    for source, facts in shown:
+        numbers = (facts.blocks, facts.block_tokens, facts.served, facts.dropped, facts.deferred)
+        table.add_row(source.source, *(f"{number:,}" for number in (*numbers, facts.unread)))
+    return Group(table, *more(len(rows) - len(shown)))

@@ -6,22 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.batch_schedule import SkippedSteps
-from megaindex.configs.run import Source, Target
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import framework_rules
-from megaindex.index.mixing import PerStream
 from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, built_coverage, coverage_of
 from megaindex.plan.model import Coverage, Row
 from megaindex.plan.packing import packing_facts
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize, samples_per_epoch
-from megaindex.recipe.recipe import RecipeSource, RecipeStage
 from megaindex.run.parts import SplitPart
 from megaindex.run.passes import ServedRange
+from megaindex.settings.batch_schedule import SkippedSteps
+from megaindex.settings.recipe import RecipeSource, RecipeStage
+from megaindex.settings.run_settings import Source, Target
 
 _BY_SAMPLES = ("epoch", "window", "packed")  # orders with rules of their own
 
@@ -65,22 +66,21 @@ def epochs_for(size: SourceSize, samples: int) -> int:
     return max(1, ceil_div(samples, size.samples))
 
 
-def step_beyond(layout: RecipeLayout, read: StreamReads, fresh: int) -> int | None:
-    """Return the step that draws a stream beyond its first ``fresh`` samples of the stage."""
+def first_repeat(layout: RecipeLayout, read: StreamReads) -> int | None:
+    """Return the first step that draws a sample of a stream again; None without such."""
     stage, stream = read.stage, read.stream
-    if stage.counts[stream] <= fresh:
+    fresh = _fresh(layout.size_at(read.source, stage.sequence_length), read)
+    if read.count <= fresh:
         return None
     limits = [stage.num_samples] * len(stage.mixed.sources)
     limits[stream] = fresh
-    within, _ = stage.mixing.longest(limits, stage.num_samples)
-    return layout.batch.iterations_within(stage.first_sample + within)
+    most, _ = stage.mixing.longest(limits, stage.num_samples)
+    return layout.batch.iterations_within(stage.first_sample + most)
 
 
-def first_repeat(layout: RecipeLayout, read: StreamReads) -> int | None:
-    """Return the first step that draws a sample of a stream again; None without such."""
-    size = layout.size_at(read.source, read.stage.sequence_length)
-    fresh = max(0, size.samples - read.begin) if read.goes_on else 0
-    return step_beyond(layout, read, fresh)
+def _fresh(size: SourceSize, read: StreamReads) -> int:
+    """Return the samples of a stream before the first that is served again."""
+    return max(0, size.samples - read.begin) if read.goes_on else 0
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,7 @@ class RecipeRows:
                 self._served(read),
                 read.goes_on,
             )
-            weight = stage.weights_at(0)[read.stream] if len(stage.counts) > 1 else None
-            if isinstance(stage.mixing, PerStream):
-                weight = read.count / stage.num_samples
+            weight = read.count / stage.num_samples if len(stage.mixed.sources) > 1 else None
             found.append(
                 replace(
                     row,
@@ -296,15 +294,20 @@ def _epochs_begun(rows: Sequence[Row]) -> dict[int, int]:
 def _last_step(layout: RecipeLayout, epochs: dict[int, int] | None) -> int | None:
     """Return the steps before a sample is served again, or one beyond these epochs of its source;
     None if no step does so."""
-    steps = []
-    for read in reads_of(layout):
-        if epochs is None:
-            steps.append(first_repeat(layout, read))
-            continue
-        size = layout.size_at(read.source, read.stage.sequence_length)
-        held = size.samples_in(Fraction(epochs.get(read.source, 1)))
-        steps.append(step_beyond(layout, read, max(0, held - read.begin)))
-    return min((step for step in steps if step is not None), default=None)
+    for piece, reads in groupby(reads_of(layout), attrgetter("piece")):
+        stage = layout.stages[piece - 1]
+        limits = [stage.num_samples] * len(stage.mixed.sources)
+        for read in reads:
+            size = layout.size_at(read.source, stage.sequence_length)
+            if epochs is None:
+                limits[read.stream] = _fresh(size, read)
+            else:
+                held = size.samples_in(Fraction(epochs.get(read.source, 1)))
+                limits[read.stream] = max(0, held - read.begin)
+        most, _ = stage.mixing.longest(limits, stage.num_samples)
+        if most < stage.num_samples:
+            return layout.batch.iterations_within(stage.first_sample + most)
+    return None
 
 
 def _longer(layout: RecipeLayout, epochs: dict[int, int]) -> RecipeLayout:

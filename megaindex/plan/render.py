@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from megaindex.configs.settings import adapter_call
 from megaindex.console import (
     FittedTable,
     Prose,
@@ -21,9 +21,13 @@ from megaindex.console import (
 )
 from megaindex.index.frameworks import framework_rules
 from megaindex.plan.model import PackingFacts, Plan, Row, SettingsPlan, epochs_text
+from megaindex.settings.settings import adapter_call
 from megaindex.validation import percent
 
-_MANY_SOURCES = 24
+MANY_SOURCES = 24
+"""Most rows that are all shown."""
+SHOWN_SOURCES = 10
+"""Rows shown of more."""
 _SHOWN_TIMES = 4
 _ORDINALS = {2: "a second", 3: "a third"}
 _ALWAYS_REPEATS = "no number of iterations runs without a repeated sample"
@@ -44,8 +48,9 @@ def run_view(plan: Plan) -> RenderableType:
     total = Text(f"{plan.samples_consumed:,} samples{tokens}")
     lines = [Text(f"skip: {line}") for line in (plan.skip.lines() if plan.skip else ())]
     parts: list[RenderableType] = [answer_panel(asked, Text(), answer, total, *lines)]
-    parts.append(_sources(plan, names))
-    if (coverage := coverage_table(plan, names)) is not None:
+    rows = shown_rows(plan)
+    parts.append(_sources(plan, rows, names))
+    if (coverage := coverage_table(plan, rows, names)) is not None:
         parts.append(coverage)
     return spaced(parts)
 
@@ -53,8 +58,11 @@ def run_view(plan: Plan) -> RenderableType:
 def plan_view(plan: SettingsPlan) -> RenderableType:
     """Return all parts of the printed plan."""
     names = ShortNames.of(row.path for row in plan.datasets)
-    parts: list[RenderableType] = [_answer(plan, names), _totals(plan), _sources(plan, names)]
-    parts += [view for view in (coverage_table(plan, names), _facts(plan)) if view is not None]
+    rows = shown_rows(plan)
+    parts: list[RenderableType] = [_answer(plan, names), _totals(plan), _sources(plan, rows, names)]
+    parts += [
+        view for view in (coverage_table(plan, rows, names), _facts(plan)) if view is not None
+    ]
     parts += [warning(names.text(text)) for text in plan.warnings]
     return spaced(parts)
 
@@ -138,26 +146,103 @@ def _totals(plan: SettingsPlan) -> RenderableType:
     return table
 
 
-def _sources(plan: Plan, names: ShortNames) -> RenderableType:
+def shown_rows(plan: Plan) -> Sequence[Row]:
+    """Return the rows; of many, those of training that repeat most, or are drawn least."""
+    if len(plan.datasets) <= MANY_SOURCES:
+        return plan.datasets
+    train = plan.rows("train")
+    epochs = _epochs_drawn(train, plan.sequence_length)
+    return worst_first(train, epochs, repeat=any(map(_repeats, train)))[:SHOWN_SOURCES]
+
+
+AnyRow = TypeVar("AnyRow")
+
+
+def worst_first(
+    rows: Sequence[AnyRow], epochs: Sequence[float], *, repeat: bool
+) -> Sequence[AnyRow]:
+    """Return sources by how often they are read: most often first, or least if none repeats.
+
+    Args:
+        epochs: epochs of each source that are read.
+        repeat: some source repeats.
+    """
+    sign = -1 if repeat else 1
+    order = sorted(range(len(rows)), key=lambda number: (sign * epochs[number], number))
+    return [rows[number] for number in order]
+
+
+def _epochs_drawn(rows: Sequence[Row], sequence_length: int) -> list[float]:
+    """Return the epochs of each source that are drawn, or may be."""
+    return [
+        (row.drawn_bounds[1] if row.drawn is None else row.drawn)
+        / (row.samples_per_epoch or max(1, row.tokens_per_epoch or 1) / sequence_length)
+        for row in rows
+    ]
+
+
+def _repeats(row: Row) -> bool:
+    """Return True for a source of which it is certain that samples are drawn again."""
+    if row.repeated is not None:
+        return row.repeated > 0
+    return row.samples_per_epoch is not None and row.drawn_bounds[0] > row.samples_per_epoch
+
+
+def _of_all(plan: Plan, names: ShortNames) -> Iterator[str]:
+    """Yield a sentence on all sources of each split."""
+    splits: dict[str, list[Row]] = {}
+    for row in plan.datasets:
+        splits.setdefault(_split(row), []).append(row)
+    for split, rows in splits.items():
+        epochs = _epochs_drawn(rows, plan.sequence_length)
+        most = names.name(rows[epochs.index(max(epochs))].name)
+        repeats = sum(map(_repeats, rows))
+        least = any(row.repeated is None for row in rows)
+        text = repeats_text(repeats, len(rows), most, max(epochs), least=least)
+        unseen = {
+            names.name(row.name): row.coverage.tokens[0] for row in rows if row.coverage.tokens
+        }
+        yield f"{split}: {text}{unseen_text(unseen)}"
+
+
+def repeats_text(number: int, count: int, most: str, epochs: float, *, least: bool = False) -> str:
+    """Return how many of the sources repeat, and which is read most often."""
+    found = f"{'at least ' * least}{number:,}" if number or least else "none"
+    return f"{found} of {count:,} sources repeat, at most {epochs:,.2f} epochs are drawn ({most})"
+
+
+def unseen_text(shares: Mapping[str, float]) -> str:
+    """Return of how many sources some tokens stay unseen, and the largest share; or nothing."""
+    unseen = {name: share for name, share in shares.items() if share > 0}
+    if not unseen:
+        return ""
+    name = max(unseen, key=unseen.__getitem__)
+    share = _percent(unseen[name])
+    return f"; of {len(unseen):,} some tokens stay unseen, at most {share} ({name})"
+
+
+def _sources(plan: Plan, rows: Sequence[Row], names: ShortNames) -> RenderableType:
     weighted = any(row.weight is not None for row in plan.datasets)
     columns = ["weight"] * weighted
     columns += ["per epoch", "requested", "drawn", "built", "epochs", "repeated"]
     table = FittedTable(TableColumn("split", "label"), TableColumn("source", "name"), *columns)
-    for row in plan.datasets[:_MANY_SOURCES]:
+    for row in rows:
         numbers = (row.samples_per_epoch, row.requested, row.drawn)
         cells = [_number(n) for n in (*numbers, row.built, row.epochs, row.repeated)]
         if row.drawn is None:
             cells[2] = f"{row.drawn_bounds[0]:,}…{row.drawn_bounds[1]:,}"
         weight = [_weight(row.weight)] * weighted
         table.add_row(_split(row), names.name(row.name), *weight, *cells)
-    return Group(table, *_more(len(plan.datasets)), *names.note())
+    left = len(plan.datasets) - len(rows)
+    sentences = [Prose(text) for text in _of_all(plan, names)] if left else []
+    return Group(table, *more(left), *names.note(), *sentences)
 
 
-def coverage_table(plan: Plan, names: ShortNames) -> RenderableType | None:
+def coverage_table(plan: Plan, rows: Sequence[Row], names: ShortNames) -> RenderableType | None:
     """Return the table of tokens, and of documents where they were counted, by times seen."""
     lines = [
         (row, kind, shares)
-        for row in plan.datasets
+        for row in rows
         for kind, shares in (
             ("tokens", row.coverage.tokens),
             ("documents", row.coverage.documents if row.split == "train" else ()),
@@ -176,21 +261,19 @@ def coverage_table(plan: Plan, names: ShortNames) -> RenderableType | None:
         *heads,
         TableColumn("method", "note"),
     )
-    for row, kind, shares in lines[:_MANY_SOURCES]:
+    for row, kind, shares in lines:
         cells = [_percent(share) for share in shares[:_SHOWN_TIMES]]
         if rest := shares[_SHOWN_TIMES:]:
             cells.append(_percent(sum(rest)))
         cells += [""] * (len(heads) - len(cells))
         method = _METHODS[row.coverage.method]
         table.add_row(_split(row), names.name(row.name), kind, *cells, method)
-    return Group(table, *_more(len(lines)))
+    return Group(table, *more(len(plan.datasets) - len(rows)))
 
 
-def _more(count: int) -> list[RenderableType]:
+def more(count: int) -> list[RenderableType]:
     """Return a line on the rows that are left out."""
-    if count <= _MANY_SOURCES:
-        return []
-    return [Prose(f"… {count - _MANY_SOURCES} more: --json lists all")]
+    return [Prose(f"… and {count:,} more; --json lists all")] if count else []
 
 
 def _split(row: Row) -> str:
@@ -236,8 +319,11 @@ def facts_view(facts: Sequence[tuple[str, str]]) -> RenderableType | None:
 def packing_texts(sources: Iterable[tuple[str, PackingFacts | None]]) -> list[tuple[str, str]]:
     """Return the facts about each source in order packed, by its name, as text."""
     packed = [(name, packing) for name, packing in sources if packing is not None]
+    listed = packed
+    if len(packed) > MANY_SOURCES:
+        listed = sorted(packed, key=lambda source: source[1].fill)[:SHOWN_SOURCES]
     facts = []
-    for name, packing in packed[:_MANY_SOURCES]:
+    for name, packing in listed:
         text = (
             f"fill {_percent(packing.fill)}, {packing.padding:,} positions of padding an epoch; "
             f"{packing.pieces_per_sample:.1f} documents a sample, at most {packing.most_pieces} of "
@@ -250,8 +336,8 @@ def packing_texts(sources: Iterable[tuple[str, PackingFacts | None]]) -> list[tu
         if packing.cut_tokens:
             text += f", {packing.cut_tokens:,} of their tokens are in none"
         facts.append((name, text))
-    if (more := len(packed) - _MANY_SOURCES) > 0:
-        facts.append(("", f"… {more} more: --json lists all"))
+    if left := len(packed) - len(listed):
+        facts.append(("", f"… and {left:,} with more fill; --json lists all"))
     return facts
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import ChangedMixing, FixedMixing, PerStream
 from megaindex.index.orders.packed import most_documents
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, first_samples
-from megaindex.recipe.mix_changes import MixChanges
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
+from megaindex.settings.mix_changes import MixChanges
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage
+from megaindex.settings.run_settings import Target
 from megaindex.validation import check_integer
 
 

@@ -14,15 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from megaindex._types import I64
-from megaindex.configs.batch_schedule import BatchSchedule, StepSizes, step_bounds
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing
 from megaindex.index.skips import Skips, resolve_skips
 from megaindex.index.staged_index import MixedStage
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
-from megaindex.recipe.past import PastRead
-from megaindex.recipe.recipe import LENGTH_KEYS, Recipe, RecipeStage, Rounds, shown
+from megaindex.settings.batch_schedule import BatchSchedule, StepSizes, step_bounds
+from megaindex.settings.past import PastRead
+from megaindex.settings.recipe import LENGTH_KEYS, Recipe, RecipeStage, Rounds, shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from megaindex.index.mixing import FixedMixing, PerStream, Random, Stratified
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import Index
-from megaindex.recipe.recipe import Recipe, RecipeStage, Rounding
+from megaindex.settings.recipe import Recipe, RecipeStage, Rounding
 
 
 @dataclass(kw_only=True)

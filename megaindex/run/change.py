@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from megaindex.builders.extend import ExtendedRun, amend_run, extend_run
-from megaindex.configs.amended import AmendedBlend
-from megaindex.configs.run import RunSettings
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.run.run import RunSource
+from megaindex.settings.amended import AmendedBlend
+from megaindex.settings.run_settings import RunSettings
 
 
 def changed_index(run: RunSettings, amend: AmendedBlend, end: int) -> ExtendedRun:

@@ -11,10 +11,10 @@ import numpy as np
 from megaindex.builders.recipe import OpenRecipe, OpenSource, open_recipe
 from megaindex.io.paths import sha256_of
 from megaindex.recipe.layout import RecipeLayout
-from megaindex.recipe.recipe import Recipe
 from megaindex.run.identity import canonical_forms, short_hash
 from megaindex.run.run import Run, RunSource, StepShape, skipped_run
 from megaindex.run.subset import rows_of, subset_of
+from megaindex.settings.recipe import Recipe
 from megaindex.validation import check_between
 
 

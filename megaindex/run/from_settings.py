@@ -8,10 +8,6 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from megaindex.builders import build_index
-from megaindex.configs.amended import AmendedBlend
-from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
 from megaindex.index.blended_index import blend_index
 from megaindex.index.draws import Progress
@@ -33,6 +29,10 @@ from megaindex.run.target import (
     resolve_target,
     target_text,
 )
+from megaindex.settings.amended import AmendedBlend
+from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
+from megaindex.settings.run_builder import given_run
+from megaindex.settings.run_settings import RunSettings
 
 Folder: TypeAlias = str | os.PathLike[str]
 

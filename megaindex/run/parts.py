@@ -11,7 +11,6 @@ import numpy.typing as npt
 from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.single import further_names, packing_order
-from megaindex.configs.run import Data, Source
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.format.dataset import read_length_histogram
@@ -19,6 +18,7 @@ from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.framework import PackingOrder
 from megaindex.index.orders.packed import Packing, count_pieces, pack_counts, pieces_of_histogram
+from megaindex.settings.run_settings import Data, Source
 
 _CHUNK = 1 << 22
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from megaindex.configs.run import RunSettings
 from megaindex.run.sizing import Sizing
+from megaindex.settings.run_settings import RunSettings
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I32, I64
-from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.errors import InvalidArgument
 from megaindex.index.counts import Cursors, cursors, source_counts
 from megaindex.index.skips import Skip, Skips, skips_of, with_skips
 from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at
+from megaindex.settings.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.validation import check_setting, setting_or_none, shown
 
 _SAMPLES_AT_ONCE = 1 << 16

@@ -23,9 +23,9 @@ from megaindex.index.receipts import (
 )
 from megaindex.index.skips import unskipped
 from megaindex.index.spans import Index, datasets_of
-from megaindex.recipe.mix_changes import MixChanges
 from megaindex.run.run import Run
 from megaindex.run.subset import block_bounds, first_step, step_bounds_of
+from megaindex.settings.mix_changes import MixChanges
 from megaindex.validation import shown
 
 

@@ -8,12 +8,12 @@ from fractions import Fraction
 from functools import cached_property
 
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.run import Buffer, RunSettings, Source
 from megaindex.errors import InvalidArgument
 from megaindex.index.blend import Blend
 from megaindex.index.draws import Draws, Progress
 from megaindex.index.frameworks import SPLITS, FrameworkRules, PythonSum, Split, sum_as
 from megaindex.run.parts import SplitPart
+from megaindex.settings.run_settings import Buffer, RunSettings, Source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from fractions import Fraction
 from itertools import pairwise
 
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.run import RunSettings
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS
 from megaindex.run.parts import Parts, SplitPart
 from megaindex.run.passes import loader_limit
 from megaindex.run.sizing import Sizing
+from megaindex.settings.run_settings import RunSettings
 
 # Frameworks with a setting train_samples, which they request of the datasets in place of batches.
 _TAKES_SAMPLES = ("megatron", "megatron-legacy")

@@ -34,8 +34,8 @@ from megaindex.index.spans import check_same_lengths
 from megaindex.io.atomic import Damaged
 from megaindex.io.paths import as_storage_error
 from megaindex.progress import Bar
-from megaindex.recipe.recipe import RecipeSource
-from megaindex.recipe.recipe_file import read_recipe
+from megaindex.settings.recipe import RecipeSource
+from megaindex.settings.recipe_file import read_recipe
 
 Located = tuple[str, Fault, int]
 """Name of an array, its first fault under a rule, and the number of such faults."""

@@ -40,13 +40,13 @@ from megaindex.index.skips import (
 from megaindex.index.spans import Index
 from megaindex.index.stretches import LossMask, StretchedIndex
 from megaindex.io.atomic import read_named
+from megaindex.io.paths import absolute
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.loader.recipe_state import StoredRecipe
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.opening import locked_index, locked_mix, locked_skips
 from megaindex.lock.shape import FORMAT as LOCK_FORMAT
 from megaindex.progress import Bar, silent
-from megaindex.recipe.mix_changes import MixChanges
 from megaindex.run.same_until import (
     Compared,
     apart,
@@ -57,6 +57,7 @@ from megaindex.run.same_until import (
     same_until,
 )
 from megaindex.run.subset import step_bounds_of
+from megaindex.settings.mix_changes import MixChanges
 from megaindex.validation import CheckpointReader
 from megaindex.verify.record_content import (
     ContentCheck,
@@ -461,12 +462,16 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
             "the checkpoint skips samples that are not whole steps of the lock; compare it with "
             "the lock of its own run"
         )
-    masks = [
-        LossMask(source=each["source"], first=each["from"], documents=ids.get(each["digest"]))
-        for each in stored.masked
-    ]
     assert locked.lock is not None, "of a lock"
     names = locked.lock.names("train")
+    masks = [
+        LossMask(
+            source=_named_in(names, each["source"]),
+            first=each["from"],
+            documents=ids.get(each["digest"]),
+        )
+        for each in stored.masked
+    ]
     settings = [
         Skip(steps=((first, end - 1),), move=bool(move))
         for (first, end), (_, _, move) in zip(steps.tolist(), holes, strict=True)
@@ -485,6 +490,13 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
         num_steps=bounds.size - 1,
     )
     return with_skips(locked.order, skips, names)
+
+
+def _named_in(names: Sequence[str], source: str | None) -> str | None:
+    """Return a source of a state as a lock names it, whose paths are absolute."""
+    if source is None or source in names or absolute(source) not in names:
+        return source
+    return absolute(source)
 
 
 def _record(

@@ -12,12 +12,12 @@ from support.command_line import cli
 
 from megaindex import build_index
 from megaindex.audit.report import Audit, audit, shares
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings
 from megaindex.format import IndexedDataset
 from megaindex.plan import make_plan
 from megaindex.run.from_settings import run_of_settings
 from megaindex.run.run import RunSource, run_of_index
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings
 
 
 def audit_of(prefix: Path, order: str, final_epoch: str | None, epochs: str = "3.3") -> Audit:

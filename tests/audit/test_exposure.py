@@ -16,9 +16,6 @@ from support.corpora import write_corpus
 from megaindex import InvalidArgument, MegatronOrder, build_index
 from megaindex.audit import exposure as exposure_module
 from megaindex.audit.exposure import SHARES, count_exposure
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import blend_index
 from megaindex.index.frameworks import Split, framework_rules
@@ -27,6 +24,9 @@ from megaindex.run import run as run_module
 from megaindex.run.from_settings import run_of_settings
 from megaindex.run.run import Run, RunSource, run_of_index, step_bounds
 from megaindex.run.sizing import Sizing
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings
 
 
 class Windows:

@@ -12,11 +12,11 @@ from support.corpora import write_corpus
 
 from megaindex import InvalidArgument, OutOfRange
 from megaindex.audit.trace import documents_of, steps_of
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings
 from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.run.from_settings import run_of_settings
 from megaindex.run.run import Run
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -21,8 +22,8 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex.audit import audit, run_of_settings
 from megaindex.audit.report import findings, source_counts, suggestions
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -342,3 +343,121 @@ def test_the_folder_of_a_page_is_checked_before_the_data_is_read(
     status, _, err = cli("audit", *run, "--epochs", 1, "--html", page)
     assert status == 2
     assert f"page.html: cannot write: no write access to {page.parent}" in err
+
+
+@pytest.fixture(scope="module", params=[7, 8, 24, 25, 300])
+def wide_page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a blend of so many sources."""
+    folder = tmp_path_factory.mktemp("wide")
+    words: list[object] = []
+    for number in range(request.param):
+        rng = np.random.default_rng(number)
+        write_corpus(folder / f"c{number:03}", rng.integers(5, 60, int(rng.integers(4, 20))))
+        words += [1 + number % 5, folder / f"c{number:03}"]
+    words += ["--seq-length", 16, "--global-batch-size", 32, "--train-iters", 5 * request.param]
+    status, _, err = cli("audit", "--data-path", *words, "--order", "epoch", "--html",
+                         folder / "a.html")  # fmt: skip
+    assert status == 0, err
+    return (folder / "a.html").read_text(encoding="utf-8")
+
+
+def test_a_source_has_one_colour_and_a_colour_one_source(wide_page: str) -> None:
+    legends = re.findall(r'<ul class="legend">(.*?)</ul>', wide_page)
+    meaning: dict[str, set[str]] = {}
+    for legend in legends:
+        for colour, name in re.findall(r"var\(--(\w+)\)\"></i>(.*?)</li>", legend):
+            meaning.setdefault(colour, set()).add(name)
+    assert all(len(names) == 1 for names in meaning.values()), meaning
+    sources = {name for names in meaning.values() for name in names if re.match(r"c\d", name)}
+    assert len(sources) == 7
+    listed = len({*re.findall(r">(c\d{3})<", wide_page)} | sources)
+    count = 300 if listed == 200 else listed
+    assert (meaning.get("others") == {f"{count - 7:,} others"}) == (count > 7)
+    drawn = re.findall(r"(?:stroke|fill): var\(--(\w+)\)\" d=", wide_page)
+    assert {*drawn} <= {*meaning, "all"}  # a curve of all sources
+
+
+def test_of_many_sources_the_worst_are_open_and_the_rest_closed(wide_page: str) -> None:
+    tables = re.findall(r'<table class="sources">(.*?)</table>', wide_page, re.DOTALL)
+    rows = [re.findall(r'<tr><td data-name="source">(.*?)</td>', table) for table in tables]
+    epochs = [
+        [float(text) for text in re.findall(r'data-name="epochs served">(.*?)</td>', table)]
+        for table in tables
+    ]
+    count = sum(map(len, rows))
+    assert "details" in wide_page or count <= 24
+    if count <= 24:
+        assert len(tables) == 1
+        return
+    assert [len(part) for part in rows] == [10, min(200, count) - 10]
+    assert len({*rows[0], *rows[1]}) == count
+    assert min(epochs[0]) >= max(epochs[1])
+    assert f"<details><summary>{count - 10} more sources</summary>" in wide_page
+    total = 300 if count == 200 else count
+    (most,) = re.findall(rf"of {total} sources repeat, at most ([\d.]+) epochs are", wide_page)
+    assert float(most) == pytest.approx(epochs[0][0], abs=0.0051)
+    assert ("--json lists all 300 sources" in wide_page) == (total == 300)
+    assert "details[open]" not in wide_page
+    assert "details-content" not in wide_page  # closed in print too
+
+
+def test_the_page_of_many_sources_prints_on_four_sheets(wide_page: str) -> None:
+    """Blocks of the open page, one after another, none of them divided: by arithmetic."""
+    body = re.sub(r"<details>.*?</summary>(.*?)</details>", "", wide_page, flags=re.DOTALL)
+    body = body.partition("<body>")[2]
+    point, line = 25.4 / 72, 9.5 * 1.35 * 25.4 / 72  # mm
+    sheets, left = 1, 297.0 - 28
+    for block in re.findall(
+        r"<tr>.*?</tr>|<section.*?</figure>|<li>.*?</li>|<p>.*?</p>|<dd>.*?</dd>", body, re.DOTALL
+    ):
+        pixels = sum(map(int, re.findall(r'<svg xmlns[^>]*height="(\d+)"', block)))
+        text = re.sub(r"<svg.*</svg>|<[^>]+>", "", block, flags=re.DOTALL)
+        lines = 1 + len(text) // (0.8 * 182 / (4.75 * point)) + 3 * ("<h2>" in block)
+        height = pixels * 25.4 / 96 + lines * line + 2
+        if height > left:
+            sheets, left = sheets + 1, 297.0 - 28
+        left -= height
+    assert sheets <= 4
+
+
+def test_every_run_has_a_title_of_its_own(page: str, wide_page: str, tmp_path: Path) -> None:
+    (title,) = re.findall(r"<title>(.*?)</title>", page)
+    assert title == "web, books: 200 steps, order neox – megaindex audit"
+    (other,) = re.findall(r"<title>(.*?)</title>", wide_page)
+    assert re.fullmatch(r"\d+ sources: [\d,]+ steps, order epoch – megaindex audit", other)
+    name = "<b>" + 80 * "x"
+    write_corpus(tmp_path / name, np.arange(1, 60))
+    words = [tmp_path / name, "--seq-length", 16, "--global-batch-size", 8, "--epochs", 1]
+    assert cli("audit", *words, "--html", tmp_path / "a.html")[0] == 0
+    (title,) = re.findall(r"<title>(.*?)</title>", (tmp_path / "a.html").read_text())
+    assert title.startswith("…xxx")
+    assert len(title) < 110
+
+
+def boxes_of(plot: str, width: float) -> list[tuple[float, float, float, float]]:
+    """Bounds of the texts of a plot on a page of that width, with digits of 6.7 pixels."""
+    found = []
+    for attributes, words in re.findall(r"<text ([^>]*)>([^<]*)</text>", plot):
+        given = dict(re.findall(r'([a-z-]+)="([^"]*)"', attributes))
+        place = given["x"]
+        x = float(place.rstrip("%")) * (width / 100 if "%" in place else 1)
+        x += float(given.get("dx", 0))
+        size = 6.7 * len(words) * (1 if re.match(r"[\d,.%]*$", words) else 0.93)
+        x -= size * {"end": 1, "middle": 0.5}.get(given.get("text-anchor", ""), 0)
+        y = float(given["y"])
+        found.append((x, x + size, y - 9, y + 3))
+    return found
+
+
+@pytest.mark.parametrize("width", [368, 928])
+@pytest.mark.parametrize("steps", [150, 1_500_000])
+def test_texts_of_plots_do_not_overlap(page: str, wide_page: str, width: int, steps: int) -> None:
+    """On screens of 400 and 960 pixels, with the numbers of a long run in place of those."""
+    for text in (page, wide_page):
+        for plot in re.findall(r"<svg xmlns(?:(?!<figcap).)*</svg>", text, re.DOTALL):
+            if steps > 150:
+                plot = re.sub(r'(text-anchor="middle">)[\d,]+', rf"\g<1>{steps:,}", plot)
+            boxes = boxes_of(plot, width)
+            assert all(left >= -16 and right <= width + 16 for left, right, _, _ in boxes)
+            for a, b in itertools.combinations(boxes, 2):
+                assert a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2], (a, b)

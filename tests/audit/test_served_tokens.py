@@ -15,14 +15,14 @@ from support.auditing import as_plain, brute_force
 from megaindex import build_index
 from megaindex.audit.exposure import count_exposure
 from megaindex.builders.recipe import open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.loader import Loader, MicroBatchSampler, SampleOptions, loader_of_recipe
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
-from megaindex.recipe.recipe import Stream as RecipeStream
 from megaindex.run.from_recipe import run_of_recipe
 from megaindex.run.run import Run, RunSource, run_of_index
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage
+from megaindex.settings.recipe import Stream as RecipeStream
 
 NUMBERS = itertools.count()
 

@@ -15,12 +15,12 @@ from support.corpora import write_corpus
 
 from megaindex import InvalidArgument, Skip
 from megaindex.audit import audit, documents_of, run_of_settings
-from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.loader import loader_of_recipe
 from megaindex.plan import make_plan
 from megaindex.recipe import open_recipe, plan_recipe, read_recipe
 from megaindex.run.from_recipe import run_of_recipe
 from megaindex.run.run import skipped_run
+from megaindex.settings.batch_schedule import BatchSchedule
 
 S = 16
 
@@ -334,7 +334,7 @@ def test_flags_and_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_samples_served_from_any_position_on() -> None:
     """Moved ranges of several lengths, entered at each of their samples."""
-    from megaindex.configs.batch_schedule import skip_steps, step_bounds
+    from megaindex.settings.batch_schedule import skip_steps, step_bounds
 
     schedule = BatchSchedule(stages=((0, 2), (8, 4)))
     bounds, _ = step_bounds(schedule, 0, 32)
@@ -354,7 +354,7 @@ def test_samples_served_from_any_position_on() -> None:
 
 def test_schedules_that_moved_samples_continue() -> None:
     """Moved samples of smaller batches do not fill the last one: left over, or padded."""
-    from megaindex.configs.batch_schedule import skip_steps, step_bounds
+    from megaindex.settings.batch_schedule import skip_steps, step_bounds
 
     schedule = BatchSchedule(stages=((0, 4), (8, 8)))
     bounds, _ = step_bounds(schedule, 0, 40)

@@ -16,12 +16,12 @@ from support.inputs import for_each
 from support.megatron_dataset import EOD, Tokenizer
 
 import megaindex
-from megaindex.configs.run import BatchSchedule, Data, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import fill_uncounted
 from megaindex.index.description import describe_index
 from megaindex.loader import GPTDataset
+from megaindex.settings.run_settings import BatchSchedule, Data, RunSettings, Source, Target
 
 S, SEED = 24, 11
 SPLIT = "70,20,10"

@@ -16,8 +16,8 @@ from megaindex.builders.recipe import open_recipe
 from megaindex.cache import fingerprint as records
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.pair import MappedPair
-from megaindex.recipe.recipe import Recipe
-from megaindex.recipe.recipe_file import read_recipe
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.recipe_file import read_recipe
 
 
 class LookedAt(Exception):

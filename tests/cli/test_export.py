@@ -22,7 +22,6 @@ from support.megatron_blends import build, one_process
 
 from megaindex import IndexedDataset, IndexedDatasetWriter, PackedOrder, Skip, build_index
 from megaindex.audit import run_of_recipe, run_of_settings
-from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index import array_index
 from megaindex.index.array_index import arrays_of
@@ -30,6 +29,7 @@ from megaindex.index.skips import resolve_skips, with_skips
 from megaindex.index.spans import Index
 from megaindex.loader import NumpyDataset
 from megaindex.recipe import read_recipe
+from megaindex.settings.batch_schedule import BatchSchedule
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = [

@@ -11,8 +11,8 @@ import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
 
-from megaindex.configs.run_words import KINDS, kind_of_file, named_run
 from megaindex.errors import InvalidArgument, MegaIndexError, MissingFile, StorageError
+from megaindex.settings.run_words import KINDS, kind_of_file, named_run
 
 RECIPE = """
 sequence_length: 16

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex import MegatronOrder, NeoxOrder
+from megaindex import InvalidArgument, MegatronOrder, NeoxOrder
 from megaindex.format import IndexedDataset
 from megaindex.index import extension as module
 from megaindex.index.extension import (
@@ -236,3 +236,13 @@ def test_further_epochs_of_other_documents_are_refused(corpus: IndexedDataset) -
             old, consumed_samples=0, more_samples=old.num_samples + 1, seed=5,
             further=lambda seed: build(corpus, "neox", seed, epochs=1, documents=range(50)),
         )  # fmt: skip
+
+
+def test_cursors_end_where_an_order_of_its_own_begins(corpus: IndexedDataset) -> None:
+    old = build(corpus, NeoxOrder(), 5, epochs=2)
+    consumed = old.num_samples // 2
+    index = extend(corpus, NeoxOrder(), old, consumed, old.num_samples)
+    assert index.cursors(consumed) == {(0, LENGTH): consumed}
+    for position in (consumed + 1, index.num_samples):
+        with pytest.raises(InvalidArgument, match=f"position {position} has no next samples"):
+            index.cursors(position)

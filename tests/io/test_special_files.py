@@ -31,7 +31,7 @@ from megaindex.errors import FormatError, MegaIndexError, StorageError
 from megaindex.index.skips import read_ids
 from megaindex.io.atomic import read_named
 from megaindex.io.mapping import map_npy_file
-from megaindex.recipe.mix_changes import MixChanges
+from megaindex.settings.mix_changes import MixChanges
 
 ENDLESS = 1 << 40  # bytes of a sparse file
 NAMED = {

@@ -18,7 +18,6 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex._types import I64
 from megaindex.cache.fingerprint import corpus_fingerprint
-from megaindex.configs.batch_schedule import BatchSchedule, ramp_up
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.spans import Spans
 from megaindex.loader import (
@@ -31,6 +30,7 @@ from megaindex.loader import (
     check_receipts,
 )
 from megaindex.loader.receipts import rounds_of
+from megaindex.settings.batch_schedule import BatchSchedule, ramp_up
 
 COST = CostModel(linear=57_256, attention=1)
 WIDTH = 64

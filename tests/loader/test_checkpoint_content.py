@@ -35,7 +35,7 @@ from megaindex.loader import (
 )
 from megaindex.loader.receipts import check_receipts, join_states, receipted
 from megaindex.loader.sampler_state import RankLayout
-from megaindex.recipe.recipe import Recipe, Stream
+from megaindex.settings.recipe import Recipe, Stream
 
 
 @pytest.fixture

@@ -18,15 +18,15 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.index.receipts import BlockReceipts
 from megaindex.index.spans import Index
 from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, Recorder, loader_of_recipe
 from megaindex.loader.token_readers import MappedTokens
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.run_settings import Target
 
 torch = pytest.importorskip("torch")
 

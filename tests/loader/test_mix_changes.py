@@ -35,9 +35,9 @@ from megaindex.lock import make_lock
 from megaindex.plan import make_plan
 from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
 from megaindex.recipe.amend import earliest_repeats
-from megaindex.recipe.mix_changes import MixChanges
-from megaindex.recipe.recipe import Recipe
-from megaindex.recipe.recipe_file import to_mapping
+from megaindex.settings.mix_changes import MixChanges
+from megaindex.settings.recipe import Recipe
+from megaindex.settings.recipe_file import to_mapping
 
 S, G, STEPS = 8, 8, 24
 NAMES = ("web", "code", "math")

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDatasetWriter
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.numpy_dataset import NumpyDataset
 from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler
 from megaindex.loader.targets import targets_of
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.run_settings import Target
 
 S = 8
 

@@ -143,7 +143,7 @@ def test_further_epochs_are_those_of_another_seed(
     common: dict[str, Any] = {"sequence_length": 24, "order": order, "split": "8,1,1"}
     run = extend_run(index.datasets[0], epochs=2, more_epochs=3, **common)
     assert built.call_count == isinstance(order, PackedOrder)
-    (_, _, *epochs), seeds = run.index.stretches, run.index.further_seeds
+    (_, *epochs), seeds = run.index.stretches, run.index.further_seeds
     assert len(epochs) == len(set(seeds)) >= 3
     for epoch, seed in zip(epochs, seeds, strict=True):
         expected = megaindex.build_index(index.datasets[0], seed=seed, epochs=1, **common)
@@ -218,7 +218,7 @@ def test_an_extension_serves_the_least_seen_tokens_first(index: Any) -> None:
     for sample in range(served):
         add(sample)
     left = list(range(served, index.num_samples))
-    following = run.index.stretches[1].samples[:30].tolist()
+    following = run.index.stretches[0].index.stretches[1].samples[:30].tolist()
     for sample in following:
         best = min(left, key=lambda k: (sum(int(seen[d, p].sum()) for d, p in cells(k)), k))
         assert sample == best

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.receipts import Receipt, fingerprint_keys, planned_receipt
 from megaindex.loader import CostModel, Loader, check_receipts, join_states, loader_of_recipe
 from megaindex.recipe.amend import amend
-from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
+from megaindex.settings.run_settings import Target
 
 S = 16
 

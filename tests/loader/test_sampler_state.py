@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import CyclicSampler, MicroBatchSampler
+from megaindex.settings.batch_schedule import BatchSchedule
 
 torch = pytest.importorskip("torch")
 

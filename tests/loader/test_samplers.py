@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.configs.batch_schedule import ramp_up
-from megaindex.configs.run import BatchSchedule, Data, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument
 from megaindex.loader import CyclicSampler, MicroBatchSampler
 from megaindex.loader.sampler_state import RankLayout
 from megaindex.loader.samplers import Step, assign_rows
 from megaindex.plan import make_plan
+from megaindex.settings.batch_schedule import ramp_up
+from megaindex.settings.run_settings import BatchSchedule, Data, RunSettings, Source, Target
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/samplers.json").read_text())
 Round = tuple[list[int | None], ...]

@@ -220,8 +220,19 @@ def test_an_extension_begins_at_any_sample_of_the_run(tmp_path: Path) -> None:
         assert AmendedBlend.read(path).consumed_samples == consumed
 
 
+def test_the_lock_of_a_changed_run_is_planned() -> None:
+    run = run_of_lock("amended.lock")
+    plan = json.loads(cli("plan", "amended.lock", "--json")[1])
+    counts = run.counts(0, run.num_samples).tolist()
+    assert [row["drawn"] for row in plan["datasets"]] == counts
+    assert (plan["train_iters"], plan["max_train_iters_without_repeat"]) == (run.num_steps, None)
+    status, _, err = cli("plan", "amended.lock", "--print-config", "megatron")
+    assert status == 2
+    assert "the blend of the run changed on the way, which no settings say" in err
+
+
 def test_what_takes_no_changed_run_says_so() -> None:
-    with pytest.raises(InvalidArgument, match="there is no plan"):
+    with pytest.raises(InvalidArgument, match="which no settings of a framework say"):
         locked_settings("amended.lock")
     with pytest.raises(InvalidArgument, match=r"megaindex\.recipe\.amend"):
         make_lock(read_recipe("run.yaml"), amend="amend.yaml")

@@ -27,7 +27,7 @@ from megaindex.lock import make_lock, open_run, read_lock, run_of_lock, verify_l
 from megaindex.lock.lock_file import SECTIONS, section_digest
 from megaindex.lock.opening import locked_index
 from megaindex.lock.settings import locked_settings
-from megaindex.recipe.recipe_file import recipe_of
+from megaindex.settings.recipe_file import recipe_of
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
 EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "60"))

@@ -19,8 +19,8 @@ from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.index.description import describe_index
 from megaindex.lock import make_lock, read_lock, report_run, run_of_lock
 from megaindex.recipe import read_recipe
-from megaindex.recipe.recipe_file import recipe_of
 from megaindex.run.identity import canonical_form, canonical_forms
+from megaindex.settings.recipe_file import recipe_of
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
 EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "150"))

@@ -20,7 +20,6 @@ from support.locked_runs import RUNS, write_inputs
 
 from megaindex import Skip
 from megaindex.builders.recipe import open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import (
     Loader,
@@ -34,6 +33,7 @@ from megaindex.lock.lock_file import lock_text
 from megaindex.lock.settings import locked_settings
 from megaindex.recipe import Recipe, read_recipe
 from megaindex.run.from_settings import run_of_settings
+from megaindex.settings.batch_schedule import BatchSchedule
 
 RECIPES = {"recipe": "run.yaml", "lengths": "lengths.yaml", "past": "past.yaml"}
 

@@ -13,13 +13,13 @@ from support.corpora import write_corpus
 
 from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Data, RunSettings, Source, Target
 from megaindex.errors import MegaIndexError
 from megaindex.index.balance import CostModel
 from megaindex.lock import make_lock, open_run, read_lock, report_run, run_of_lock
 from megaindex.recipe import read_recipe
 from megaindex.run.from_recipe import run_of_recipe
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.run_settings import Data, RunSettings, Source, Target
 
 RECIPE = """
 sequence_length: 16
@@ -115,15 +115,34 @@ def test_the_evaluation_of_a_lock_is_traced(lock: Path, capsys: pytest.CaptureFi
     assert "run.lock: has no subset valid, it has train" in capsys.readouterr().err
 
 
-def test_no_cell_of_a_report_grows_with_the_sources(lock: Path) -> None:
+@pytest.mark.parametrize("steps", [3, 4000])
+def test_no_cell_of_a_report_grows_with_the_sources(lock: Path, steps: int) -> None:
     words = [word for number in range(300) for word in (str(1 + number / 7), "web")]
-    run = {"sequence_length": 16, "train_iters": 3, "global_batch_size": 4, "eval_iters": 0}
+    run = {"sequence_length": 16, "train_iters": steps, "global_batch_size": 64, "eval_iters": 0}
     report = report_run(make_lock(data_path=words, split="1,0,0", **run).write("many.lock"))
     page = report.to_markdown()
     weights = report.settings["weights"].split(", ")
     rows = [line.split("|") for line in page.splitlines() if line.startswith("|")]
     assert max(len(cell) for row in rows for cell in row) < 80
-    assert [row[2].strip() for row in rows if len(row) == 9][2:] == weights
+    listed = [row for row in rows if len(row) == 9][2:]
+    sign = -1 if steps > 3 else 1  # nothing repeats in 3
+    worst = sorted(range(300), key=lambda number: sign * report.sources[number].epochs)[:10]
+    assert [row[2].strip() for row in listed] == [weights[number] for number in worst]
+    assert len(page.splitlines()) < 66
+    repeat = sum(each.served_again > 0 for each in report.sources)
+    assert (repeat > 0) == (steps > 3)
+    assert f"10 of 300 sources, the worst first; --json lists all. {repeat or 'none'} of" in page
+    assert len(report.to_json()["sources"]) == 300
+
+
+@pytest.mark.parametrize("count", [24, 25])
+def test_a_report_of_few_sources_has_all(lock: Path, count: int) -> None:
+    words = [word for number in range(count) for word in (str(1 + number / 7), "web")]
+    run = {"sequence_length": 16, "train_iters": 3, "global_batch_size": 64, "eval_iters": 0}
+    made = make_lock(data_path=words, split="1,0,0", **run).write(f"of-{count}.lock")
+    page = report_run(made).to_markdown()
+    assert page.count("| web ") == 2 * (24 if count == 24 else 10)
+    assert ("the worst first" in page) == (count == 25)
 
 
 def test_a_run_without_a_recipe_is_balanced(lock: Path) -> None:

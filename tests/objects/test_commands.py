@@ -15,7 +15,7 @@ from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.loader import loader_of_recipe
-from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings.recipe_file import read_recipe, recipe_of, to_mapping
 from megaindex.verify.verify import verify, verify_all
 
 RUN = ("--seq-length", "16", "--micro-batch-size", "2", "--data-parallel-size", "1")
@@ -131,7 +131,7 @@ def test_what_must_be_a_file_here_says_so(
 @pytest.mark.parametrize("verb", ["plan", "build", "audit", "verify", "inspect"])
 def test_help_says_that_urls_are_taken(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     with pytest.raises(SystemExit):
-        main([verb, "--help"])
+        main([verb, "--help-all" if verb in ("plan", "audit") else "--help"])
     assert "URLs (s3://, gs://, az://)" in " ".join(capsys.readouterr().out.split())
 
 

@@ -13,8 +13,9 @@ from support.command_line import plan as cli
 from support.command_line import plan_json
 from support.corpora import write_corpus
 
-from megaindex.configs.megatron_args import read_megatron
-from megaindex.configs.neox_yaml import read_neox
+from megaindex.cli.options import print_json
+from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.neox_yaml import read_neox
 
 TOKENS = ["--tokens-per-epoch", 100_000, "--seq-length", 64]
 SIZED = [*TOKENS, "--global-batch-size", 8]
@@ -447,13 +448,59 @@ def test_what_the_tables_say_of_a_long_run() -> None:
     ):  # fmt: skip
         assert f"phase {number}" in out
         assert f"iterations {text} on" in out
-    many = ["--tokens-per-epoch", *[9000] * 26, "--weights", *range(1, 27)]
-    many += ["--seq-length", 64, "--global-batch-size", 8]
-    for coverage, tables in (("auto", 2), ("none", 1)):
-        status, out, _ = cli(*many, "--train-iters", 9, "--coverage", coverage)
+
+
+@pytest.mark.parametrize("sources", [24, 25])
+def test_of_many_sources_the_worst_are_shown(sources: int) -> None:
+    words = ["--tokens-per-epoch", *[9000] * sources, "--weights", *range(1, sources + 1)]
+    words += ["--seq-length", 64, "--global-batch-size", 8]
+    for iterations, worst in ((9, 1), (1200, sources)):  # nothing repeats, and most do
+        status, out, _ = cli(*words, "--train-iters", iterations)
         assert status == 0
-        assert out.count("… 2 more: --json lists all") == tables
-        assert ("seen in" in out) == (coverage != "none")
+        lines = out.splitlines()
+        head = next(number for number, line in enumerate(lines) if "per epoch" in line)
+        shown = [int(line.split()[2]) for line in lines[head + 2 : head + 2 + min(sources, 10)]]
+        if sources == 24:
+            assert shown == list(range(1, 11))
+            assert "more; --json" not in out
+            continue
+        assert shown[0] == worst
+        assert len({*shown}) == 10
+        assert out.count("… and 15 more; --json lists all") == 2  # of rows and of coverage
+        rows = plan_json(*words, "--train-iters", iterations)["datasets"]
+        repeat = sum(row["repeated"] > 0 for row in rows)
+        most = max(row["drawn"] / row["samples_per_epoch"] for row in rows)
+        text = " ".join(out.split())
+        assert (
+            f"train: {repeat or 'none'} of 25 sources repeat, at most {most:.2f} epochs are drawn"
+        ) in text
+        assert "of 25 some tokens stay unseen" in text or iterations > 9
+        _, out, _ = cli(*words, "--train-iters", iterations, "--coverage", "none")
+        assert out.count("… and 15 more; --json lists all") == 1
+        assert "some tokens stay unseen" not in out
+
+
+def test_every_share_above_none_is_in_the_json() -> None:
+    words = ["--tokens-per-epoch", 9000, "--seq-length", 64, "--global-batch-size", 8]
+    plan = plan_json(*words, "--train-iters", 1500, "--order", "epoch")
+    seen = plan["datasets"][0]["coverage"]
+    assert list(seen)[:4] == [f"seen_{times}" for times in range(4)]
+    assert seen["seen_0"] < 1e-15
+    assert len(seen) < 1 + int(list(seen)[-1].removeprefix("seen_"))
+    assert min([*seen.values()][4:]) >= 1e-15
+    assert sum(seen.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("count", [24, 25])
+def test_rows_of_a_long_list_are_a_line_each_in_json(
+    count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = {"a": [{"b": [k, {}]} for k in range(count)], "c": [], "d": {"e": None}}
+    print_json(value)
+    out = capsys.readouterr().out
+    assert json.loads(out) == value
+    assert out.count('{"b": ') == (count > 24) * count
+    assert (out == json.dumps(value, indent=2) + "\n") == (count == 24)
 
 
 def test_moved_samples_that_fill_no_step_are_said() -> None:

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.command_line import plan_json
+from support.command_line import plan_json, shares_by_times
 from support.corpora import write_corpus
 
 from megaindex.builders import build_index
-from megaindex.configs.run import Source
 from megaindex.index.frameworks import framework_rules
 from megaindex.index.order_settings import order_of_row
 from megaindex.plan import coverage as counting
 from megaindex.plan import coverage as coverage_module
 from megaindex.run.parts import SplitPart
 from megaindex.run.passes import ServedRange, samples_served
+from megaindex.settings.run_settings import Source
 
 NUMBERS = itertools.count()
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(lambda x: sum(x) > 20)
@@ -119,7 +119,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shares(row: dict[str, Any]) -> list[float]:
-    return [share for name, share in row["coverage"].items() if name.startswith("seen_")]
+    return shares_by_times(row["coverage"])
 
 
 def plan_of(corpus: Path, iterations: int, *words: object) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_expectation_is_the_mean_over_seeds(corpus: Path, order: str, iterations
         )
         for seed in range(12)
     ]
-    width = max(len(told["coverage"]), *map(len, counted))
+    width = max(len(shares(told)), *map(len, counted))
     padded = [np.pad(row, (0, width - len(row))) for row in [shares(told), *counted]]
     np.testing.assert_allclose(padded[0], np.mean(padded[1:], axis=0), atol=0.02)
 

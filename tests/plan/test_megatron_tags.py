@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
-from megaindex.configs.megatron_versions import find_version
-from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import MegaIndexError
 from megaindex.plan import make_plan
 from megaindex.plan.export import export_settings
+from megaindex.settings.megatron_versions import find_version
+from megaindex.settings.run_builder import read_settings, resolve
 
 FOLDER = os.environ.get("MEGATRON_TAGS", "")
 SEED = int(os.environ.get("MEGATRON_SEED", "38"))

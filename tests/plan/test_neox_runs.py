@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
-from megaindex.configs.neox_yaml import read_neox
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import resolve
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.plan import Plan, make_plan
@@ -21,6 +18,9 @@ from megaindex.plan.coverage import count_served
 from megaindex.plan.export import export_settings
 from megaindex.run.from_settings import run_of_settings
 from megaindex.run.passes import LoaderPasses, loader_passes
+from megaindex.settings.neox_yaml import read_neox
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.run_settings import RunSettings
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 RUNS = [pytest.param(run, id=f"{k}-{run['kind']}") for k, run in enumerate(GOLDEN["runs"])]

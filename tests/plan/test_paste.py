@@ -17,20 +17,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import plan as cli
-from support.command_line import plan_json
+from support.command_line import plan_json, shares_by_times
 from support.corpora import write_corpus
 from support.megatron_dataset import Tokenizer
 
-from megaindex.configs.megatron_args import read_megatron
-from megaindex.configs.neox_yaml import read_neox
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings, merged
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.export import export_settings
 from megaindex.recipe import read_recipe
+from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.neox_yaml import read_neox
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings, merged
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 SPLITS = ("train", "valid", "test")
@@ -170,7 +170,7 @@ def test_neox_reads_what_was_planned(case: dict[str, Any], tmp_path: Path) -> No
 def assert_seen(row: dict[str, Any], times: Any) -> None:
     """The coverage is exact, and that of so many tokens by times served."""
     assert row["coverage_method"] in ("closed-form", "built")
-    shares = np.array([row["coverage"][f"seen_{k}"] for k in range(len(row["coverage"]))])
+    shares = np.array(shares_by_times(row["coverage"]))
     found = np.zeros(max(len(shares), len(times)))
     found[: len(times)] = np.array(times) / sum(times)
     np.testing.assert_allclose(np.pad(shares, (0, len(found) - len(shares))), found, atol=1e-12)

@@ -15,18 +15,18 @@ import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
 
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import Skip
 from megaindex.lock import make_lock
 from megaindex.lock.opening import run_of_lock
 from megaindex.plan import Plan, RecipePlan, Row, make_plan
 from megaindex.recipe import open_recipe, read_recipe
-from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
-from megaindex.recipe.recipe_file import to_mapping
 from megaindex.run.from_recipe import run_of_opened
 from megaindex.run.from_settings import run_of_settings
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
+from megaindex.settings.recipe_file import to_mapping
+from megaindex.settings.run_settings import Target
 
 FIGURES = (
     "order", "variance_buffer", "tail", "train_iters", "global_batch_size", "tokens_per_epoch",

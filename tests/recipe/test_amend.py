@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.receipts import fingerprint_keys, planned_receipt
 from megaindex.loader.checkpoint import SourceProgress
 from megaindex.recipe.amend import amend, check_past
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.run_settings import Target
 
 
 def stage(name: str, steps: int, batching: str = "stratified", **shares: int) -> RecipeStage:

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import one_in
 
-from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index import mixing as mixing_module
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.index.staged_index import StagedIndex
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream, Weighting
+from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream, Weighting
+from megaindex.settings.run_settings import Target
 
 
 @pytest.fixture(autouse=True)

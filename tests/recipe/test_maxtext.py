@@ -14,10 +14,10 @@ from support.command_line import plan_json
 from support.corpora import write_corpus
 
 from megaindex.cli import main
-from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import InvalidArgument
 from megaindex.recipe import open_recipe, read_maxtext
 from megaindex.run.from_settings import run_of_settings
+from megaindex.settings.run_builder import read_settings, resolve
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/maxtext.json").read_text())
 CONFIG = """

@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.recipe.amend import amend, check_past
 from megaindex.recipe.layout import resolve_recipe
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.recipe import Exhaustion, Recipe, RecipeSource, RecipeStage, Stream
-from megaindex.recipe.recipe_file import recipe_of, to_mapping
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import Exhaustion, Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.recipe_file import recipe_of, to_mapping
+from megaindex.settings.run_settings import Target
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/mixture_limits.json").read_text())
 S = GOLDEN["sequence_length"]

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import yaml
 
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import BLOCK
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.nanotron_yaml import read_nanotron
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.nanotron_yaml import read_nanotron
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.run_settings import Target
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/nanotron.json").read_text())
 

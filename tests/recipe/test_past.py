@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
 from megaindex.index.receipts import fingerprint_keys, planned_receipt
 from megaindex.plan import make_plan
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.past import Past, PastRead
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
-from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.past import Past, PastRead
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings.run_settings import Target
 
 FEWER = settings(max_examples=settings().max_examples // 4)
 LENGTH = 8

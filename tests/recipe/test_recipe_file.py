@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from support.command_line import plan, plan_json
 
 from megaindex import EpochOrder, MegatronOrder, NeoxOrder, PackedOrder
 from megaindex.builders.recipe import plan_recipe
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.plan import make_plan
 from megaindex.recipe import BatchSchedule, Past, PastRead, Recipe
-from megaindex.recipe.nanotron_yaml import read_nanotron
-from megaindex.recipe.recipe import RecipeEvaluation, RecipeSource, RecipeStage, Stream, Weighting
-from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings.nanotron_yaml import read_nanotron
+from megaindex.settings.recipe import RecipeEvaluation, RecipeSource, RecipeStage, Stream, Weighting
+from megaindex.settings.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings.run_settings import Target
 
 FULL = """
 sequence_length: 2048
@@ -292,3 +293,36 @@ def test_numbers_of_numpy_are_stored_as_pythons(kind: Any, values: dict[str, Any
     made = kind(**{name: as_numpy(value) for name, value in values.items()})
     assert made == kind(**values)
     assert [field.name for field in fields(made) if of_numpy(getattr(made, field.name))] == []
+
+
+@pytest.mark.parametrize("sources", [24, 25])
+def test_the_plan_of_many_sources_fits_a_page(sources: int, tmp_path: Path) -> None:
+    names = [f"s{number}" for number in range(sources)]
+    listed = ", ".join(f"{name}: {{tokens: {1000 * (number + 1)}}}"
+                       for number, name in enumerate(names))  # fmt: skip
+    mix = ", ".join(f"{name}: 1" for name in names)
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "sequence_length: 16\nbatch: {global_batch_size: 8}\n"
+        f"sources: {{{listed}}}\nstages: {{a: {{steps: 400, mix: {{{mix}}}}}, "
+        f"b: {{steps: 3, mix: {{s0: 1, s1: 1}}}}}}\n"
+    )
+    status, out, err = plan("--recipe", path)
+    assert status == 0, err
+    lines = [line.split() for line in out.splitlines()]
+    shown = [line[0] for line in lines if line[1:2] == ["pretraining"]]
+    assert [line[-3] for line in lines if line[:1] == ["b"] or line[:1] == ["s1"]]
+    if sources == 24:
+        assert shown == names
+        assert "--json lists all" not in out
+        return
+    assert shown == names[:10]  # the smallest are read most often
+    total = plan_json("--recipe", path)
+    repeat = {draw["source"] for draw in total["draws"] if draw["first_repeat"] is not None}
+    first = min(draw["first_repeat"] for draw in total["draws"] if draw["source"] in repeat)
+    stage = next(line for line in out.splitlines() if line.split()[:1] == ["a"])
+    assert "25 sources" in stage
+    assert stage.endswith(f"step {first:,}")
+    assert "… and 15 more; --json lists all" in out
+    assert f"{len(repeat)} of 25 sources repeat, at most " in out
+    assert 0 < len(repeat) < 25

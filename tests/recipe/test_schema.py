@@ -13,8 +13,8 @@ from recipe.test_recipe_file import FULL
 from support.command_line import cli
 
 from megaindex.errors import InvalidArgument
-from megaindex.recipe.recipe_file import recipe_of, to_mapping
-from megaindex.recipe.schema import recipe_schema
+from megaindex.settings.recipe_file import recipe_of, to_mapping
+from megaindex.settings.schema import recipe_schema
 
 jsonschema = pytest.importorskip("jsonschema")
 _KEYS = ("sources", "stages")

@@ -21,8 +21,6 @@ from support.corpora import write_corpus
 from megaindex import build_index
 from megaindex.audit import audit, run_of_recipe
 from megaindex.builders.recipe import OpenRecipe, open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import scan, served_tokens
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
@@ -32,8 +30,10 @@ from megaindex.lock import make_lock, open_run, verify_lock
 from megaindex.lock.opening import locked_index
 from megaindex.plan import RecipePlan, make_plan, recipe_plan
 from megaindex.recipe import amend, check_past
-from megaindex.recipe.past import Past, PastRead
-from megaindex.recipe.recipe import (
+from megaindex.run.subset import step_bounds_of
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.past import Past, PastRead
+from megaindex.settings.recipe import (
     Recipe,
     RecipeEvaluation,
     RecipeSource,
@@ -41,8 +41,8 @@ from megaindex.recipe.recipe import (
     Stream,
     default_block_tokens,
 )
-from megaindex.recipe.recipe_file import recipe_of, to_mapping
-from megaindex.run.subset import step_bounds_of
+from megaindex.settings.recipe_file import recipe_of, to_mapping
+from megaindex.settings.run_settings import Target
 
 pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaindex.recipe.mixture import SourceSize, samples_per_epoch
-from megaindex.recipe.recipe import RecipeStage, Stream, Weighting
+from megaindex.settings.recipe import RecipeStage, Stream, Weighting
 
 # what streaming/base/stream.py imports for downloads and ranks; the counts use none of it
 UNUSED = ("compression", "constant", "distributed", "format", "hashing", "registry_utils",

@@ -37,6 +37,12 @@ def plan_json(*words: object) -> dict[str, Any]:
     return content
 
 
+def shares_by_times(coverage: dict[str, float]) -> list[float]:
+    """The shares of tokens seen 0, 1, 2, … times, those of none too."""
+    times = 1 + max((int(key.removeprefix("seen_")) for key in coverage), default=-1)
+    return [coverage.get(f"seen_{k}", 0.0) for k in range(times)]
+
+
 class Terminal(io.StringIO):
     """A stream that is a terminal by its own account, and keeps what is written to it."""
 

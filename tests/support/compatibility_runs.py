@@ -615,15 +615,16 @@ STATUSES: list[tuple[Any, ...]] = [
 
 
 def flags() -> dict[str, list[str]]:
-    """The flags of every verb in its usage, without those added since the golden file was made."""
+    """The flags of every verb in its help, without those added since the golden file was made."""
     found = {}
-    verbs = [*re.findall(r"^  ([a-z-]+) ", cli("--help")[1], re.M)]
+    lists = cli("--help")[1] + cli("help", "more")[1]
+    verbs = re.findall(r"^  ([a-z-]+) ", lists, re.M)
     imports = [f"import {kind}" for kind in ("nanotron", "numpy", "tntidx", "mds", "parquet")]
     for verb in [*verbs, *imports]:
-        usage = cli(*verb.split(), "--help")[1].partition("\n\n")[0]
-        found[verb] = sorted(
-            set(re.findall(r"--[a-z][a-z-]*", usage)) - ADDED_FLAGS.get(verb, set())
-        )
+        status, whole, _ = cli(*verb.split(), "--help-all")
+        shown = whole if status == 0 else cli(*verb.split(), "--help")[1]
+        listed = re.findall(r"^  (?:-[a-z], )?(--[a-z][a-z-]*)", shown, re.M)
+        found[verb] = sorted({*listed} - {"--help", *ADDED_FLAGS.get(verb, ())})
     return found
 
 

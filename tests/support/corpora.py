@@ -31,6 +31,15 @@ def write_corpus(
     return IndexedDataset(str(prefix))
 
 
+def write_pairs(**documents: int) -> None:
+    """Write pairs of so many documents of 50 to 399 random tokens, as the pages use them."""
+    rng = np.random.default_rng(0)
+    for name, count in documents.items():
+        with IndexedDatasetWriter(name, dtype="uint16") as writer:
+            for length in rng.integers(50, 400, count):
+                writer.add_document(rng.integers(0, 50_000, length))
+
+
 def write_sparse_corpus(
     prefix: Path, lengths: list[int], last: Sequence[int] = (), dtype: type = np.uint16
 ) -> IndexedDataset:

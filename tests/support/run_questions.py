@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.command_line import cli
+from support.command_line import cli, shares_by_times
 from support.run_kinds import FIRST_TOKEN, Kind
 
 import megaindex
@@ -158,7 +160,7 @@ class Asked:
     def loader(self, rank: int, ranks: int) -> Any:
         """The loader of a rank, by its settings."""
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
-        if self.made is None and not self.run.past_steps:
+        if self.made is None and (self.is_recipe or not self.run.past_steps):
             sizes |= {} if self.is_recipe else {"recorder": self.recorder}
             return self.opened.loader(**sizes, micro_batch_size=1)
         run = replace(self.run, past_steps=0)
@@ -292,10 +294,9 @@ def plan(asked: Asked) -> None:
     if asked.made is None:
         asked.answer("plan")
     run = beside(asked)
-    rows = planned.get("datasets", planned.get("sources"))
-    rows = [row for row in rows if row.get("split", "train") == "train"]
-    names = list(dict.fromkeys(row["source"] for row in rows))
-    drawn = [sum(row["drawn"] for row in rows if row["source"] == name) for name in names]
+    rows = [row for row in planned["datasets"] if row["split"] == "train"]
+    numbers = range(1, len(run.sources) + 1)
+    drawn = [sum(row["drawn"] for row in rows if row["source"] == n) for n in numbers]
     assert drawn == run_counts(run)
     if planned.get("skip"):
         steps = run.step_of(served_positions(run)).tolist()
@@ -315,7 +316,7 @@ def check_coverage(asked: Asked, rows: Sequence[Mapping[str, Any]]) -> None:
         if "phase" not in row or row["phase"] is not None or row["coverage_method"] == "expected":
             continue
         by_times = np.trim_zeros(counted["tokens_by_times_seen"]["total"], "b")
-        planned = np.trim_zeros([*row["coverage"].values()], "b")
+        planned = np.trim_zeros(shares_by_times(row["coverage"]), "b")
         np.testing.assert_allclose(planned, np.array(by_times) / counted["tokens"], rtol=1e-12)
 
 
@@ -334,10 +335,10 @@ def check(asked: Asked) -> None:
     if asked.made is None:
         asked.answer("plan", "--check", statuses=(int(bool(reasons)),))
     beside(asked)
-    if {"epochs", "train_epochs"} & {*asked.settings, *asked.kind.words.get("neox_config", ())}:
-        return
-    asks = max((each["length"] for each in asked.plan.get("stages", ())), default="")
-    epochs = int(asks.removeprefix("epochs: ")) if asks.startswith("epochs") else 1
+    lengths = [each["length"] for each in asked.plan.get("stages", ())]
+    asks = max(lengths, default=asked.plan.get("target", ""))
+    numbers = [float(number) for number in re.findall(r"[\d.]+", asks) if "epoch" in asks]
+    epochs = math.ceil(max(numbers, default=1))
     seen = [source["tokens_by_times_seen"]["total"] for source in asked.audit["sources"]]
     assert reasons or not any(sum(each[epochs + 1 :]) for each in seen)
 

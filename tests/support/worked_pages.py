@@ -79,7 +79,7 @@ def run_page(text: str, folder: Path) -> str:
                 _execute(body, names)
         return example[0]
 
-    with _inside(folder):
+    with inside(folder):
         return _EXAMPLE.sub(with_output, text)
 
 
@@ -117,7 +117,8 @@ def _is_shown(text: str, shown: str) -> bool:
 
 
 @contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
+def inside(folder: Path) -> Iterator[None]:
+    """Work in a folder for a while."""
     before = Path.cwd()
     os.chdir(folder)
     try:

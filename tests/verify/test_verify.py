@@ -20,7 +20,7 @@ from megaindex.cli import main
 from megaindex.corpus.inspect import inspect
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.format.findings import Finding
-from megaindex.recipe.recipe_file import read_recipe
+from megaindex.settings.recipe_file import read_recipe
 from megaindex.verify import pair
 from megaindex.verify.verify import verify, verify_all
 

@@ -26,10 +26,10 @@ from megaindex.cache.array_files import SUFFIX, ArrayFiles, Arrays, Identity
 from megaindex.cache.array_group import ArrayWriter
 from megaindex.cache.claim import build_once
 from megaindex.cache.sidecar import find_arrays, map_arrays
-from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import InvalidArgument
 from megaindex.index.counts import drawn_counts
 from megaindex.index.draws import BlendArrays, BlendDraws, ExhaustiveDraws, GreedyDraws
+from megaindex.settings.amended import AmendedBlend
 
 logger = logging.getLogger("megaindex")
 

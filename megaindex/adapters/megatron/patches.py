@@ -47,12 +47,12 @@ from megaindex.adapters.policy import Patches, after_import, make_policy
 from megaindex.adapters.reports import MEGATRON, ServedDataset
 from megaindex.cache.array_files import Sidecar
 from megaindex.cache.array_group import Fetched, fetch_together, uncollected
-from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
 from megaindex.index.frameworks import SPLITS
 from megaindex.index.skips import Skip
 from megaindex.lock.lock_file import Lock
+from megaindex.settings.amended import AmendedBlend
 
 _CLASS = "BlendedMegatronDatasetBuilder"
 

@@ -34,12 +34,12 @@ from megaindex.adapters.neox.samples import NeoxSamples
 from megaindex.adapters.neox.skips import is_training, joint_index, samples_index
 from megaindex.adapters.reports import NEOX
 from megaindex.builders.blend import CachedBlend, cached_blend
-from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
 from megaindex.index.blend import normalized
 from megaindex.index.draws import BlendDraws, ExhaustiveDraws, GreedyDraws
 from megaindex.io.paths import absolute
 from megaindex.loader.neox_dataset import TextRows
+from megaindex.settings.amended import AmendedBlend
 
 logger = logging.getLogger("megaindex")
 

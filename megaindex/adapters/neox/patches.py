@@ -28,7 +28,6 @@ from megaindex.adapters.neox.framework import (
 )
 from megaindex.adapters.policy import Patches, make_policy
 from megaindex.adapters.reports import NEOX
-from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel, check_sum
 from megaindex.index.skips import Skip
@@ -37,6 +36,7 @@ from megaindex.io.paths import as_storage_error
 from megaindex.loader.sampler_state import RankLayout, Step
 from megaindex.loader.samplers import assign_by_work
 from megaindex.lock.lock_file import Lock
+from megaindex.settings.amended import AmendedBlend
 from megaindex.validation import check_flag, shown
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from typing import Any, get_type_hints
 
 from choices import Choices
 
-from megaindex.configs import shell
-from megaindex.configs.maxtext_yaml import read_maxtext as read_maxtext_settings
-from megaindex.configs.megatron_args import read_megatron
-from megaindex.configs.neox_yaml import read_neox
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings
 from megaindex.errors import MegaIndexError
-from megaindex.recipe.llm_foundry_yaml import read_llm_foundry
-from megaindex.recipe.maxtext_yaml import read_maxtext
-from megaindex.recipe.nanotron_yaml import read_nanotron
-from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings import shell
+from megaindex.settings.llm_foundry_yaml import read_llm_foundry
+from megaindex.settings.maxtext_recipe import read_maxtext
+from megaindex.settings.maxtext_yaml import read_maxtext as read_maxtext_settings
+from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.nanotron_yaml import read_nanotron
+from megaindex.settings.neox_yaml import read_neox
+from megaindex.settings.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings
 
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 _FOLDER = Path(tempfile.mkdtemp(prefix="megaindex-fuzz-", dir=_MEMORY))

@@ -12,15 +12,15 @@ from robustness.soak.world import World, rows_of
 
 import megaindex
 from megaindex.builders.recipe import open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
 from megaindex.corpus.merge import merge
 from megaindex.corpus.split import cut_evenly, split
 from megaindex.index.extension import extend_index
 from megaindex.loader import MicroBatchSampler
 from megaindex.loader.loader import Loader
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.run_settings import Target
 from megaindex.verify.verify import verify_all
 
 

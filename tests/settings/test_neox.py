@@ -10,11 +10,11 @@ import pytest
 from support.inputs import for_each
 
 from megaindex import NeoxDocumentsOrder
-from megaindex.configs.neox_yaml import NAMES, merged_files, neox_settings, read_neox
-from megaindex.configs.run import Target
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings, merged
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.settings.neox_yaml import NAMES, merged_files, neox_settings, read_neox
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.run_settings import Target
+from megaindex.settings.settings import Settings, merged
 
 MODEL = """
 # a model

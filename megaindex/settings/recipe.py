@@ -1,7 +1,7 @@
 """A run of several sources and stages, with its evaluation.
 
 A `Recipe` is in samples, steps and epochs. `megaindex.recipe.layout` computes its positions from
-the sizes of the sources; `megaindex.recipe.recipe_file` reads and writes it as YAML.
+the sizes of the sources; `megaindex.settings.recipe_file` reads and writes it as YAML.
 
 >>> Recipe(
 ...     sequence_length=2048,
@@ -31,13 +31,13 @@ from functools import cached_property
 from typing import Any, Literal
 
 from megaindex.arithmetic import ceil_div
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import TAILS, Tail, Target, TargetKind
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.index.skips import Skip, given_skips
-from megaindex.recipe.mix_changes import MixChanges
-from megaindex.recipe.past import Past, PastRead
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.mix_changes import MixChanges
+from megaindex.settings.past import Past, PastRead
+from megaindex.settings.run_settings import TAILS, Tail, Target, TargetKind
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,

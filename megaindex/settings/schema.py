@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from megaindex.configs.run import TAILS
-from megaindex.configs.yaml_sections import COUNTS
-from megaindex.recipe.past import Past, PastRead
-from megaindex.recipe.recipe import (
+from megaindex.settings.past import Past, PastRead
+from megaindex.settings.recipe import (
     EXHAUSTIONS,
     LENGTH_KEYS,
     RecipeEvaluation,
@@ -21,6 +19,8 @@ from megaindex.recipe.recipe import (
     Stream,
     Weighting,
 )
+from megaindex.settings.run_settings import TAILS
+from megaindex.settings.yaml_sections import COUNTS
 
 Schema = dict[str, Any]
 

@@ -15,11 +15,11 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from megaindex.configs.batch_schedule import parse_count
-from megaindex.configs.run import Source, TargetKind
 from megaindex.errors import InvalidArgument
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order
 from megaindex.index.skips import Skip, given_skips
+from megaindex.settings.batch_schedule import parse_count
+from megaindex.settings.run_settings import Source, TargetKind
 from megaindex.validation import (
     check_between,
     check_flag,
@@ -370,7 +370,7 @@ def flag_of(name: str) -> str:
 @cache
 def argument_names(framework: str) -> frozenset[str]:
     """Return the names of all arguments of a framework (neox or megatron)."""
-    file = resources.files("megaindex.configs").joinpath(f"{framework}_arguments.txt")
+    file = resources.files("megaindex.settings").joinpath(f"{framework}_arguments.txt")
     lines = file.read_text("utf-8").splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
 

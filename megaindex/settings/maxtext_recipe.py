@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.maxtext_yaml import DataFiles, MaxTextConfig, read_maxtext_config
-from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
-from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.maxtext_yaml import DataFiles, MaxTextConfig, read_maxtext_config
+from megaindex.settings.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
+from megaindex.settings.run_settings import Target
 
 _TERMS = {
     "max_epochs": "num_epoch",

@@ -12,9 +12,9 @@ import pytest
 from support.inputs import for_each
 
 from megaindex.cli import main
-from megaindex.configs.megatron_args import read_megatron
-from megaindex.configs.settings import Settings
 from megaindex.errors import InvalidArgument
+from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.settings import Settings
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 

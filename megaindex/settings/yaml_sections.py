@@ -203,7 +203,7 @@ class Section:
     def integer(self, name: str) -> int | None:
         """Return an integer, given as such or as text, of a count also such as 250B; None if it is
         missing."""
-        from megaindex.configs.batch_schedule import parse_count
+        from megaindex.settings.batch_schedule import parse_count
 
         value = self.values.get(name)
         if value is None:

@@ -46,17 +46,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import TAILS, Target
-from megaindex.configs.run_builder import BatchSizes, batch_schedule, batch_sizes
-from megaindex.configs.settings import Settings
-from megaindex.configs.yaml_sections import Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import read_skips
 from megaindex.io.paths import inside
-from megaindex.recipe.mix_changes import MixChanges
-from megaindex.recipe.past import Past, PastRead
-from megaindex.recipe.recipe import (
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.mix_changes import MixChanges
+from megaindex.settings.past import Past, PastRead
+from megaindex.settings.recipe import (
     BATCH_FACTORS,
     EXHAUSTIONS,
     LENGTH_KEYS,
@@ -68,6 +64,10 @@ from megaindex.recipe.recipe import (
     Weighting,
     default_long_documents,
 )
+from megaindex.settings.run_builder import BatchSizes, batch_schedule, batch_sizes
+from megaindex.settings.run_settings import TAILS, Target
+from megaindex.settings.settings import Settings
+from megaindex.settings.yaml_sections import Section, load_mapping
 from megaindex.validation import DEFAULT_SEED, check_choice, check_fraction
 
 _LENGTHS = {key: kind for kind, key in LENGTH_KEYS.items()}

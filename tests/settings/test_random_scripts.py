@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megaindex.configs.shell import Script, is_unknown
 from megaindex.errors import InvalidArgument
+from megaindex.settings.shell import Script, is_unknown
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 

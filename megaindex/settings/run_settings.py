@@ -14,12 +14,12 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.megatron_versions import DEFAULT_VERSION, Version, find_version
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, FrameworkRules, sums_differ
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.index.skips import Skip, given_skips
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.megatron_versions import DEFAULT_VERSION, Version, find_version
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,

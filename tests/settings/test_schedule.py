@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.inputs import for_each
 
-from megaindex.configs.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
 from megaindex.errors import InvalidArgument
+from megaindex.settings.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
 
 
 @pytest.fixture(scope="module")

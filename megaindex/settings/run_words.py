@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megaindex.configs.settings import flag_of
-from megaindex.configs.yaml_sections import load_yaml
 from megaindex.errors import InvalidArgument, MissingFile, StorageError, visible
 from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_file, is_remote
 from megaindex.objects.files import stat_path
+from megaindex.settings.settings import flag_of
+from megaindex.settings.yaml_sections import load_yaml
 from megaindex.validation import check_choice, read_number, shown
 
 

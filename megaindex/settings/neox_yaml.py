@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from megaindex.configs.settings import Settings, argument_names, settings_in_comments
-from megaindex.configs.yaml_sections import load_mapping, read_text
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS, parse_split
 from megaindex.index.order_settings import NeoxDocumentsOrder
+from megaindex.settings.settings import Settings, argument_names, settings_in_comments
+from megaindex.settings.yaml_sections import load_mapping, read_text
 from megaindex.validation import check_integer, check_number, check_setting, shown
 
 NAMES = argument_names("neox")

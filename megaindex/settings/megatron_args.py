@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from megaindex.configs.capture import CAPTURE, is_capture, read_capture
-from megaindex.configs.megatron_versions import IGNORED, NOTES, PROGRAMS, REFUSED, version_of
-from megaindex.configs.settings import (
+from megaindex.errors import InvalidArgument
+from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS
+from megaindex.io.atomic import parse_object
+from megaindex.io.paths import is_remote
+from megaindex.settings.capture import CAPTURE, is_capture, read_capture
+from megaindex.settings.megatron_versions import IGNORED, NOTES, PROGRAMS, REFUSED, version_of
+from megaindex.settings.settings import (
     Settings,
     argument_names,
     merged,
     replaced_by,
     settings_in_comments,
 )
-from megaindex.configs.shell import Script, Unknown, is_several, is_unknown
-from megaindex.configs.yaml_sections import read_text
-from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS
-from megaindex.io.atomic import parse_object
-from megaindex.io.paths import is_remote
+from megaindex.settings.shell import Script, Unknown, is_several, is_unknown
+from megaindex.settings.yaml_sections import read_text
 from megaindex.validation import check_integer, shown
 
 Flags = Mapping[str, list[str]]

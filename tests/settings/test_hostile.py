@@ -9,14 +9,14 @@ import pytest
 from support.command_line import cli
 from support.inputs import for_each
 
-from megaindex.configs.batch_schedule import parse_count, ramp_up
-from megaindex.configs.megatron_args import read_megatron
-from megaindex.configs.neox_yaml import neox_settings, read_neox
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings
 from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
-from megaindex.recipe.nanotron_yaml import read_nanotron
-from megaindex.recipe.recipe_file import read_recipe
+from megaindex.settings.batch_schedule import parse_count, ramp_up
+from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.nanotron_yaml import read_nanotron
+from megaindex.settings.neox_yaml import neox_settings, read_neox
+from megaindex.settings.recipe_file import read_recipe
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings
 
 
 @for_each("text", ["1e999999999", "1e9999999T", "1E+99999", "1/0", "", "T"])

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megaindex.configs.run import Source
-from megaindex.configs.settings import parse_blend
-from megaindex.configs.yaml_sections import Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.io.paths import absolute
+from megaindex.settings.run_settings import Source
+from megaindex.settings.settings import parse_blend
+from megaindex.settings.yaml_sections import Section, load_mapping
 from megaindex.validation import check_between, check_integer, check_setting, check_weight
 
 

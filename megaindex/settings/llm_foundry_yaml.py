@@ -10,12 +10,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target, TargetKind
-from megaindex.configs.yaml_sections import TOKENIZE, Section, load_mapping
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.io.paths import inside, is_remote
-from megaindex.recipe.recipe import (
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import (
     Recipe,
     RecipeEvaluation,
     RecipeSource,
@@ -23,6 +21,8 @@ from megaindex.recipe.recipe import (
     Stream,
     Weighting,
 )
+from megaindex.settings.run_settings import Target, TargetKind
+from megaindex.settings.yaml_sections import TOKENIZE, Section, load_mapping
 from megaindex.validation import check_between
 
 _SEED = 9176  # shuffle_seed of Streaming, where the file has none

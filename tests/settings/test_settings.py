@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support.inputs import for_each
 
-from megaindex.configs.run import RunSettings
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings, merged
 from megaindex.errors import InvalidArgument
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.settings import Settings, merged
 
 GOOD: dict[str, Any] = {
     "tokens_per_epoch": ("1000",),

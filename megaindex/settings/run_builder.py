@@ -13,10 +13,13 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from megaindex.arithmetic import global_batch_size
-from megaindex.configs.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
-from megaindex.configs.megatron_versions import Version, version_of
-from megaindex.configs.run import TAILS, Data, Evaluation, RunSettings, Target
-from megaindex.configs.settings import (
+from megaindex.errors import InvalidArgument
+from megaindex.index.frameworks import parse_split
+from megaindex.index.order_settings import Order, make_order
+from megaindex.settings.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
+from megaindex.settings.megatron_versions import Version, version_of
+from megaindex.settings.run_settings import TAILS, Data, Evaluation, RunSettings, Target
+from megaindex.settings.settings import (
     NAMES,
     ORDER_FIELDS,
     TARGETS,
@@ -28,9 +31,6 @@ from megaindex.configs.settings import (
     read_histograms,
     settings_by_name,
 )
-from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import parse_split
-from megaindex.index.order_settings import Order, make_order
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,
@@ -178,11 +178,11 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     if words and not megatron:
         raise InvalidArgument("--script-args needs --megatron-args; give the script as well")
     if neox:
-        from megaindex.configs.neox_yaml import read_neox
+        from megaindex.settings.neox_yaml import read_neox
 
         base = read_neox([neox] if isinstance(neox, (str, os.PathLike)) else neox)
     elif megatron:
-        from megaindex.configs.megatron_args import read_megatron
+        from megaindex.settings.megatron_args import read_megatron
 
         words = [words] if isinstance(words, str) else [str(word) for word in words or ()]
         if len(words) == 1:  # one quoted text
@@ -191,7 +191,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
             megatron = shlex.join(map(str, megatron))
         base = read_megatron(os.fspath(megatron), script_args=words, over=over)
     elif maxtext:
-        from megaindex.configs.maxtext_yaml import read_maxtext
+        from megaindex.settings.maxtext_yaml import read_maxtext
 
         found = read_maxtext(
             [maxtext] if isinstance(maxtext, str) else list(maxtext), over.world_size

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from megaindex.arithmetic import global_batch_size
-from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.configs.run import Target
-from megaindex.configs.yaml_sections import TOKENIZE, Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.io.paths import inside
-from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.run_settings import Target
+from megaindex.settings.yaml_sections import TOKENIZE, Section, load_mapping
 from megaindex.validation import check_between
 
 _SEED = 42  # Nanotron's own, where its file has none

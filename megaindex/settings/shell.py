@@ -16,10 +16,10 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
-from megaindex.configs import shell_tokens as syntax
-from megaindex.configs.shell_tokens import ASSIGNMENT, PARAMETER, Token, read_tokens, split
-from megaindex.configs.yaml_sections import read_text
 from megaindex.errors import InvalidArgument
+from megaindex.settings import shell_tokens as syntax
+from megaindex.settings.shell_tokens import ASSIGNMENT, PARAMETER, Token, read_tokens, split
+from megaindex.settings.yaml_sections import read_text
 
 _ONE, _MANY, _SPLIT, _KEEP = "\U000f0000", "\U00100000", "\U0010fff0", "\U0010fff1"
 _MARK = re.compile("[\U000f0000-\U0010ffef]")  # of one unknown word, or of any number of words

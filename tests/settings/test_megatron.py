@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from support.inputs import for_each
 
-from megaindex.configs.megatron_args import read_megatron
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings, merged
-from megaindex.configs.shell import Script
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.run_builder import resolve
+from megaindex.settings.settings import Settings, merged
+from megaindex.settings.shell import Script
 
 SCRIPT = r"""#!/bin/bash
 # Runs a model.  --seq-length 1

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from megaindex.arithmetic import global_batch_size
-from megaindex.configs.settings import Settings
-from megaindex.configs.yaml_sections import TOKENIZE, Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.io.paths import inside
+from megaindex.settings.settings import Settings
+from megaindex.settings.yaml_sections import TOKENIZE, Section, load_mapping
 from megaindex.validation import check_between, check_choice, check_integer
 
 FLAG = "--maxtext-config"
