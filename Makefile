@@ -51,10 +51,10 @@ test: $(VENV)/.test-installed $(VENV)/.kernels-compiled
 
 # In an environment of its own: the tests of `make test` find none of these packages
 TRAINERS := $(VENV)-trainers
-trainers: $(SOURCES) requirements/trainers.txt
+trainers: $(SOURCES) requirements/torch.txt requirements/trainers.txt
 	$(PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --editable . \
-		-r requirements/quick.txt -r requirements/trainers.txt torch==2.13.0
+		-r requirements/quick.txt -r requirements/torch.txt -r requirements/trainers.txt
 	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --no-deps \
 		nemo-automodel==0.7.0 torchao==0.18.0 megatron-core==0.16.1 megatron-bridge==0.3.1
 	$(if $(NEOX),NEOX=$(NEOX)) $(TRAINERS)/bin/python -m pytest tests/trainers tests/test_examples.py
@@ -163,36 +163,48 @@ mutants: $(VENV)/.test-installed $(VENV)/.kernels-compiled
 	$(PIP) -r requirements/coverage.txt
 	$(BIN)/python tests/robustness/mutants --sample $(or $(SAMPLE),300) --seed $(or $(SEED),27)
 
+# Each step says when it begins, what it installs, and how long that takes two idle cores.
 $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # As users install it: without a core where none can be compiled.
 $(VENV)/.installed: $(SOURCES) | $(VENV)/bin/python
-	@echo "installing megaindex into $(VENV) (numpy, numba and the native core; a minute or two)"
+	@date +"%T  installing megaindex into $(VENV): numpy, numba, the native core (1 to 2 minutes)"
 	@$(PIP) --editable .
 	@$(BIN)/megaindex --version
 	@touch $@
 
 # With warnings of the compiler as errors, and not without a core: for those who develop it.
 $(VENV)/.dev-installed: $(SOURCES) | $(VENV)/bin/python
-	@echo "installing megaindex into $(VENV) (numpy, numba and the native core; a minute or two)"
+	@date +"%T  installing megaindex into $(VENV): numpy, numba, the native core (1 to 2 minutes)"
 	@MEGAINDEX_DEV=1 $(PIP) --editable .
 	@touch $(VENV)/.installed $@
 
 # Numba's cache beside its kernels, complete before several processes of tests use it.
 $(VENV)/.kernels-compiled: $(wildcard megaindex/kernels/jit/*.py) tests/support/compile_kernels.py $(VENV)/.dev-installed
-	@echo "compiling the Numba kernels for the tests (half a minute on two cores)"
+	@date +"%T  compiling the Numba kernels for the tests (half a minute)"
 	@$(BIN)/python tests/support/compile_kernels.py
 	@touch $@
 
 $(VENV)/.quick-installed: $(VENV)/.dev-installed requirements/quick.txt
+	@date +"%T  installing pytest and hypothesis (10 seconds)"
 	@$(PIP) -r requirements/quick.txt
 	@touch $@
 
-$(VENV)/.test-installed: $(VENV)/.quick-installed requirements/test.txt requirements/peers.txt
-	@echo "installing what the tests need (the CPU build of torch, and megatron-core to compare with)"
+# Torch and the others apart, so that it is seen which of them takes long
+$(VENV)/.torch-installed: $(VENV)/.quick-installed requirements/torch.txt
+	@date +"%T  installing torch (the CPU build: 200 MB, half a minute; of an index without it: 3 GB with CUDA)"
+	@$(PIP) -r requirements/torch.txt
+	@touch $@
+
+$(VENV)/.test-installed: $(VENV)/.torch-installed requirements/test.txt requirements/node.txt requirements/peers.txt
+	@date +"%T  installing Ray, Arrow, tokenizers, an object server (200 MB, a minute)"
 	@$(PIP) -r requirements/test.txt
+	@command -v node > /dev/null || { date +"%T  installing node (60 MB, 10 seconds)"; \
+		$(PIP) -r requirements/node.txt; }
+	@date +"%T  installing megatron-core and other loaders to compare with (40 MB, 10 seconds)"
 	@$(PIP) --no-deps -r requirements/peers.txt
+	@date +"%T  installed what the tests need"
 	@touch $@
 
 clean:

@@ -24,7 +24,7 @@ from rich.table import Table
 import megaindex
 from benchmarks import index_build, kernels
 from benchmarks.corpora import SHAPES, write_sparse
-from megaindex.index.blending import DivisorDraws
+from megaindex.index.mixing import Stratified
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +149,8 @@ def measure(directory: Path) -> Rates:
 
 
 def _divisor_seconds() -> float:
-    weights = np.random.default_rng(1).integers(1, 1000, 1000).astype(np.uint64)
-    return _least(lambda: DivisorDraws(weights).counts(10**9))
+    shares = tuple(np.random.default_rng(1).integers(1, 1000, 1000).tolist())
+    return _least(lambda: Stratified(shares=shares).counts(10**9))
 
 
 def _least(work: Callable[[], object]) -> float:

@@ -15,7 +15,9 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import numpy.typing
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.search import WordCollector
 from sphinx.util import logging
 
 DOCS = Path(__file__).parent
@@ -37,21 +39,21 @@ class NDArray(Generic[TypeVar("Scalar")]):
 numpy.typing.ArrayLike, numpy.typing.NDArray = ArrayLike, NDArray
 
 NAVIGATION = {
-    "Start": ["quickstart", "concepts", "examples"],
-    "Guides": [
-        *("planning", "orders", "packing", "reading", "recipes", "balance"),
-        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "Tracing <trace>"),
-        *("record", "lock", "export", "changing-runs"),
-        *("objects", "scale"),
+    "Start": ["quickstart", "cookbook", "examples", "concepts"],
+    "Before a run": [
+        *("planning", "orders", "packing", "recipes"),
+        *("Tokenizing <tokenize>", "Corpora <corpora>", "objects", "scale"),
     ],
-    "Frameworks": ["Megatron <megatron>", "neox", "trainers"],
+    "During a run": ["reading", "balance", "changing-runs", "Tracing <trace>"],
+    "After a run": ["Auditing <audit>", "lock", "record", "export"],
+    "Trainers": ["Megatron <megatron>", "neox", "trainers"],
     "Coming from": [
         *("LLM-Foundry, OLMo-core <llm-foundry>", "Nanotron <nanotron>", "MaxText <maxtext>"),
         "PaddleNLP <paddlenlp>",
     ],
-    "Reference": [
-        *("Commands and files <reference>", "matrix", "lock-format", "compatibility"),
-        *("reliability", "benchmarks", "internals"),
+    "Reference": ["Commands and files <reference>"],
+    "For developers": [
+        *("internals", "lock-format", "matrix", "compatibility", "reliability", "benchmarks"),
         *(f"{name.title()} <generated/{name.lower()}>" for name in OUTSIDE),
     ],
 }
@@ -69,8 +71,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4  # as git hosts make them
 html_theme = "furo"
 html_title = f"megaindex {version}"
-html_static_path = ["site.css"]
+html_static_path = ["site.css", "site.js"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = html_show_sphinx = False
 autodoc_default_options = {
     "members": True,
@@ -97,6 +100,17 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_pages)
     app.connect("source-read", adapt_page)
     app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # before napoleon
+    WordCollector.dispatch_visit = _visit_prose
+
+
+_visit = WordCollector.dispatch_visit
+
+
+def _visit_prose(collector: WordCollector, node: nodes.Node) -> None:
+    """Leave outputs of commands, which are drawn as boxes and tables, out of the search."""
+    if isinstance(node, nodes.literal_block) and node.get("language") == "console":
+        raise nodes.SkipNode
+    _visit(collector, node)
 
 
 def write_pages(_app: Sphinx) -> None:

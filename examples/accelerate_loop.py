@@ -9,7 +9,7 @@ from megaindex.adapters import RunLoader
 
 accelerator = Accelerator(cpu=True)
 loader = RunLoader("run.lock", device=accelerator.device)  # of `megaindex lock`
-model = torch.nn.Embedding(256, 256, _weight=torch.zeros(256, 256))  # next token by this token
+model = torch.nn.Embedding(257, 257, _weight=torch.zeros(257, 257))  # next token by this token
 optimizer = torch.optim.SGD(model.parameters(), lr=20.0)
 model, optimizer = accelerator.prepare(model, optimizer)  # leaves the loader as it is, if given
 accelerator.register_for_checkpointing(loader)

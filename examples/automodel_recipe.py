@@ -19,7 +19,7 @@ config = {  # its YAML, without a dataset
         "torch_dtype": "float32",
         "config": {
             "_target_": "transformers.LlamaConfig",
-            "vocab_size": 256,
+            "vocab_size": 257,
             "hidden_size": 32,
             "intermediate_size": 64,
             "num_hidden_layers": 1,

@@ -9,7 +9,7 @@ import megaindex.adapters.huggingface
 if __name__ == "__main__":
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=256,
+            vocab_size=257,
             hidden_size=32,
             intermediate_size=64,
             num_hidden_layers=1,

@@ -10,7 +10,7 @@ from megaindex.adapters.lightning import LockedDataModule
 class Bigram(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.logits = torch.nn.Parameter(torch.zeros(256, 256))  # next token by this token
+        self.logits = torch.nn.Parameter(torch.zeros(257, 257))  # next token by this token
 
     def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         logits = self.logits[batch["tokens"]]

@@ -7,19 +7,23 @@ import torch
 import megaindex
 from megaindex.loader import Loader, MicroBatchSampler
 
-corpus = megaindex.IndexedDataset("my_corpus")  # my_corpus.bin and my_corpus.idx
-index = megaindex.build_index(corpus, sequence_length=128, epochs=2, order="epoch")
+rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+if ranks > 1:
+    torch.distributed.init_process_group("gloo")
+index = megaindex.build_index("my_corpus", sequence_length=128, epochs=2, order="epoch")
 sampler = MicroBatchSampler(
     num_samples=index.num_samples,
     micro_batch_size=4,
-    data_parallel_rank=int(os.environ.get("RANK", "0")),
-    data_parallel_size=int(os.environ.get("WORLD_SIZE", "1")),
+    data_parallel_rank=rank,
+    data_parallel_size=ranks,
 )
-loader = Loader(index, corpus, sampler)  # with device="cuda", batches are copied ahead of use
-if os.path.exists("data.pt"):
-    loader.load_state_dict(torch.load("data.pt"))
+loader = Loader(index, sampler)  # with device="cuda", batches are copied ahead of use
+logits = torch.zeros(257, 257, requires_grad=True)  # a bigram model: next token by this token
+if os.path.exists("checkpoint.pt"):
+    checkpoint = torch.load("checkpoint.pt")
+    loader.load_state_dict(checkpoint["data"])
+    logits.data = checkpoint["model"]
 
-logits = torch.zeros(256, 256, requires_grad=True)  # a bigram model: next token by this token
 for step, batch in enumerate(loader, 1):
     # the labels are the next tokens already: no shift
     losses = torch.nn.functional.cross_entropy(
@@ -27,7 +31,9 @@ for step, batch in enumerate(loader, 1):
     )
     loss = (losses * batch["loss_mask"]).sum() / batch["loss_mask"].sum()
     (gradient,) = torch.autograd.grad(loss, logits)
-    logits.data -= 20 * gradient
-    if step % 20 == 0:
-        torch.save(loader.state_dict(), "data.pt")  # beside the model's checkpoint
+    if ranks > 1:
+        torch.distributed.all_reduce(gradient)
+    logits.data -= 20 * gradient / ranks
+    if step % 20 == 0 and rank == 0:  # the state of the data is equal on all ranks
+        torch.save({"data": loader.state_dict(), "model": logits.data}, "checkpoint.pt")
 print(f"{step} steps to sample {loader.consumed_samples} of {index.num_samples}, loss {loss:.2f}")

@@ -155,16 +155,15 @@ class _OpenedRecipe(OpenedRun):
         return run_of_opened(self._opened)
 
     def plan(self) -> Any:
-        from megaindex.builders.recipe import plan_recipe
-        from megaindex.plan.recipe_plan import make_recipe_plan
+        from megaindex.plan.plan import make_plan
 
-        return make_recipe_plan(plan_recipe(self._recipe))
+        return make_plan(self._recipe)
 
     def loader(self, **given: Any) -> Loader:
         with torch_needed("the loader"):
-            from megaindex.loader.recipe_loader import RecipeLoader
+            from megaindex.loader.recipe_loader import loader_of_recipe
 
-        return RecipeLoader(self._opened, **_given(given))
+        return loader_of_recipe(self._opened, **_given(given))
 
     def make_lock(self, *, tokens: bool = False) -> Lock:
         from megaindex.lock.make import make_lock

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import signal
+import stat
 import sys
 import warnings
 from collections.abc import Iterator
@@ -44,6 +45,17 @@ os.environ.pop("COLUMNS", None)
 
 # What a shell starts in the background ignores Ctrl-C, and so do its children: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _without_the_disk(file: Any, sync: Any = os.fsync) -> None:
+    mode = os.fstat(file).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        sync(file)  # fails
+
+
+# No test loses its power, and disks would be waited for tens of thousands of times. Which syncs
+# there are, and in which order, is tested by functions in the place of this one.
+os.fsync = _without_the_disk
 
 BACKENDS = ("reference", "numba", "native")
 

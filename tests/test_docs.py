@@ -83,13 +83,14 @@ def records(facade: str) -> Iterator[tuple[str, type, list[str]]]:
 
 @pytest.mark.parametrize("facade", FACADES)
 def test_docstrings_describe_every_field_in_order(facade: str) -> None:
-    """In the section ``Args:`` or ``Attributes:`` of the class, which ``help()`` shows."""
+    """In the section ``Args:`` or ``Attributes:`` of the class, or of those that it extends."""
     if facade.endswith(".loader"):
         pytest.importorskip("torch")
     wrong = {}
     for name, value, fields in records(facade):
+        texts = (inspect.cleandoc(vars(each).get("__doc__") or "") for each in value.__mro__[::-1])
         sections = re.findall(
-            r"^(?:Args|Attributes):\n((?:    .*\n?)+)", inspect.getdoc(value) or "", re.MULTILINE
+            r"^(?:Args|Attributes):\n((?:    .*\n?)+)", "\n".join(texts), re.MULTILINE
         )
         described = re.findall(r"^    (\w+)(?: \([^)]*\))?: \S", "".join(sections), re.MULTILINE)
         if described != fields:
@@ -142,6 +143,9 @@ def test_the_site_has_all_pages_and_names(folder: Path) -> None:
         page = pages[f"generated/{facade}.html"]
         for name in public_names(facade):
             assert re.search(rf'(id|href)="[^"]*megaindex[\w.]*\.{name}"', page), name
+    identity = re.search(r"identity of the run (\w{32})", pages["record.html"])
+    assert identity is not None
+    assert identity[1] not in (site / "searchindex.js").read_text()  # an output of a command
     fetched = re.findall(r'<(?:script|link|img)[^>]*"(https?:[^"]*)"', "".join(pages.values()))
     assert fetched == []
 

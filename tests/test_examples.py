@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.notebook import NOTEBOOK, run_cells
 
 import megaindex
 from megaindex.lock import make_lock
-from megaindex.plan import Settings, make_plan, resolve
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NEEDED = {
@@ -36,12 +36,15 @@ APART = ("lightning_trainer", "hf_trainer", "accelerate_loop")  # they set up th
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A corpus of 105 samples of 128 tokens in the working directory, and the lock of an epoch."""
+    """A corpus of 105 samples of 128 tokens in the working directory, and the lock of an epoch.
+
+    Its documents end with token 256, as `--tokenizer bytes --append-eod` ends them.
+    """
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    with megaindex.IndexedDatasetWriter("my_corpus", dtype="uint8") as writer:
+    with megaindex.IndexedDatasetWriter("my_corpus", dtype="uint16") as writer:
         for length in rng.integers(50, 400, 60):
-            writer.add_document(rng.integers(0, 50, length))
+            writer.add_document(np.append(rng.integers(0, 50, length - 1), 256))
     make_lock(
         data_path="my_corpus", order="epoch", sequence_length=128, epochs=1, micro_batch_size=4,
         data_parallel_size=1,
@@ -87,7 +90,17 @@ def test_plain_pytorch_and_its_resume(corpus: None) -> None:
     first = run_example("plain_pytorch")
     assert first.startswith("52 steps to sample 208 of 210, loss ")
     assert loss_of(first) < np.log(256)
-    assert run_example("plain_pytorch").startswith("12 steps to sample 208 of 210, ")
+    again = run_example("plain_pytorch")  # from step 40 on, with the model of that step
+    assert again.startswith("12 steps to sample 208 of 210, ")
+    assert loss_of(again) == loss_of(first)
+
+
+def test_plain_pytorch_on_two_ranks(corpus: None) -> None:
+    script = str(EXAMPLES / "plain_pytorch.py")
+    for steps in (26, 6):
+        text = run_python("-m", "torch.distributed.run", "--nproc-per-node", "2", script)
+        assert text.count(f"{steps} steps to sample 208 of 210, loss ") == 2
+        assert len(set(re.findall(r"\d+ steps", text))) == 1
 
 
 def test_stateful_dataloader(corpus: None) -> None:
@@ -105,15 +118,18 @@ def test_hugging_face_trainer(corpus: None) -> None:
     assert loss_of(text) < np.log(256)
 
 
-def test_torchtitan(corpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/trainers/ trains with it."""
+def test_torchtitan(corpus: None) -> None:
+    """tests/trainers/ trains with it; without a GPU it says what it needs."""
     if importlib.util.find_spec("torchtitan") is None:
         pytest.skip("torchtitan is not installed; make trainers installs it")
     code = f"import sys; sys.path[:0] = [{str(EXAMPLES)!r}, {str(EXAMPLES.parent / 'tests')!r}]\n"
     code += "import trainers.torchtitan_on_cpu, torchtitan_config\n"
-    code += "loader = torchtitan_config.debug().dataloader.build(dp_world_size=1, dp_rank=0, "
-    code += "seq_len=128, local_batch_size=4)\nprint(len(list(loader)))"
-    assert run_python("-c", code).endswith("26\n")
+    code += "loader = torchtitan_config.locked().dataloader.build(dp_world_size=1, dp_rank=0, "
+    code += "seq_len=128, local_batch_size=4)\nprint(len(list(loader)))\n"
+    code += "import torch; torch.cuda.is_available = lambda: False\n"
+    code += "try: torchtitan_config.debug()\nexcept SystemExit as stop: print(stop)"
+    needs = "torchtitan's Trainer needs a GPU, and PyTorch finds none here"
+    assert run_python("-c", code).endswith(f"26\n{needs}\n")
 
 
 def test_automodel_recipe(corpus: None) -> None:
@@ -130,23 +146,18 @@ def test_accelerate_loop(corpus: None) -> None:
         assert "26 steps to sample 104" in run_example("accelerate_loop")
 
 
-def test_the_notebook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_notebook_stores_its_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``tests/support/notebook.py`` rewrites them."""
     monkeypatch.chdir(tmp_path)
-    notebook = json.loads((EXAMPLES / "plan_and_audit.ipynb").read_text())
+    notebook = json.loads(NOTEBOOK.read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
-    names: dict[str, object] = {}
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            assert (cell["outputs"], cell["execution_count"]) == ([], None)
-            exec("".join(cell["source"]), names)
-    printed = capsys.readouterr().out
-    settings = Settings(
-        data_path=("notebook_corpus",), order="neox", seq_length=128, micro_batch_size=2,
-        data_parallel_size=4, epochs="1.3",
+    assert run_cells(notebook) == notebook
+    printed = NOTEBOOK.read_text()
+    plan = megaindex.make_plan(
+        data_path="notebook_corpus", order="neox", sequence_length=128, micro_batch_size=2,
+        data_parallel_size=4, epochs=1.3,
     )  # fmt: skip
-    assert f"train_iters {make_plan(resolve(settings)).train_iters}\n" in printed
+    assert f"train_iters {plan.train_iters}\\n" in printed
     assert "never seen; " in printed
     assert "Choose a whole number of epochs" in printed
     assert (tmp_path / "audit.html").exists()

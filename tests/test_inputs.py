@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 from support.inputs import for_each
@@ -29,6 +30,22 @@ def test_all_inputs_are_tried_and_those_that_fail_are_named() -> None:
         "word='a', n=2, doubled=5", "word='b', n=2, doubled=5", "word='b', n=3, doubled=6",
     ]  # fmt: skip
     assert failed[2].endswith(": did not raise")
+
+
+def test_each_input_has_a_folder_and_what_it_sets_is_undone(tmp_path: Path) -> None:
+    folders = []
+
+    @for_each("n", [1, 2])
+    def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+        assert Path.cwd() == before
+        assert not list(tmp_path.iterdir())
+        monkeypatch.chdir(tmp_path)
+        folders.append(tmp_path)
+
+    before = Path.cwd()
+    test(tmp_path=tmp_path, monkeypatch=pytest.MonkeyPatch())
+    assert Path.cwd() == before
+    assert folders == [tmp_path / "0", tmp_path / "1"]
 
 
 def test_a_skip_is_no_failure() -> None:

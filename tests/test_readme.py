@@ -18,8 +18,8 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_every_verb_exists() -> None:
-    verbs = re.findall(r"(?:`|\$ )megaindex ([\w-]+)", README)
-    assert {"plan", "audit"} <= set(verbs) <= set(VERBS)
+    verbs = re.findall(r"(?m)(?:`|^)megaindex ([\w-]+)", README.split("\n\n", 2)[2])
+    assert {"plan", "audit", "trace", "prove"} <= set(verbs) <= set(VERBS)
 
 
 def test_both_pictures_show_the_same() -> None:
@@ -31,17 +31,22 @@ def test_both_pictures_show_the_same() -> None:
         assert f"docs/{picture.name}" in README
 
 
-def test_the_first_result_is_on_the_first_screen() -> None:
-    """The answer of the plan, train_iters, is in the first 30 lines, after the first commands."""
-    first = README.splitlines()[:30]
-    assert any(line.startswith(" │ train_iters 8063") for line in first)
+def test_the_first_screen_has_three_doors() -> None:
+    """The same on the front page of the site, each of four commands."""
+    doors = re.compile(r"(?m)^\*\*(I have text|I have Megatron corpora|My loss spiked)")
+    for page in (README, (DOCS / "index.md").read_text()):
+        first = page.split("\n## ")[0]
+        assert len(doors.findall(first)) == 3
+        assert first.index("<picture>") < first.index("**I have text")
+        for block in re.findall(r"```sh\n(.*?)```", first, re.DOTALL):
+            assert len(re.findall(r"^(?:pip|megaindex|python) ", block, re.MULTILINE)) == 4
 
 
-def test_five_commands_go_from_a_wheel_to_a_batch(tmp_path: Path) -> None:
+def test_four_commands_go_from_a_wheel_to_a_batch(tmp_path: Path) -> None:
     """The first block, without its installation, which packaging/wheels.py runs, and a compiler."""
     block = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)[0]
     commands = re.findall(r"^(pip|megaindex|python) ", block, re.MULTILINE)
-    assert commands == ["pip", "megaindex", "megaindex", "megaindex", "python"]
+    assert commands == ["pip", "megaindex", "megaindex", "python"]
     install, _, rest = block.partition("\n")
     assert install.startswith("pip install ./megaindex-*.whl ")
     (tmp_path / "bin").mkdir()
@@ -54,7 +59,7 @@ def test_five_commands_go_from_a_wheel_to_a_batch(tmp_path: Path) -> None:
         ["/bin/sh", "-eu", "-c", rest], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "PATH": str(tmp_path / "bin")},
     )  # fmt: skip
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "megaindex plan: a pair\n")
     tokens = IndexedDataset(tmp_path / "my_corpus").num_tokens
     assert tokens == 20 * (len("A document of mine.") + 1)
     assert "my_corpus: 20 documents, 400 tokens" in result.stdout

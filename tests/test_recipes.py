@@ -13,7 +13,7 @@ from support.corpora import write_corpus
 
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.loader import RecipeLoader
+from megaindex.loader import loader_of_recipe
 from megaindex.loader.batch_reader import Batch
 from megaindex.recipe.recipe_file import read_recipe
 
@@ -63,7 +63,7 @@ def test_a_source_that_is_read_from_its_start_again_repeats_at_once(
     assert index.origin(np.arange(4 + steps))[1].tolist() == [*range(4), *range(steps)]
 
 
-def test_plan_index_and_audit_agree(run_file: Path) -> None:
+def test_draws_of_stages_are_those_of_the_index(run_file: Path) -> None:
     status, out, err = cli("plan", "--recipe", run_file, "--json")
     assert (status, err) == (0, "")
     plan = json.loads(out)
@@ -81,11 +81,6 @@ def test_plan_index_and_audit_agree(run_file: Path) -> None:
         assert sample[mine[0]] == round(draw["epochs_begin"] * per_epoch)
         repeats = mine[sample[mine] >= per_epoch]
         assert draw["first_repeat"] == (repeats[0] // 4 if repeats.size else None)
-    status, out, _ = cli("audit", "--recipe", run_file, "--json")
-    assert status == 0
-    audited = json.loads(out)
-    assert (audited["steps"], audited["samples"], audited["past_steps"]) == (60, 240, 0)
-    assert [row["path"] for row in audited["sources"]] == names
     status, out, _ = cli("audit", "--recipe", run_file, "--consumed-samples", 100, "--json")
     assert (status, json.loads(out)["past_steps"]) == (0, 25)
     status, _, err = cli("audit", "--recipe", run_file, "--subset", "valid")
@@ -102,7 +97,7 @@ def test_the_printed_plan_names_stages_and_repeats(run_file: Path) -> None:
         assert words in out
     status, _, err = cli("plan", "--recipe", run_file, "--check")
     assert status == 1
-    assert "check: web repeats from step 53 on" in err
+    assert "check: 60 iterations build 2 epochs of web; up to 52 iterations repeat no" in err
 
 
 def test_no_sample_of_instructions_crosses_a_document(run_file: Path) -> None:
@@ -225,7 +220,7 @@ def test_documents_that_are_split_lose_no_input_and_no_target(tmp_path: Path, mo
     """Documents of a length on each side of one, two and three samples of 16 tokens."""
     lengths = [*range(2, 60), *[9] * 6]
     path = finetuning(tmp_path, lengths, more=f"{more}, long_documents: split", batch=1)
-    batches = list(RecipeLoader(open_recipe(read_recipe(path)), micro_batch_size=1))
+    batches = list(loader_of_recipe(open_recipe(read_recipe(path)), micro_batch_size=1))
     assert sum(int(batch["loss_mask"].sum()) for batch in batches) == sum(lengths) - len(lengths)
 
 
@@ -274,7 +269,7 @@ def test_ranks_of_padding_only_are_in_the_plan(
     path.write_text(path.read_text() + evaluation)
     plan, printed = plan_of(path)
     opened = open_recipe(read_recipe(path))
-    loaders = [RecipeLoader(opened, data_parallel_rank=r, read_ahead=0) for r in range(ranks)]
+    loaders = [loader_of_recipe(opened, data_parallel_rank=r, read_ahead=0) for r in range(ranks)]
 
     def padding(batches: list[list[Batch]]) -> dict[str, int]:
         empty = [[not batch["loss_mask"].any() for batch in of_rank] for of_rank in batches]

@@ -470,9 +470,9 @@ def _unread(_: Any) -> Any:
 def served(given: Recipe) -> dict[str, Any]:
     """State of a loader after 20 steps."""
     pytest.importorskip("torch")
-    from megaindex.loader import RecipeLoader
+    from megaindex.loader import loader_of_recipe
 
-    loader = RecipeLoader(open_recipe(given), micro_batch_size=BATCH)
+    loader = loader_of_recipe(open_recipe(given), micro_batch_size=BATCH)
     for _ in itertools.islice(loader, 20):
         pass
     state: dict[str, Any] = loader.state_dict()
@@ -481,9 +481,9 @@ def served(given: Recipe) -> dict[str, Any]:
 
 def resumed(given: Recipe, state: dict[str, Any], **settings: Any) -> list[Any]:
     """What a loader serves behind a state."""
-    from megaindex.loader import RecipeLoader, check_receipts
+    from megaindex.loader import check_receipts, loader_of_recipe
 
-    loader = RecipeLoader(open_recipe(given), micro_batch_size=BATCH)
+    loader = loader_of_recipe(open_recipe(given), micro_batch_size=BATCH)
     loader.load_state_dict(state, **settings)
     rows = [batch["tokens"].tolist() for batch in loader]
     if not settings:
@@ -534,10 +534,10 @@ def test_a_run_goes_on_under_other_labels_and_paths() -> None:
 
 def test_changes_of_the_mix_go_on_under_other_labels() -> None:
     pytest.importorskip("torch")
-    from megaindex.loader import RecipeLoader
+    from megaindex.loader import loader_of_recipe
 
     old = recipe("web", "code")
-    loader = RecipeLoader(open_recipe(old), micro_batch_size=BATCH)
+    loader = loader_of_recipe(open_recipe(old), micro_batch_size=BATCH)
     loader.set_mix({"b": 1}, at=5)
     rows = [batch["tokens"].tolist() for batch in itertools.islice(loader, 20)]
     state = loader.state_dict()

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -188,7 +189,8 @@ def _join(index: StretchedIndex, shapes: Shapes, sink: Sink) -> None:
     documents, rows, shuffle = (sink.allocate(name, *shapes[name]) for name in shapes)
     begins: dict[int, int] = {}  # first row of each part
     entry = row = at = 0
-    for stretch in index.stretches:
+    flat = (getattr(each.index, "stretches", (each,)) for each in index.stretches)
+    for stretch in chain.from_iterable(flat):
         part: Any = stretch.index
         if id(part) not in begins:
             begins[id(part)] = row

@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 from megaindex.adapters.reports import Reports, on_rank_0
-from megaindex.builders.described import fill_uncounted, skipped_index
+from megaindex.builders.described import skipped_index
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.blended_index import fill_uncounted
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.index.skips import Skips, read_skips
 from megaindex.index.spans import Index
@@ -43,6 +44,11 @@ class LockedRun:
             raise InvalidArgument(
                 f"{self._lock.path}: must be the lock of a run in order {order}, got {theirs}; "
                 "open that run with megaindex.lock.open_run"
+            )
+        if "amend" in settings["run"]:
+            raise InvalidArgument(
+                f"{self._lock.path}: is of a run whose blend changed on the way; install with "
+                "amend, without lock, and verify the lock with `megaindex verify`"
             )
         if settings["run"]["phases"]:
             raise InvalidArgument(

@@ -15,15 +15,12 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from megaindex._types import F64
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel, check_balance
+from megaindex.index.blend import Blend
 from megaindex.index.frameworks import FrameworkRules, framework_rules
 from megaindex.index.order_settings import make_order
 from megaindex.index.skips import Skip, given_skips
-from megaindex.kernels import active
 from megaindex.validation import check_buffer, shown
 
 if TYPE_CHECKING:
@@ -200,23 +197,13 @@ class Policy:
             return num_samples
         return math.ceil(num_samples * buffer)
 
-    def requests(self, num_samples: int, weights: Sequence[float], blend_weights: F64) -> list[int]:
-        """Return the samples requested of each source of a blend.
-
-        Args:
-            num_samples: samples requested of the blend.
-            weights: weights normalised once, by which the framework requests samples.
-            blend_weights: weights normalised twice, which the blend compares.
-        """
+    def blend(self, weights: Sequence[float], *, explicit: bool) -> Blend:
+        """Return the blend by a variance buffer of `install`; its draws are counted."""
         buffer = self.variance_buffer
         assert buffer is not None, "without a buffer the framework's own function is used"
-        if not isinstance(buffer, str):
-            count = len(weights)
-            return [self.row.samples_requested(num_samples, w, buffer, count) for w in weights]
-        counts = np.zeros(len(weights), np.int64)
-        active().blend_greedy(blend_weights, 0, num_samples, counts, None, None)
-        drawn: list[int] = counts.tolist()
-        return drawn
+        return Blend(
+            row=self.row, weights=weights, explicit=explicit, buffer=buffer, counting="exact"
+        )
 
     def __str__(self) -> str:
         """Return the settings that differ from the framework's, each after a comma."""

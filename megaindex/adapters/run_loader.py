@@ -364,7 +364,7 @@ def _join_ranks(states: list[Any]) -> dict[str, Any]:
     by_rank: dict[int, Any] = {}
     size = 1
     for state in states:
-        receipt = state.get("loader", state)["receipt"]
+        receipt = state["receipt"]
         size = receipt["data_parallel_size"]
         if by_rank.setdefault(receipt["data_parallel_rank"], state) != state:
             raise InvalidArgument(

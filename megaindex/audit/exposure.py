@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import F64, I64
-from megaindex.index.blending import Progress
+from megaindex.index.draws import Progress
 from megaindex.run.run import Run
 from megaindex.validation import check_between
 

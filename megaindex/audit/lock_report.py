@@ -24,7 +24,7 @@ from megaindex.plan.render import (
 from megaindex.run.run import lengths_text
 
 if TYPE_CHECKING:
-    from megaindex.index.blending import Progress
+    from megaindex.index.draws import Progress
 
 
 @dataclass(frozen=True, kw_only=True)

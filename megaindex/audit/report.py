@@ -12,7 +12,7 @@ from megaindex._types import I64
 from megaindex.audit.balance import BalanceModel, model_balance
 from megaindex.audit.exposure import Exposure, Histograms, count_exposure
 from megaindex.index.balance import CostModel
-from megaindex.index.blending import Progress
+from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan.model import SkipEffect, effect_of, json_value
 from megaindex.run.run import Run

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from megaindex._types import I64, IntArray
-from megaindex.arithmetic import INT64_MAX, samples_in
+from megaindex.arithmetic import samples_in
 from megaindex.builders.single import build_index, further_names
 from megaindex.cache.cache import fetch, load_entry
 from megaindex.cache.fingerprint import (
@@ -33,17 +33,9 @@ from megaindex.format import IndexedDataset
 from megaindex.format.dataset import PairIdentity
 from megaindex.format.header import IndexHeader
 from megaindex.index.array_index import ArrayIndex
+from megaindex.index.blend import Blend, exact_values
 from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex, LazyIndex
-from megaindex.index.blending import (
-    DivisorDraws,
-    GreedyDraws,
-    Rule,
-    blend_weights,
-    divisor_weights,
-    exact_values,
-    fill_blend,
-    request_weights,
-)
+from megaindex.index.draws import BlendArrays, BlendDraws, ExhaustiveDraws
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import Order, order_of
 from megaindex.index.orders.framework import Sink
@@ -223,9 +215,6 @@ def _write(
     write_records(path, records)
 
 
-_BY_SIZE = ("megatron", "exact")  # rules that blend unweighted sources by their sizes
-
-
 def build_blend(
     corpora: Sequence[str | os.PathLike[str] | IndexedDataset],
     *,
@@ -282,9 +271,6 @@ def build_blend(
     buffer: float | Literal["exact"] = row.buffer_weighted
     if variance_buffer is not None:
         buffer = check_buffer("variance_buffer", variance_buffer)
-    if not row.is_framework:
-        buffer = "exact"
-    exact = buffer == "exact"
     given = [c if isinstance(c, IndexedDataset) else os.fspath(c) for c in corpora]
     settings.setdefault("seed", DEFAULT_SEED)
     for name in {"sequence_length", "seed", "add_extra_token"} & settings.keys():
@@ -298,29 +284,28 @@ def build_blend(
         dialect=row.file_dialect,
         counts_copies=not row.is_framework and settings.get("source_name") is None,
     )
-    if weights is None and row.request in _BY_SIZE:
+    sizes: list[int] = []
+    if weights is None and row.blends_by_size:
         datasets, indices = open_for([None] * len(given))
-        by_size = [index.num_samples for index in indices]
-    if weights is None and row.request == "megatron" and not (exact and num_samples):
-        draws, size = _unweighted(by_size, row, num_samples)
+        sizes = [index.num_samples for index in indices]
+    blend = Blend.of_sources(
+        weights, lambda: sizes, len(given), row, buffer=buffer, counting="exact"
+    )
+    draws = blend.draws
+    if num_samples is None:
+        draws, size = ExhaustiveDraws(np.array(sizes, np.int64)), sum(sizes)
+    elif not blend.explicit and not blend.exact:  # one epoch of each source
+        size = min(num_samples, sum(sizes))
     else:
-        assert num_samples is not None, "checked"
-        by_weight = weights is not None or row.request != "megatron"
-        if weights is None:
-            weights = by_size if row.request in _BY_SIZE else [1.0] * len(corpora)
-        draws = _weighted(weights, row, explicit=by_weight)
-        if isinstance(buffer, str):
-            asked = draws.counts(num_samples)
-        else:
-            asked = _asked(weights, row, num_samples, buffer)
+        asked = _asked(blend, num_samples)
         datasets, indices = open_for([max(1, count) for count in asked])
-        size = _size(weights, row, num_samples, asked, indices, exact=exact)
-    arrays = draws.arrays(size, cache_dir)
+        size = _size(blend, num_samples, asked, indices)
+    arrays = cached_blend(draws, size, cache_dir).arrays
     return BlendedIndex(
         indices=indices,
         datasets=datasets,
-        dataset_index=arrays["dataset_index"],
-        dataset_sample_index=arrays["dataset_sample_index"],
+        dataset_index=arrays.dataset_index,
+        dataset_sample_index=arrays.dataset_sample_index,
         end=_end(draws, arrays, indices, refuse=row.blend_size != "built"),
         rule=draws.rule,
         weights=draws.values,
@@ -356,57 +341,47 @@ def _plain_weights(weights: Sequence[float], count: int, row: FrameworkRules) ->
     return check_weights("weights", list(weights), count, zero=row.zero_weights)
 
 
-_ROUNDING = 1e-9  # above all errors of sums and products of shares
-_AT_ONCE = 1 << 20  # draws that are compared at once
-_DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
+class CachedBlend(NamedTuple):
+    """Arrays of a blend, and the cache entry that holds them."""
+
+    arrays: BlendArrays
+    entry: str
+    """Directory of the entry; empty without a cache."""
+    was_built: bool
+    """False if the entry was found."""
 
 
-@dataclass(frozen=True, eq=False)
-class _BlendDraws:
-    """Rule and values by which a blend draws its sources, see `fill_blend`."""
+def cached_blend(
+    draws: BlendDraws, size: int, folder: str | os.PathLike[str] | None, dtype: str = "int16"
+) -> CachedBlend:
+    """Return the first ``size`` draws, with a dataset_index of ``dtype``."""
+    types: dict[str, tuple[tuple[int, ...], str]] = {
+        "dataset_index": ((size,), dtype),
+        "dataset_sample_index": ((size,), "int64"),
+        "counts": ((draws.values.size,), "int64"),
+    }
+    built = []
 
-    rule: Rule
-    values: IntArray
+    def build(sink: Sink) -> None:
+        which, samples, counts = (sink.allocate(name, *types[name]) for name in types)
+        counts[...] = draws.fill(which, samples)
+        for name in types:
+            sink.seal(name)
+        built.append(True)
 
-    def counts(self, samples: int) -> list[int]:
-        """Return the draws of each source in the first ``samples``."""
-        if self.rule == "divisor":
-            return DivisorDraws(self.values).counts(samples)
-        counted = GreedyDraws(self.values, "exact").counts(samples)
-        assert counted is not None, "unbounded"
-        return counted
+    def parameters() -> dict[str, Any]:
+        values = exact_values(draws.values)
+        return {
+            "order": "blend",
+            "rule": draws.rule,
+            "values": values,
+            "size": size,
+            "dtype": dtype,
+        }
 
-    def surely_has(self, samples: I64) -> int:
-        """Return a number of positions that draw no source more often than it has samples.
-
-        The greedy rule draws the source that is furthest behind its share. By shares that sum to 1
-        that is never a source ahead of its share, so a source is drawn at most once more than it.
-        The other rules draw what the sources were built for.
-        """
-        if self.rule != "greedy":
-            return INT64_MAX
-        if abs(float(self.values.sum()) - 1) > _ROUNDING:
-            return 0
-        drawn, room = self.values > 0, samples - 2  # GPT-NeoX draws a source of weight 0 once
-        if room.min() < 0:
-            return 0
-        return int((room[drawn] / (self.values[drawn] * (1 + _ROUNDING))).min())
-
-    def arrays(self, size: int, cache_dir: str | os.PathLike[str] | None) -> Mapping[str, IntArray]:
-        """Return dataset_index and dataset_sample_index."""
-
-        def parameters() -> dict[str, Any]:
-            values = exact_values(self.values)
-            return {"order": "blend", "rule": self.rule, "values": values, "size": size}
-
-        expected = {name: ((size,), dtype) for name, dtype in _DTYPES.items()}
-        return fetch(cache_dir, parameters, partial(self._build, size), expected)[0]
-
-    def _build(self, size: int, sink: Sink) -> None:
-        index, samples = (sink.allocate(name, (size,), dtype) for name, dtype in _DTYPES.items())
-        fill_blend(self.rule, self.values, index, samples)
-        sink.seal("dataset_index")
-        sink.seal("dataset_sample_index")
+    arrays: Any
+    arrays, entry = fetch(folder, parameters, build, types)
+    return CachedBlend(BlendArrays(**arrays), entry, bool(built))
 
 
 def next_draws(
@@ -426,14 +401,12 @@ def next_draws(
         indices: of its sources.
         drawn: int64[sources], draws of each source before ``begin``.
     """
-    explicit = weights is not None or row.request != "megatron"
-    if weights is None:
-        weights = [1.0] * len(indices) if explicit else [_of_one_epoch(index) for index in indices]
-    else:
+    if weights is not None:
         weights = _plain_weights(weights, len(indices), row)
-    draws = _weighted(weights, row, explicit=explicit)
+    sizes = [_of_one_epoch(index) for index in indices]
+    draws = Blend.of_sources(weights, lambda: sizes, len(indices), row).draws
     index, samples = np.empty(count, np.int16), np.empty(count, np.int64)
-    fill_blend(draws.rule, draws.values, index, samples, begin=begin, counts=drawn.copy())
+    draws.fill(index, samples, begin, drawn.copy())
     return index, samples
 
 
@@ -444,73 +417,36 @@ def _of_one_epoch(index: Index) -> int:
     return samples_in(index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
 
 
-def _unweighted(
-    sizes: list[int], row: FrameworkRules, num_samples: int | None
-) -> tuple[_BlendDraws, int]:
-    """Return the draws and the length of a blend of one epoch of each source."""
-    if num_samples is None:
-        return _BlendDraws("exhaustive", np.array(sizes, np.int64)), sum(sizes)
-    weights = blend_weights(sizes, row, explicit=False)
-    return _BlendDraws("greedy", weights), min(num_samples, sum(sizes))
-
-
-def _weighted(weights: Sequence[float], row: FrameworkRules, *, explicit: bool) -> _BlendDraws:
-    if row.is_framework:
-        return _BlendDraws("greedy", blend_weights(weights, row, explicit=explicit))
-    return _BlendDraws("divisor", divisor_weights(weights))
-
-
-def _asked(
-    weights: Sequence[float], row: FrameworkRules, num_samples: int, buffer: float
-) -> list[int]:
+def _asked(blend: Blend, num_samples: int) -> list[int]:
     """Return the samples requested of each source."""
-    count = len(weights)
-    if num_samples * buffer >= 2**62:
+    if not blend.exact and num_samples * float(blend.buffer) >= 2**62:
         raise InvalidArgument(
-            f"num_samples {num_samples} with a variance_buffer of {buffer} cannot be counted in "
-            "64 bits; request fewer"
+            f"num_samples {num_samples} with a variance_buffer of {blend.buffer} cannot be counted "
+            "in 64 bits; request fewer"
         )
-    return [
-        row.samples_requested(num_samples, weight, buffer, count)
-        for weight in request_weights(weights, row)
-    ]
+    asked = blend.requests(num_samples)
+    assert asked is not None, "counted exactly"
+    return asked
 
 
-def _size(
-    weights: Sequence[float],
-    row: FrameworkRules,
-    num_samples: int,
-    asked: Sequence[int],
-    indices: Sequence[Index],
-    *,
-    exact: bool,
-) -> int:
+def _size(blend: Blend, num_samples: int, asked: Sequence[int], indices: Sequence[Index]) -> int:
     """Return the length of the blend, see `FrameworkRules.blend_size`."""
-    if row.blend_size == "built":
-        return sum(index.num_samples - row.uncounted_samples for index in indices)
-    if exact or row.blend_size == "samples":
-        return num_samples
-    return sum(asked if row.blend_size == "buffered" else _asked(weights, row, num_samples, 1.0))
+    if blend.row.blend_size == "built":
+        return sum(index.num_samples - blend.row.uncounted_samples for index in indices)
+    if blend.row.blend_size == "buffered" and not blend.exact:
+        return sum(asked)
+    return blend.size(num_samples)
 
 
-def _end(
-    draws: _BlendDraws, arrays: Mapping[str, IntArray], indices: Sequence[Index], *, refuse: bool
-) -> int:
+def _end(draws: BlendDraws, arrays: BlendArrays, indices: Sequence[Index], *, refuse: bool) -> int:
     """Return the positions before the first draw of a sample that its source does not have;
     InvalidArgument if there is one, with ``refuse``."""
-    which, numbers = arrays["dataset_index"], arrays["dataset_sample_index"]
     samples = np.array([index.num_samples for index in indices], np.int64)
-    for begin in range(draws.surely_has(samples), which.size, _AT_ONCE):
-        part = slice(begin, begin + _AT_ONCE)
-        beyond = numbers[part] >= samples[which[part]]
-        if not beyond.any():
-            continue
-        end = begin + int(beyond.argmax())
-        if not refuse:
-            return end
-        source = int(which[end])
+    end = draws.end(arrays, samples)
+    if refuse and end < arrays.dataset_index.size:
+        source = int(arrays.dataset_index[end])
         raise InvalidArgument(
-            f"source {source} of the blend must have {np.count_nonzero(which == source)} samples, "
-            f"the number drawn, got {samples[source]}; raise variance_buffer"
+            f"source {source} of the blend must have {arrays.counts[source]} samples, the number "
+            f"drawn, got {samples[source]}; raise variance_buffer"
         )
-    return int(which.size)
+    return end

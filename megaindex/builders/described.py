@@ -16,14 +16,15 @@ from megaindex.builders.single import build_index, epoch_tables, packed_index, t
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, make_bins
-from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
-from megaindex.index.blending import Rule, fill_blend
+from megaindex.index.blend import draws_by
+from megaindex.index.blended_index import BlendedIndex, blend_index
+from megaindex.index.extension import least_seen_index
 from megaindex.index.mixing import FixedMixing, Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
 from megaindex.index.skips import Skips, read_ids, with_skips
-from megaindex.index.spans import Index, datasets_of
+from megaindex.index.spans import Index
 from megaindex.index.staged_index import MixedStage, StagedIndex
 from megaindex.index.stretches import LossMask, Stretch, StretchedIndex, sequence
 from megaindex.recipe.mix_changes import MixChanges
@@ -63,7 +64,7 @@ def build_described(
     if node["order"] not in ("blend", "stages"):
         return _leaf(node, datasets[0], cache_dir, files)
     leaves = [{**node["common"], **own} for own in node["sources"]]
-    indices = tuple(build(leaf, [dataset]) for leaf, dataset in zip(leaves, datasets, strict=True))
+    indices = tuple(build(leaf, [datasets[number]]) for number, leaf in enumerate(leaves))
     if node["order"] == "blend":
         return _blend(node, indices)
     stages = _stages(node["stages"], len(indices), files)
@@ -128,6 +129,8 @@ def _leaf(
     else:
         index = _KINDS[node["order"]](node, dataset, range(begin, end), cache_dir)
     _check_samples(node, dataset, index.num_samples)
+    if "least_seen" in node:
+        return least_seen_index(index, node["least_seen"], node["samples"] - node["least_seen"])
     return index
 
 
@@ -252,78 +255,8 @@ _KINDS: dict[str, Callable[..., Index]] = {
 
 
 def _blend(node: Node, indices: tuple[Index, ...]) -> BlendedIndex:
-    values = [float.fromhex(w) if isinstance(w, str) else w for w in node["weights"]]
-    weights = np.array(values, np.float64 if node["rule"] == "greedy" else np.uint64)
-    rule, uncounted = node["rule"], node.get("uncounted", 0)
-    which, samples, uncounted = fill_draws(rule, weights, indices, node["samples"], uncounted)
-    return BlendedIndex(
-        indices=indices,
-        dataset_index=which,
-        dataset_sample_index=samples,
-        rule=rule,
-        weights=weights,
-        uncounted_samples=uncounted,
-        datasets=tuple(dataset for index in indices for dataset in datasets_of(index)),
-    )
-
-
-def fill_draws(
-    rule: Rule,
-    weights: Any,
-    indices: Sequence[Index],
-    num_samples: int,
-    uncounted: int,
-    names: Sequence[str] = (),
-) -> tuple[Any, Any, int]:
-    """Return dataset_index and dataset_sample_index of a blend, and its ``uncounted_samples``.
-
-    Args:
-        rule, weights: those of `megaindex.index.blending.fill_blend`.
-        indices: of the sources.
-        num_samples: length of the blend.
-        uncounted: samples that the framework does not count of each source; a draw beyond a source
-            is taken modulo those that it counts.
-        names: of the sources, for messages.
-
-    Raises:
-        InvalidArgument: there are too many sources, or more samples of one are drawn than built, at
-            which the framework fails.
-    """
-    if len(indices) > MOST_SOURCES:
-        raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(indices)}")
-    dataset_index = np.empty(num_samples, np.int16)
-    dataset_sample_index = np.empty(num_samples, np.int64)
-    counts = fill_blend(rule, weights, dataset_index, dataset_sample_index)
-    changed = 0
-    for number, (index, drawn) in enumerate(zip(indices, counts.tolist(), strict=True)):
-        if drawn <= index.num_samples:
-            continue
-        if not uncounted:
-            name = names[number] if names else f"source {number}"
-            raise InvalidArgument(
-                f"{name}: {num_samples} samples of the blend draw {drawn} of it, and "
-                f"{index.num_samples} were built: the run fails or repeats samples; raise "
-                "--variance-buffer"
-            )
-        _wrap(number, index, uncounted, dataset_index, dataset_sample_index)
-        changed = uncounted
-    return dataset_index, dataset_sample_index, changed
-
-
-def _wrap(number: int, index: Index, uncounted: int, which: Any, samples: Any) -> None:
-    """Take the draws beyond an index modulo the samples that the framework counts."""
-    beyond = (which == number) & (samples >= index.num_samples)
-    samples[beyond] %= max(1, index.num_samples - uncounted)
-
-
-def fill_uncounted(index: Index, uncounted: int) -> Index:
-    """Return a framework's blend with the samples that it reads for draws beyond a source."""
-    if not isinstance(index, BlendedIndex) or not uncounted:
-        return index
-    which, samples = index.dataset_index, np.array(index.dataset_sample_index)
-    for number, each in enumerate(index.indices):
-        _wrap(number, each, uncounted, which, samples)
-    return replace(index, dataset_sample_index=samples)
+    draws = draws_by(node["rule"], node["weights"])
+    return blend_index(draws, indices, node["samples"], node.get("uncounted", 0))
 
 
 def _stages(nodes: Sequence[Node], num_sources: int, files: Sequence[str]) -> list[MixedStage]:

@@ -25,8 +25,8 @@ from megaindex.builders.single import build_index, open_dataset
 from megaindex.configs.amended import BlendChange
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.blend import divisor_weights
 from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.blending import divisor_weights
 from megaindex.index.counts import source_counts
 from megaindex.index.extension import check_extension, extend_index
 from megaindex.index.mixing import Stratified
@@ -214,11 +214,15 @@ def _extended_blend(
                 source, consumed_samples=begin, more_samples=count, seed=seed, further=further
             )
         )
+    # without weights, Megatron's blend of whole epochs goes on by another rule than it began
+    goes_on = weights is not None or common["order"].row.request != "megatron"
     index = BlendedIndex(
         indices=tuple(sources),
         dataset_index=np.concatenate((old.dataset_index[:consumed], drawn)),
         dataset_sample_index=np.concatenate((old.dataset_sample_index[:consumed], ordinals)),
         datasets=old.datasets,
+        rule=old.rule if goes_on else None,
+        weights=old.weights if goes_on else None,
     )
     return ExtendedRun(
         old=old,
@@ -393,7 +397,7 @@ def draw_changes(
                 known.append(name)
                 cursors.append(0)
             numbers.append(known.index(name))
-        shares = divisor_weights(list(change.weights.values())).tolist()
+        shares = divisor_weights(list(change.weights.values()))
         mixing = Stratified(shares=tuple(shares))
         stage = MixedStage(
             mixing=mixing,

@@ -195,6 +195,7 @@ class OpenSource:
             unread_samples=None if self.past is None else self._num_unread,
             blocks=self.epoch if isinstance(self.epoch, BlockedIndex) else None,
             shuffle_name=self.shuffle_name,
+            index=self.index,
         )
 
     @property

@@ -49,7 +49,7 @@ from megaindex.progress import copying, counting
 
 if TYPE_CHECKING:
     from megaindex.builders import BuiltIndex
-    from megaindex.plan.model import Plan
+    from megaindex.plan.model import SettingsPlan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -221,7 +221,7 @@ class _Demo:
             data_parallel_size=RANKS,
         )
 
-    def _plan(self, run: RunSettings) -> Plan:
+    def _plan(self, run: RunSettings) -> SettingsPlan:
         with self._step("2  plan") as say:
             plan = make_plan(run)
             say(
@@ -244,7 +244,7 @@ class _Demo:
                 say(f"order megatron, the three arrays of Megatron bit for bit, {how}")
         return index
 
-    def _read(self, index: BuiltIndex, dataset: IndexedDataset, plan: Plan) -> ServedCounts:
+    def _read(self, index: BuiltIndex, dataset: IndexedDataset, plan: SettingsPlan) -> ServedCounts:
         num_samples = plan.train_iters * plan.global_batch_size
         with self._step("4  read") as say:
             start = time.perf_counter()
@@ -264,7 +264,7 @@ class _Demo:
         return served
 
     def _check(
-        self, index: BuiltIndex, dataset: IndexedDataset, plan: Plan, served: ServedCounts
+        self, index: BuiltIndex, dataset: IndexedDataset, plan: SettingsPlan, served: ServedCounts
     ) -> None:
         consumed = plan.train_iters * plan.global_batch_size
         S, T = index.sequence_length, dataset.num_tokens
@@ -311,7 +311,7 @@ class _Demo:
             path = Path(*Path(provenance.files[number].path).parts[-3:])
             self._console.print(f"  {count:>9,} tokens of …/{path}")
 
-    def _record(self, run: RunSettings, plan: Plan) -> None:
+    def _record(self, run: RunSettings, plan: SettingsPlan) -> None:
         """Lock the run, verify one of its steps, and trace rows of it to their files."""
         path = Path(self._options.dir) / "run.lock"
         step = plan.train_iters // 2

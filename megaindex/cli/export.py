@@ -9,7 +9,6 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,20 +17,20 @@ from megaindex.cache.array_files import EXPORT_FORMATS, ExportFormat, Identity, 
 from megaindex.cache.fingerprint import corpus_fingerprint, corpus_stamp
 from megaindex.cache.npy import map_npy
 from megaindex.cache.sidecar import read_sidecar
-from megaindex.cli.options import Parser, add_flags, print_json
+from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import add_run_arguments, locked_run_of, recipe_of, skips_of_options
-from megaindex.configs.run import Data, RunSettings, Source, Target
+from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.errors import FormatError, InvalidArgument, visible
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_local
-from megaindex.recipe.recipe import Recipe
 from megaindex.validation import check_choice
 
 if TYPE_CHECKING:
     from megaindex.cache.array_files import ArrayFiles, Arrays
     from megaindex.index.spans import Index
+    from megaindex.lock.settings import LockedSettings
     from megaindex.run.run import Run
 
 
@@ -53,11 +52,12 @@ class ExportedSet:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    take_run(options, "export")
     target = EXPORT_FORMATS[check_choice("--to", options.to, tuple(EXPORT_FORMATS))]
     _check_folder(options, target)
     with named_as_in_files(vars(options)):
-        run = _run_of(options)
-        sets = [_published(each, options) for each in _sets(run, target, options)]
+        settings = _settings_of(options)
+        sets = [_published(each, options) for each in _sets(settings, target, options)]
     if options.json:
         shared = {
             "to": options.to,
@@ -109,30 +109,34 @@ def _check_folder(options: argparse.Namespace, target: ExportFormat) -> None:
         )
 
 
-def _run_of(options: argparse.Namespace) -> Recipe | RunSettings:
-    """Return the run of the options; its order is ``epoch`` by default."""
+def _settings_of(options: argparse.Namespace) -> LockedSettings:
+    """Return the settings of the options; their order is ``epoch`` by default."""
+    from megaindex.lock.settings import settings_of
+
     options.skip = skips_of_options(options)
     if options.lock:
-        return locked_run_of(options)
+        return settings_of(locked_run_of(options))
     recipe = recipe_of(options, besides=("skip", "split"))
     if recipe is not None:
-        return recipe
+        return settings_of(recipe)
     options.order = options.order or "epoch"
-    return resolve(read_settings(vars(options)))
+    return settings_of(resolve(read_settings(vars(options))))
 
 
 def _sets(
-    run: Recipe | RunSettings, target: ExportFormat, options: argparse.Namespace
+    settings: LockedSettings, target: ExportFormat, options: argparse.Namespace
 ) -> list[ExportedSet]:
     """Return the arrays of each subset that the framework builds."""
-    from megaindex.lock.settings import settings_of
-
-    _check_run(run, options)
+    _check_sources(settings, options)
     wanted = [each for each in target.subsets if each in (options.subset or SPLITS)]
-    streams = settings_of(run).runs(evaluation=wanted != ["train"])
-    if isinstance(run, Recipe):  # a recipe evaluates by rules of its own
-        streams = {"train": streams["train"]}
-    requests = _requests(run, streams, target, options.split)
+    streams = settings.runs(evaluation=wanted != ["train"])
+    if streams["train"].skips is not None:
+        raise InvalidArgument(
+            "skips are applied by megaindex, not by the arrays; leave them out, or use the "
+            "framework's adapter"
+        )
+    theirs = settings.under_framework(target.order, streams["train"], options.split)
+    requests = _requests(theirs, streams)
     found = [
         _set(streams[subset], requests[subset], target, options)
         for subset in wanted
@@ -146,21 +150,16 @@ def _sets(
     return found
 
 
-def _check_run(run: Recipe | RunSettings, options: argparse.Namespace) -> None:
-    sources: Sequence[Any] = run.sources if isinstance(run, Recipe) else run.data.train
+def _check_sources(settings: LockedSettings, options: argparse.Namespace) -> None:
+    sources, tail = settings.train_sources, settings.given.tail
     if len(sources) != 1:
         raise InvalidArgument(
             f"the run has {len(sources)} sources, and the arrays are those of one corpus; merge "
             "the sources with megaindex merge, or use the framework's adapter"
         )
-    if run.skip or (isinstance(run, RunSettings) and run.iterations_to_skip):
+    if tail != "drop":
         raise InvalidArgument(
-            "skips are applied by megaindex, not by the arrays; leave them out, or use the "
-            "framework's adapter"
-        )
-    if run.tail != "drop":
-        raise InvalidArgument(
-            f"--tail {run.tail}: the framework drops the samples that fill no batch; give drop"
+            f"--tail {tail}: the framework drops the samples that fill no batch; give drop"
         )
     if sources[0].tokens is not None:
         raise InvalidArgument(
@@ -170,43 +169,15 @@ def _check_run(run: Recipe | RunSettings, options: argparse.Namespace) -> None:
         check_local(sources[0].path, f"{options.to} reads files on a disk")
     if any(getattr(sources[0], name, "") for name in ("labels", "loss_mask")):
         raise InvalidArgument("labels are read with other arrays; export the text alone")
-    if isinstance(run, Recipe):
-        if run.past is not None:
-            raise InvalidArgument(
-                "past: the arrays hold an order from its first sample on, and that of the past is "
-                "not known; train with RecipeLoader"
-            )
-        if any(stage.sequence_length or stage.batch for stage in run.stages):
-            raise InvalidArgument(
-                "stages with a sequence_length or a batch of their own: a run of the framework has "
-                "one of each; leave them out"
-            )
-        return
-    if run.consumed_samples or run.phases:
-        raise InvalidArgument(
-            "--consumed-samples and --phase-transition-iterations: the arrays are those of a whole "
-            "run; leave them out"
-        )
-    if run.target.kind == "loader_epochs":
-        raise InvalidArgument(
-            "train_epochs reads the arrays of one epoch again and again; give train_iters in its "
-            "place, and --train-iters or --epochs here"
-        )
 
 
-def _requests(
-    run: Recipe | RunSettings,
-    streams: Mapping[Split, Run],
-    target: ExportFormat,
-    split: str | None,
-) -> dict[Split, NamedDataset]:
+def _requests(theirs: RunSettings, streams: Mapping[Split, Run]) -> dict[Split, NamedDataset]:
     """Return the values by which the framework names the arrays of each subset."""
     from megaindex.run.parts import parts_of
     from megaindex.run.sizing import own_sources, sizing_of
     from megaindex.run.target import evaluation_of, resolve_target
 
     stream = streams["train"]
-    theirs = _under_framework(run, stream, target, split)
     parts = parts_of(theirs.data, theirs.row, sequence_length=theirs.sequence_length)
     sizing = sizing_of(theirs, theirs.row, parts["train"], "train", None)
     resolved = resolve_target(theirs, sizing)
@@ -215,9 +186,10 @@ def _requests(
             f"the run serves {stream.num_samples} samples in {stream.num_steps} steps, and the "
             f"framework {resolved.samples_consumed}; give the batch sizes of its run"
         )
-    if isinstance(run, Recipe) and parts["train"][0].sequences != stream.sources[0].lengths.size:
+    if parts["train"][0].sequences != stream.sources[0].lengths.size:
         raise InvalidArgument(
-            f"--split {split}: a recipe trains on all documents of its source; give 1,0,0"
+            f"--split {theirs.data.split}: a recipe trains on all documents of its source; give "
+            "1,0,0"
         )
     asked: dict[Split, int | None] = {"train": resolved.samples_requested}
     evaluation = evaluation_of(theirs, resolved.train_iters, parts)
@@ -226,7 +198,7 @@ def _requests(
         asked["test"] = evaluation.test_samples
     found: dict[Split, NamedDataset] = {}
     for subset, samples in asked.items():
-        if subset not in streams:
+        if subset not in streams or samples == 0:
             continue
         part = parts[subset][0]
         own = sizing_of(theirs, theirs.row, [part], subset, None, parts["train"])
@@ -242,26 +214,6 @@ def _requests(
             tokens=part.tokens,
         )
     return found
-
-
-def _under_framework(
-    run: Recipe | RunSettings, stream: Run, target: ExportFormat, split: str | None
-) -> RunSettings:
-    """Return the run of the framework that takes the same steps."""
-    steps = Target(kind="iterations", value=Fraction(stream.num_steps))
-    if isinstance(run, RunSettings):
-        unnamed = tuple(replace(source, shuffle_name="") for source in run.data.train)
-        data = replace(run.data, train=unnamed)
-        return replace(run, order=target.order, data=data, target=steps, variance_buffer=None)
-    source = Source(path=run.sources[0].path)
-    return RunSettings(
-        order=target.order,
-        sequence_length=stream.index.sequence_length,
-        data=Data(train=(source,), split=split),
-        batch=run.batch,
-        target=steps,
-        seed=run.seed,
-    )
 
 
 def _set(

@@ -174,11 +174,11 @@ def _stages(run: ExtendedRun, paths: Sequence[str]) -> list[dict[str, Any]]:
 
 def _source(path: str, served: int, index: Any) -> dict[str, Any]:
     """Return a source's samples before and after the extension; 0 if its index is unchanged."""
-    _, rest, *epochs = getattr(index, "stretches", (None, None))
+    first, *epochs = getattr(index, "stretches", (None,))
     return {
         "data_path": path,
         "consumed_samples": served,
-        "from_the_old_index": 0 if rest is None else len(rest.samples),
+        "from_the_old_index": 0 if first is None else first.num_samples - served,
         "further_epochs": [
             {"seed": seed, "samples": stretch.num_samples}
             for seed, stretch in zip(getattr(index, "further_seeds", ()), epochs, strict=True)

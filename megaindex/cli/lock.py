@@ -62,6 +62,7 @@ def lock_of_options(options: argparse.Namespace, *, tokens: bool = False, out: s
             resolve(read_settings(vars(options))) if run is None else run,
             tokens=tokens,
             cache_dir=options.cache_dir,
+            amend=getattr(options, "amend", None),
             progress=progress,
             **({"bar": bar} if tokens else {}),
         )
@@ -74,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     built = parser.add_argument_group("lock")
     add = built.add_argument
     add("--out", metavar="FILE", default="run.lock", help="the lock; default: run.lock")
+    amend = "how a framework's run began and its blend changed since, as for install(amend=…)"
+    add("--amend", metavar="FILE", help=amend)
     add("--tokens", action="store_true", help="hash every byte of the .bin files too")
     add_flags(built, "--cache-dir", "--overwrite", "--json")
     return parser

@@ -5,31 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from megaindex._lazy import torch_needed
 from megaindex.cli.options import Parser, add_flags, add_run, print_json, take_run
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import named_as_in_files, read_settings, resolve
 from megaindex.configs.settings import flag_of, settings_by_name
 from megaindex.errors import InvalidArgument
-from megaindex.validation import shown
 
 if TYPE_CHECKING:
     from megaindex.audit.balance import BalanceModel
     from megaindex.index.balance import CostModel
     from megaindex.index.skips import Skip
-    from megaindex.loader.recipe_loader import StoredRecipe
+    from megaindex.loader.recipe_state import StoredRecipe
     from megaindex.plan.model import Plan
-    from megaindex.plan.recipe_plan import RecipePlan
     from megaindex.recipe.recipe import Recipe
     from megaindex.run.run import Run
-
-AnyPlan = TypeVar("AnyPlan", "Plan", "RecipePlan")
 
 DEFAULT_COST_MODEL = "llama3-8b"
 
@@ -38,36 +34,58 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0, or 1 if ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
     take_run(options, "plan")
-    from megaindex.plan.export import export_settings
-    from megaindex.plan.plan import make_plan, warn_in_keys_of_files
-    from megaindex.plan.render import print_plan
+    from megaindex.plan.plan import in_words_of_files, make_plan
     from megaindex.progress import counting_samples
 
+    if options.print_config and options.json:
+        raise InvalidArgument("--print-config and --json exclude each other; give one of them")
     cost = cost_model_of(options)
     options.skip = skips_of_options(options)
-    given = locked_run_of(options) if options.lock else recipe_of(options, besides=("skip",))
-    if given is not None and not isinstance(given, RunSettings):
-        return _run_recipe(given, options, cost)
-    if options.mix_bounds:
-        raise InvalidArgument(
-            "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
-        )
     with named_as_in_files(vars(options)), counting_samples() as progress:
-        run = given or resolve(read_settings(vars(options)))
-        plan = warn_in_keys_of_files(make_plan(run, progress=progress), vars(options))
+        described = _described(options)
+        plan: Plan = make_plan(described, progress=progress, **_asked(options))
+        plan = in_words_of_files(plan, vars(options))
     balance = None
-    with_files = all(source.tokens is None for source in run.data.train)
-    if cost is not None or (_counts_masked(plan) and with_files):
-        from megaindex.run.from_settings import run_of_settings
+    counts_masked = plan.skip is not None and plan.skip.first_masked_step is not None
+    if cost is not None or (counts_masked and all(row.path for row in plan.rows("train"))):
+        plan, balance = _modelled(plan, run_of(described), cost)
+    if options.print_config:
+        from megaindex.plan.export import export_settings
 
-        with counting_samples() as progress:
-            stream = run_of_settings(run, progress=progress)
-        plan, balance = _modelled(plan, stream, cost)
-    if options.print_config and not options.json:
-        print(export_settings(plan, run, options.print_config))
+        print(export_settings(plan, described, options.print_config))
     else:
-        _show(plan, balance, options, print_plan)
+        _show(plan, balance, options)
     return _status(plan.check_failures, options)
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what is asked of a plan, beside its run."""
+    asked = {"coverage": options.coverage, "mix_bounds": options.mix_bounds or None}
+    if options.state:
+        asked["consumed_samples"] = parse_count(options.consumed_samples, "--state")
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _described(options: argparse.Namespace) -> Recipe | RunSettings:
+    """Return the settings of a lock, the recipe of a file, or the settings of flags."""
+    if options.lock:
+        return locked_run_of(options)
+    recipe = recipe_of(options, besides=("skip",))
+    return resolve(read_settings(vars(options))) if recipe is None else recipe
+
+
+def run_of(described: Recipe | RunSettings) -> Run:
+    """Return the decided run of a recipe or of settings."""
+    from megaindex.progress import counting_samples
+    from megaindex.recipe.recipe import Recipe
+    from megaindex.run.from_recipe import run_of_recipe
+    from megaindex.run.from_settings import run_of_settings
+
+    with counting_samples() as progress:
+        of_settings = partial(run_of_settings, progress=progress)
+        makers: dict[type, Any] = {Recipe: run_of_recipe, RunSettings: of_settings}
+        run: Run = makers[type(described)](described)
+    return run
 
 
 def cost_model_of(options: argparse.Namespace) -> CostModel | None:
@@ -82,15 +100,12 @@ def cost_model_of(options: argparse.Namespace) -> CostModel | None:
     return CostModel.parse(text, "--cost-model")
 
 
-def _show(
-    plan: AnyPlan,
-    balance: BalanceModel | None,
-    options: argparse.Namespace,
-    print_plan: Callable[[AnyPlan], None],
-) -> None:
+def _show(plan: Plan, balance: BalanceModel | None, options: argparse.Namespace) -> None:
     if options.json:
         print_json(plan.to_json() | ({} if balance is None else {"balance": balance.to_json()}))
         return
+    from megaindex.plan.render import print_plan
+
     print_plan(plan)
     if balance is not None:
         from megaindex.audit.render import print_balance
@@ -108,41 +123,7 @@ def _status(failures: Sequence[str], options: argparse.Namespace) -> int:
     return int(bool(failures))
 
 
-def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | None) -> int:
-    from megaindex.builders.recipe import plan_recipe
-    from megaindex.plan.recipe_plan import make_recipe_plan, print_recipe_plan
-
-    if options.print_config:
-        raise InvalidArgument(
-            f"--print-config {shown(options.print_config)}: a recipe is trained by megaindex's own "
-            "loader, no framework has its settings; `megaindex export` writes the arrays of one "
-            "source"
-        )
-    consumed = parse_count(options.consumed_samples, "--state") if options.state else None
-    layout = plan_recipe(recipe)
-    plan = make_recipe_plan(layout, consumed_samples=consumed, mix_bounds=options.mix_bounds)
-    balance = None
-    with_files = all(source.path for source in recipe.sources)
-    if cost is not None or (_counts_masked(plan) and with_files):
-        from megaindex.run.from_recipe import run_of_recipe
-
-        plan, balance = _modelled(plan, run_of_recipe(recipe), cost)
-    _show(plan, balance, options, print_recipe_plan)
-    repeating = [
-        f"{draw.source} repeats from step {draw.first_repeat} on"
-        for draw in plan.draws
-        if draw.first_repeat is not None
-    ]
-    return _status(repeating, options)
-
-
-def _counts_masked(plan: Plan | RecipePlan) -> bool:
-    return plan.skip is not None and plan.skip.first_masked_step is not None
-
-
-def _modelled(
-    plan: AnyPlan, stream: Run, cost: CostModel | None
-) -> tuple[AnyPlan, BalanceModel | None]:
+def _modelled(plan: Plan, stream: Run, cost: CostModel | None) -> tuple[Plan, BalanceModel | None]:
     """Return the plan with the tokens whose loss is masked, and the balance of the ranks."""
     from megaindex.audit.balance import model_balance
 
@@ -211,11 +192,14 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
 
 
 def described_by(options: argparse.Namespace) -> list[str]:
-    """Return the names of the given flags that describe a run: files, then settings."""
+    """Return the names of the given flags that describe a run: files, then settings.
+
+    How its coverage is planned describes none.
+    """
     files = [*_RECIPE_FILES, "neox_config", "megatron_args"]
     given = {name: getattr(options, name) for name in files}
     given |= vars(settings_by_name(vars(options)))
-    return [name for name, value in given.items() if value]
+    return [name for name, value in given.items() if value and name != "coverage"]
 
 
 # files that describe a whole run, and the settings that may be given with each
@@ -254,15 +238,13 @@ def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
 def _stored_run(file: str) -> StoredRecipe:
     """Return the run in a checkpoint: the state of one rank, or a list of those of all ranks."""
     from megaindex.loader.receipts import join_states
+    from megaindex.loader.recipe_state import StoredRecipe
     from megaindex.lock.lock_file import Lock
     from megaindex.verify.record_proof import read_record
 
     record = read_record(file)
     if isinstance(record, Lock):
         raise InvalidArgument(f"--state {file}: is a lock, not a checkpoint; use --lock")
-    with torch_needed(f"--state {file}"):
-        from megaindex.loader.recipe_loader import StoredRecipe
-
     return StoredRecipe.read(record[0] if len(record) == 1 else join_states(record))
 
 

@@ -1,6 +1,6 @@
 """Show that two records of a run differ by exactly what was skipped.
 
-A record is a lock, or a JSON file with the state of a loader (`RecipeLoader.state_dict`), or a list
+A record is a lock, or a JSON file with the state of a loader (`Loader.state_dict`), or a list
 with those of all ranks. The exit status is 1 if the records differ by more."""
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from megaindex.configs.run import Source
 from megaindex.configs.settings import parse_blend
@@ -118,6 +119,57 @@ class AmendedBlend:
                 "amend: the data path of the framework must be that of the last change, "
                 f"{_text(wanted)}, got {_text(given)}; change one of them"
             )
+
+    @property
+    def paths(self) -> list[str]:
+        """Path prefixes of all sources, in the order in which they come."""
+        named = [source.path for source in self.sources]
+        return named + [os.fspath(path) for change in self.changes for path in change.weights]
+
+    def placed(self) -> AmendedBlend:
+        """Return the same with absolute paths; URLs stay."""
+        blend = [(source.weight, absolute(source.path)) for source in self.sources]
+        changes = [
+            replace(each, weights={absolute(os.fspath(p)): w for p, w in each.weights.items()})
+            for each in self.changes
+        ]
+        words = [word for pair in blend for word in pair if word is not None]
+        return replace(self, data_path=words, changes=changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the attributes as JSON values, each source with its ``path``."""
+        began = [(source.path, source.weight) for source in self.sources]
+        return {
+            "num_samples": self.num_samples,
+            "consumed_samples": self.consumed_samples,
+            "began": [{"path": path, "weight": weight} for path, weight in began],
+            "changes": [
+                {
+                    "consumed_samples": each.consumed_samples,
+                    "blend": [
+                        {"path": os.fspath(p), "weight": float(w)} for p, w in each.weights.items()
+                    ],
+                }
+                for each in self.changes
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> AmendedBlend:
+        """Return what `to_json` returned; weights may be text."""
+        pairs = [(each["weight"], each["path"]) for each in values["began"]]
+        return cls(
+            data_path=[word for pair in pairs for word in pair if word is not None],
+            num_samples=values["num_samples"],
+            consumed_samples=values["consumed_samples"],
+            changes=[
+                BlendChange(
+                    consumed_samples=each["consumed_samples"],
+                    weights={one["path"]: float(one["weight"]) for one in each["blend"]},
+                )
+                for each in values["changes"]
+            ],
+        )
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> AmendedBlend:

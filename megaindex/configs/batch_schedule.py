@@ -178,8 +178,9 @@ class BatchSchedule:
             first, of_stage = int(rows[begin]), np.diff(bounds[begin : end + 1])
             of_stage[-1] = rows[end] - bounds[end - 1]
             every, left = (
-                np.unique(sizes[sizes > 0]).tolist()
+                np.unique(changed[changed > 0]).tolist()
                 for sizes in (of_stage, of_stage[max(0, past_steps - begin) :])
+                for changed in [sizes[np.diff(sizes, prepend=0) != 0]]
             )
             is_plain = len(every) == 1 and int(bounds[begin]) == first
             if is_plain and not (ends and end == bounds.size - 1):

@@ -152,8 +152,8 @@ def _parallel_text(settings: Settings, parallel: int) -> str:
 
 _FILES = ("neox_config", "megatron_args", "script_args", "maxtext_config")
 _A_RECIPE = (
-    "{} describes the whole run; plan it with "
-    "megaindex.plan.make_recipe_plan(megaindex.recipe.plan_recipe(recipe))"
+    "{} describes the whole run; plan it with megaindex.make_plan(recipe), as "
+    "megaindex.recipe.read_recipe returns one"
 )
 _IN_PYTHON = {"seq_length": "sequence_length"}
 ARGUMENTS = (*(_IN_PYTHON.get(name, name) for name in NAMES), *_FILES)

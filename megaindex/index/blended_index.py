@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -23,8 +23,8 @@ from megaindex.index.array_index import (
     serve,
     served_tokens,
 )
-from megaindex.index.blending import Rule
 from megaindex.index.counts import CountsByLength, drawn_counts
+from megaindex.index.draws import BlendDraws, Rule
 from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
     CHUNK,
@@ -185,7 +185,7 @@ class BlendedIndex(CombinedIndex):
     rule: Rule | None = None
     """Rule that filled the arrays from their beginning; None if another program may have."""
     weights: IntArray | F64 | None = None
-    """Values of the rule, see `megaindex.index.blending.fill_blend`."""
+    """`BlendDraws.values`."""
     uncounted_samples: int = 0
     """`FrameworkRules.uncounted_samples` by which draws beyond a source were changed; 0: none."""
 
@@ -305,6 +305,68 @@ class BlendedIndex(CombinedIndex):
 
     def _repr_html_(self) -> str:
         return sources_html(repr(self), self.indices, self._paths)
+
+
+def blend_index(
+    draws: BlendDraws,
+    indices: Sequence[Index],
+    num_samples: int,
+    uncounted: int,
+    names: Sequence[str] = (),
+) -> BlendedIndex:
+    """Return the index of the first ``num_samples`` draws.
+
+    Args:
+        indices: of the sources.
+        uncounted: samples that the framework does not count of each source; a draw beyond a source
+            is taken modulo those that it counts.
+        names: of the sources, for messages.
+
+    Raises:
+        InvalidArgument: there are too many sources, or more samples of one are drawn than built, at
+            which the framework fails.
+    """
+    if len(indices) > MOST_SOURCES:
+        raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(indices)}")
+    which, samples, counts = draws.arrays(num_samples)
+    built = np.array([index.num_samples for index in indices], np.int64)
+    short = np.flatnonzero(counts > built).tolist()
+    if short and not uncounted:
+        name = names[short[0]] if names else f"source {short[0]}"
+        raise InvalidArgument(
+            f"{name}: {num_samples} samples of the blend draw {counts[short[0]]} of it, and "
+            f"{built[short[0]]} were built: the run fails or repeats samples; raise "
+            "--variance-buffer"
+        )
+    if short:
+        _wrap(which, samples, built, uncounted)
+    return BlendedIndex(
+        indices=tuple(indices),
+        dataset_index=which,
+        dataset_sample_index=samples,
+        rule=draws.rule,
+        weights=draws.values,
+        uncounted_samples=uncounted if short else 0,
+        datasets=tuple(dataset for index in indices for dataset in datasets_of(index)),
+    )
+
+
+def _wrap(which: IntArray, samples: I64, built: I64, uncounted: int) -> None:
+    """Take the draws beyond a source modulo the samples that the framework counts."""
+    for begin in range(0, which.size, CHUNK):
+        sources, numbers = which[begin : begin + CHUNK], samples[begin : begin + CHUNK]
+        beyond = np.flatnonzero(numbers >= built[sources])
+        numbers[beyond] %= np.maximum(1, built[sources[beyond]] - uncounted)
+
+
+def fill_uncounted(index: Index, uncounted: int) -> Index:
+    """Return a framework's blend with the samples that it reads for draws beyond a source."""
+    if not isinstance(index, BlendedIndex) or not uncounted:
+        return index
+    samples = np.array(index.dataset_sample_index)
+    built = np.array([each.num_samples for each in index.indices], np.int64)
+    _wrap(index.dataset_index, samples, built, uncounted)
+    return replace(index, dataset_sample_index=samples)
 
 
 def has_arrays(index: Index) -> bool:

@@ -16,8 +16,8 @@ from megaindex._types import I32
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.bins import BinIndex
+from megaindex.index.blend import exact_values
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
-from megaindex.index.blending import exact_values
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream, Random
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
@@ -191,7 +191,9 @@ def _with_common(nodes: Sequence[Node]) -> Node:
 
 def _stretched(index: StretchedIndex) -> Node:
     """Return the parts, each in its own positions; those before the first one belong to it."""
-    before, stretches = 0, index.stretches
+    if index.least_seen is not None:
+        return {**describe_index(index.stretches[0].index), "least_seen": index.least_seen}
+    before, stretches = 0, [each for each in index.stretches if each.num_samples]
     if stretches[0].first < 0:
         before, stretches = stretches[0].num_samples, stretches[1:]
     parts: list[Node] = []
@@ -200,7 +202,10 @@ def _stretched(index: StretchedIndex) -> Node:
         if any(each.hole for each in same):
             raise _unknown(index)
         ranges = [each for stretch in same for each in _ranges(stretch)]
-        parts.append({"ranges": ranges, "index": describe_index(same[0].index)})
+        node = describe_index(same[0].index)
+        if node["order"] == "blend":  # of which the first draws do not depend on the others
+            node["samples"] = max(end for _, end, _ in ranges)
+        parts.append({"ranges": ranges, "index": node})
     if before:
         parts[0]["index"] = {**parts[0]["index"], "first_position": before}
         parts[0]["ranges"][0][1] += before

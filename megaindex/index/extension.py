@@ -54,10 +54,8 @@ def extend_index(
     seed = check_setting("seed", seed)
     check_extension("the old index", old.num_samples, consumed_samples, more_samples)
     left = min(more_samples, old.num_samples - consumed_samples)
-    stretches = [
-        Stretch(index=old, samples=range(consumed_samples)),
-        Stretch(index=old, samples=least_seen_samples(old, consumed_samples, left)),
-    ]
+    begun = least_seen_index(old, consumed_samples, left)
+    stretches = [Stretch(index=begun, samples=range(consumed_samples + left))]
     seeds: list[int] = []
     missing = more_samples - left
     while missing > 0:
@@ -69,6 +67,21 @@ def extend_index(
         stretches.append(Stretch(index=epoch, samples=range(min(missing, epoch.num_samples))))
         missing -= epoch.num_samples
     return StretchedIndex(stretches=tuple(stretches), further_seeds=tuple(seeds))
+
+
+def least_seen_index(index: Index, consumed_samples: int, count: int) -> Index:
+    """Return the index with ``count`` samples after the consumed ones, least-seen tokens first;
+    itself if they come in its order, as in one epoch."""
+    order = least_seen_samples(index, consumed_samples, count)
+    if (order == np.arange(consumed_samples, consumed_samples + count)).all():
+        return index
+    return StretchedIndex(
+        stretches=(
+            Stretch(index=index, samples=range(consumed_samples)),
+            Stretch(index=index, samples=order),
+        ),
+        least_seen=consumed_samples,
+    )
 
 
 def derived_seed(seed: int, num_samples: int, epoch: int) -> int:

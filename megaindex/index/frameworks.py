@@ -109,6 +109,11 @@ class FrameworkRules:
     def is_framework(self) -> bool:
         return self.request != "exact"
 
+    @property
+    def blends_by_size(self) -> bool:
+        """True if sources without weights are blended by their sizes, not equally."""
+        return self.request in ("megatron", "exact") or self.train_epochs == "reshuffled"
+
     def default_buffer(self, *, weighted: bool) -> float:
         return self.buffer_weighted if weighted else self.buffer_single
 

@@ -16,19 +16,20 @@ All are computed by blocks at any position; memory does not depend on the length
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from megaindex._types import I16, I64, U32, U64
 from megaindex.errors import InvalidArgument
+from megaindex.index.draws import BlendDraws, Draws, Rule
 from megaindex.index.orders.keyed import key_of
 from megaindex.index.spans import uncached_state
 from megaindex.kernels import active, num_threads
@@ -62,12 +63,12 @@ def check_streams(count: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Mixing(ABC):
+class Mixing(Draws):
     """Base class of the draws of one stage."""
 
     @abstractmethod
-    def counts(self, position: int) -> I64:
-        """Return int64[streams]: draws of each stream before ``position``."""
+    def counts(self, samples: int) -> I64:
+        """Return int64[streams]: draws of each stream in the first ``samples``."""
 
     @abstractmethod
     def _block(self, number: int) -> MixedPositions:
@@ -134,7 +135,7 @@ class Mixing(ABC):
             found[low:high] = own[order[at]] + begin
         return found
 
-    def longest(self, limits: Sequence[int], most: int) -> int:
+    def longest(self, limits: Sequence[int], most: int = _MOST_POSITIONS) -> tuple[int, bool]:
         """Return the most positions, up to ``most``, with no stream drawn above its limit."""
         limit = np.array(limits, np.int64)
         low, high = 0, min(most, sum(limits))
@@ -144,7 +145,7 @@ class Mixing(ABC):
                 low = middle
             else:
                 high = middle - 1
-        return low
+        return low, True
 
     @cached_property
     def _blocks(self) -> Callable[[int], MixedPositions]:
@@ -189,11 +190,31 @@ class FixedMixing(Mixing):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Stratified(FixedMixing):
+class Stratified(FixedMixing, BlendDraws):
     """Evenly distributed draws; ties go to the first stream."""
 
-    def counts(self, position: int) -> I64:
-        return active().divisor_counts(self._weights, position)
+    rule: ClassVar[Rule] = "divisor"
+
+    @property
+    def values(self) -> U64:
+        return self._weights
+
+    def counts(self, samples: int) -> I64:
+        return active().divisor_counts(self._weights, samples)
+
+    def longest(self, limits: Sequence[int], most: int | None = None) -> tuple[int, bool]:
+        # Draw k of a stream, from 0, has time (2k + 1) / share. The first draw above a limit is the
+        # least (2 limit + 1) / share. Times are compared by cross-multiplication.
+        shares, first = self.shares, 0
+        for i in range(1, len(shares)):
+            if (2 * limits[i] + 1) * shares[first] < (2 * limits[first] + 1) * shares[i]:
+                first = i
+        odd, share = 2 * limits[first] + 1, shares[first]
+        before = 0
+        for i, other in enumerate(shares):
+            last_odd = (odd * other - int(i >= first)) // share
+            before += (last_odd + 1) // 2
+        return before if most is None else min(before, most), True
 
     def _block(self, number: int) -> MixedPositions:
         return self._spread(number * BLOCK, (number + 1) * BLOCK)
@@ -250,10 +271,10 @@ class PerStream(FixedMixing):
         """Return int64[n]: samples of batches ``begin`` to ``end - 1``."""
         return np.array(self.batch_sizes, np.int64)[self._spread(begin, end).stream]
 
-    def counts(self, position: int) -> I64:
-        batches = self.batches_within(position)
+    def counts(self, samples: int) -> I64:
+        batches = self.batches_within(samples)
         counts: I64 = active().divisor_counts(self._weights, batches) * self.batch_sizes
-        if rest := position - self.samples_after(batches):
+        if rest := samples - self.samples_after(batches):
             counts[self._spread(batches, batches + 1).stream[0]] += rest
         return counts
 
@@ -282,11 +303,11 @@ class Random(FixedMixing):
         super().__post_init__()
         check_between("period", self.period, 1)
 
-    def counts(self, position: int) -> I64:
-        begin, _ = self._bounds(position)
+    def counts(self, samples: int) -> I64:
+        begin, _ = self._bounds(samples)
         counts = active().divisor_counts(self._weights, begin)
-        if position > begin:
-            served = self._shuffled(begin).stream[: position - begin]
+        if samples > begin:
+            served = self._shuffled(begin).stream[: samples - begin]
             counts += np.bincount(served, minlength=counts.size)
         return counts
 
@@ -428,11 +449,11 @@ class ChangedMixing(Mixing):
             drawn |= set(range(len(self.first.shares)))
         return sorted(drawn)
 
-    def counts(self, position: int) -> I64:
+    def counts(self, samples: int) -> I64:
         shares, starts, deficits, counts = self.table.rows(self.size)
-        draw, rest = divmod(position, self.table.unit)
-        if position <= self.start and self.first is not None:
-            before = self.first.counts(position)
+        draw, rest = divmod(samples, self.table.unit)
+        if samples <= self.start and self.first is not None:
+            before = self.first.counts(samples)
             return np.pad(before, (0, self.table.streams - before.size))
         row = max(int(np.searchsorted(starts, draw, "right")) - 1, 0)
         owed, drawn = np.zeros((2, 2, self.table.streams), np.int64)
@@ -441,7 +462,7 @@ class ChangedMixing(Mixing):
         active().mix_table(shares[row : row + 1], length, owed, drawn)
         found: I64 = drawn[1] * self.table.unit
         if rest:
-            found[self._range(position, position + 1).stream[0]] += rest
+            found[self._range(samples, samples + 1).stream[0]] += rest
         return found
 
     def _block(self, number: int) -> MixedPositions:

@@ -202,6 +202,9 @@ class StretchedIndex(CombinedIndex):
     """The `Skips` of the run that made holes and masks; None without any."""
     further_seeds: tuple[int, ...] = ()
     """Seeds of the epochs that an extension adds."""
+    least_seen: int | None = None
+    """Of samples of one index, those before the ones that follow with the least-seen tokens first;
+    None: they are in another order."""
 
     @cached_property
     def _bases(self) -> list[Index]:
@@ -408,12 +411,13 @@ class StretchedIndex(CombinedIndex):
         moved = range(getattr(self.skips, "end", 0), getattr(self.skips, "run_end", 0))
         reached = {id(index): 0 for index in self._bases}
         for each, first, _, stop in self._between(0, position):
-            if not isinstance(each.samples, range):
+            end = int(each.samples[(stop - 1) % len(each.samples)]) + 1
+            in_order = getattr(each.index, "least_seen", None)
+            if not isinstance(each.samples, range) or (in_order is not None and end > in_order):
                 raise InvalidArgument(
                     f"position {position} has no next samples: some before it are served in an "
                     "order of their own; end the run at an earlier one"
                 )
-            end = each.samples[(stop - 1) % len(each.samples)] + 1
             if end > 0 and first not in moved:  # nor of a past in another system
                 reached[id(each.index)] = end
         found: Cursors = {}

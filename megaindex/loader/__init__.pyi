@@ -16,9 +16,9 @@ from megaindex.loader.receipts import Recorder as Recorder
 from megaindex.loader.receipts import check_receipts as check_receipts
 from megaindex.loader.receipts import join_states as join_states
 from megaindex.loader.receipts import receipted as receipted
-from megaindex.loader.recipe_loader import MixController as MixController
-from megaindex.loader.recipe_loader import RecipeLoader as RecipeLoader
-from megaindex.loader.recipe_loader import SourceStatistics as SourceStatistics
+from megaindex.loader.recipe_loader import loader_of_recipe as loader_of_recipe
+from megaindex.loader.run_recipe import MixController as MixController
+from megaindex.loader.run_recipe import SourceStatistics as SourceStatistics
 from megaindex.loader.sampler_state import CyclicSampler as CyclicSampler
 from megaindex.loader.samplers import EvaluationSampler as EvaluationSampler
 from megaindex.loader.samplers import MicroBatchSampler as MicroBatchSampler

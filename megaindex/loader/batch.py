@@ -329,7 +329,7 @@ class BatchMaker:
         if self._has_lengths and self.for_samples(sample_ids) is not self:
             raise InvalidArgument(
                 f"the buffers have rows of {self._sequence_length} tokens and the samples another "
-                "sequence length; read a recipe of several lengths by RecipeLoader"
+                "sequence length; read a recipe of several lengths by loader_of_recipe"
             )
         ids, spans = self._locate(buffers, sample_ids)
         arrays = buffers.arrays

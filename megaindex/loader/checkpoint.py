@@ -16,8 +16,8 @@ from megaindex._types import IntArray
 from megaindex.cache.fingerprint import array_bytes, contents_of
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
+from megaindex.index.blend import exact_values
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
-from megaindex.index.blending import exact_values
 from megaindex.index.counts import CountsByLength, add_counts, counts_by_length
 from megaindex.index.skips import skips_of, unskipped
 from megaindex.index.spans import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("megaindex")
 
+STATE, STATE_VERSION = "the state of a loader", 5
 _PROBES = 64  # sequences, or samples, that are compared
 
 
@@ -184,15 +185,19 @@ def check_content(content: object) -> None:
 
 
 def stored_contents(
-    stored: CheckpointReader, datasets: Sequence[IndexedDataset]
+    stored: CheckpointReader, names: Sequence[str], numbers: IntArray | None = None
 ) -> dict[str, Contents | None]:
     """Return the ``content`` of a loader's state by source names; None where it is not recorded.
 
+    Args:
+        stored: the state.
+        names: name of each source here.
+        numbers: number of each source in the state, -1 for one that joined since; None: the same.
+
     Raises:
-        InvalidArgument: the number of sources differs.
+        InvalidArgument: the state has more sources.
         FormatError: the state is damaged.
     """
-    names = source_names(datasets)
     rule = "must be a list of mappings, or null"
     if stored.field("content", rule) is None:
         return dict.fromkeys(names)
@@ -200,12 +205,24 @@ def stored_contents(
     read = [
         Contents.read(CheckpointReader("the content of a loader's source", each)) for each in given
     ]
+    if numbers is not None:
+        pairs = zip(names, numbers.tolist(), strict=True)
+        return {name: read[number] for name, number in pairs if number >= 0}
     if len(read) > len(names):
         raise InvalidArgument(
             f"the number of sources must be {len(read)}, as in the checkpoint, or more, got "
             f"{len(names)}; give the loader those of the checkpoint, before any that joined since"
         )
     return dict(zip(names, read, strict=False))
+
+
+def other_mix(stored: CheckpointReader, identity: str | None) -> bool:
+    """Return True if a state changes the mix of a recipe, and is not of the run of an identity."""
+    if stored.field("recipe", "must be a mapping or null") is None:
+        return False
+    part = stored.part("recipe", "the recipe of a loader's state")
+    is_changed = part.field("mix_changes", "must be a mapping or null") is not None
+    return is_changed and (identity is None or stored.values["identity"] != identity)
 
 
 def source_names(datasets: Sequence[IndexedDataset]) -> list[str]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
 from megaindex._types import IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.balance import CostModel
 from megaindex.index.receipts import BlockReceipts
 from megaindex.index.skips import skips_of
 from megaindex.index.spans import Index
@@ -31,17 +33,21 @@ from megaindex.loader.batch_reader import (
     ReadAhead,
 )
 from megaindex.loader.checkpoint import (
+    STATE,
+    STATE_VERSION,
     Contents,
     SourceProgress,
     check_content,
     check_contents,
     contents,
     order_facts,
+    other_mix,
     source_names,
     stored_contents,
 )
 from megaindex.loader.positional_reader import any_remote, make_reader, reader_of, sources_of
 from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
+from megaindex.loader.run_sampler import LoadedRun, sampler_of, with_micro_batches
 from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.samplers import EvaluationSampler
 from megaindex.loader.targets import Targets, targets_of
@@ -50,7 +56,12 @@ from megaindex.loader.torch_dataset import GPTDataset
 from megaindex.run.run import Run
 from megaindex.validation import CheckpointReader, check_between, shown
 
-VERSION = 2
+if TYPE_CHECKING:
+    from megaindex.builders.recipe import OpenRecipe
+    from megaindex.loader.run_recipe import MixController, RunRecipe, SourceStatistics
+    from megaindex.recipe.layout import RecipeLayout
+    from megaindex.recipe.recipe import Recipe
+
 MicroBatches: TypeAlias = Iterable[Sequence[int | None]]
 
 
@@ -94,8 +105,7 @@ class Loader:
             256 KiB of each source at fixed offsets; ``whole``, all tokens too; None, the lengths
             alone. Labels and loss masks are covered whole, unless it is None. Fingerprints are
             computed here, or for the first checkpoint if sources are opened later.
-        evaluation: function that returns the run of one round of an evaluation, for `evaluation`.
-        identity: identity of the run, as its lock has, which the states name; None: not known.
+        run: what is known of the run beside its samples, of a recipe or a lock.
 
     Raises:
         InvalidArgument: an argument is out of range, or the datasets do not belong to the index.
@@ -119,8 +129,7 @@ class Loader:
         restore_fields: bool = True,
         targets: Targets | None = None,
         content: Literal["sampled", "whole"] | None = "sampled",
-        evaluation: Callable[[], Run | None] | None = None,
-        identity: str | None = None,
+        run: LoadedRun | None = None,
     ) -> None:
         if sampler is None:  # Loader(index, sampler)
             datasets, sampler = None, _check_sampler(datasets)
@@ -166,7 +175,8 @@ class Loader:
         self._bytes_ahead = bytes_ahead
         self._index = index
         self._content, self._sources, self._targets = content, sources, targets
-        self._evaluation, self._identity = evaluation, identity
+        self._run, self._recipe = run, None if run is None else run.recipe
+        self._has_dataset = False
         self._same: dict[str, Any] = {
             "options": options, "reader": reader if isinstance(reader, str) else "auto",
             "read_ahead": read_ahead, "num_threads": num_threads, "bytes_ahead": bytes_ahead,
@@ -216,8 +226,10 @@ class Loader:
                 "by source: it does not serve the samples in the order of the index; use "
                 "MicroBatchSampler"
             )
-        paths = [dataset.path_prefix for dataset in self._sources]
-        return SourceProgress(served(self._index), paths)
+        index, run, recipe = served(self._index), self._run, self._recipe
+        if run is None:
+            return SourceProgress(index, [dataset.path_prefix for dataset in self._sources])
+        return SourceProgress(index, run.names, [] if recipe is None else recipe.stages)
 
     @property
     def samples_consumed(self) -> int:
@@ -237,17 +249,24 @@ class Loader:
 
     @property
     def identity(self) -> str | None:
-        """Identity of the run, as its lock has; None if it is not known."""
-        return self._identity
+        """Identity of the run, as its lock has; None if it is not known, and with changes of the
+        mix set by `set_mix`."""
+        is_changed = self._recipe is not None and self._recipe.is_changed
+        return None if is_changed else self._given_identity
+
+    @cached_property
+    def _given_identity(self) -> str | None:
+        return None if self._run is None else self._run.identity()
 
     @property
     def sequence_lengths(self) -> set[int]:
-        """Tokens of a sample."""
-        return {self._index.sequence_length}
+        """Tokens of a sample, of each stage."""
+        index = self._index
+        return {*getattr(index, "part_lengths", (index.sequence_length,))}
 
     def dataset(self, *, receipts: bool = False) -> GPTDataset:
         """Return the same samples for a DataLoader with worker processes, whose ``batch_sampler``
-        is `sampler`.
+        is `sampler`; the mix of a recipe cannot change from then on.
 
         Args:
             receipts: add the field ``receipt``, for `megaindex.loader.receipted`; the loader needs
@@ -256,6 +275,7 @@ class Loader:
         fingerprints = self._fingerprints if receipts else None
         if receipts and fingerprints is None:
             raise InvalidArgument("receipts need a recorder; make the loader with one")
+        self._has_dataset = True
         reader = reader_of(self._index, self._sources)
         maker = self._make(self._index, reader, fingerprints=fingerprints)
         return GPTDataset.from_maker(maker)
@@ -266,7 +286,7 @@ class Loader:
         Raises:
             InvalidArgument: the run has no evaluation whose rounds are all the same.
         """
-        run = None if self._evaluation is None else self._evaluation()
+        run = None if self._run is None else self._run.evaluation()
         if run is None:
             raise InvalidArgument(
                 "the run must have an evaluation, the same in every round; add one to its recipe"
@@ -299,6 +319,34 @@ class Loader:
     def decided_samples(self) -> int:
         """Position after the samples returned, and after those of a balanced step begun."""
         return decided_samples(self._sampler_state())
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run, with the changes of its mix.
+
+        Raises:
+            InvalidArgument: the run is not that of a recipe.
+        """
+        return self._mix.recipe
+
+    @property
+    def layout(self) -> RecipeLayout:
+        """The layout of the recipe, with the changes of its mix."""
+        return self._mix.opened.layout
+
+    @property
+    def _mix(self) -> RunRecipe:
+        if self._recipe is None:
+            raise InvalidArgument(
+                "the run must be that of a recipe, or of the lock of one, to have a mix; make the "
+                "loader with megaindex.loader.loader_of_recipe or megaindex.lock.open_run"
+            )
+        return self._recipe
+
+    @property
+    def next_step(self) -> int:
+        """The first step, from 0, of which no sample was returned; the earliest for `set_mix`."""
+        return self._mix.next_step(self.decided_samples)
 
     def __len__(self) -> int:
         """Return the number of batches from the position where the last iteration began."""
@@ -385,6 +433,111 @@ class Loader:
         self._returned = 0
         self._exchanged = True
 
+    def set_mix(self, weights: Mapping[str, Any], at: int | None = None) -> int:
+        """Draw with other weights from a step on, in the same iteration.
+
+        The sources go on where they are, so none repeats before its epoch ends; sources without a
+        weight, those of other stages too, have none until they are given one. The weights hold to
+        the end of the stage, or to the next change. Batches are drawn evenly, also under batching
+        random; under per_stream they stay of one source each. What rounding leaves of a weight is
+        carried over to the next weights.
+
+        Call it on every rank with the same weights between the same batches. Prefetched batches of
+        the step and after it are read again; those before it are not.
+
+        Args:
+            weights: weight of each source by name, from 0; only their ratios count.
+            at: step, from 0, that is the first with these weights; a later call for the same step
+                replaces them. Default: `next_step`, or, where one is begun, the step after it.
+
+        Returns:
+            The step.
+
+        Raises:
+            InvalidArgument: a source is unknown, a weight is not a number from 0 or beyond
+                ``mix_bounds``, the weights sum to 0; the step was begun, or is beyond the end of
+                the run; the stage draws by repeat and choose; a source would be exhausted under
+                exhaustion error; `dataset` was called. The loader stays as it was.
+        """
+        step, position, opened = self._mix.with_mix(weights, at, self.decided_samples)
+        self._serve(opened, position)
+        self._mix.losses.clear()
+        return step
+
+    def _serve(self, opened: OpenRecipe, first: int) -> None:
+        """Serve the samples of a recipe with another mix from position ``first`` on."""
+        if self._has_dataset:
+            raise InvalidArgument(
+                "the mix cannot change after dataset(), whose samples are those of the mix before; "
+                "iterate over the loader, or set the mix or load the state before dataset()"
+            )
+        now = self._index
+        if opened.index.num_samples == now.num_samples and self._sampler.balance is None:
+            self._exchange(opened.index, first)
+        else:
+            assert self._run is not None, "as it has a recipe"
+            run = self._mix.run(opened)
+            self._exchange(run.index, first, self._run.sampler_of(run))
+        self._mix.serve(opened)
+
+    def report_loss(self, source: str | int, loss: float, tokens: int = 1) -> None:
+        """Record a loss of a source, for the next `mix_statistics`.
+
+        Args:
+            source: its name, or its number as in the field ``dataset_id`` of a batch.
+            loss: mean loss of the tokens.
+            tokens: number of tokens, the weight of the loss.
+
+        Raises:
+            InvalidArgument: the source is unknown, or the loss not a finite number.
+        """
+        self._mix.report_loss(source, loss, tokens)
+
+    def mix_statistics(self) -> tuple[SourceStatistics, ...]:
+        """Return what a controller of the mix needs of every source, in the order of the recipe.
+
+        Samples and tokens are those of all ranks; losses those reported on this rank since the mix
+        was last changed.
+        """
+        decided = self.decided_samples
+        return self._mix.statistics(decided, self.ledger.totals(decided))
+
+    def control_mix(
+        self,
+        controller: MixController,
+        *,
+        broadcast: Callable[[Any], Any] | None = None,
+        at: int | None = None,
+    ) -> int | None:
+        """Set the mix that a controller returns on rank 0.
+
+        Args:
+            controller: called on rank 0 with `mix_statistics`; it returns the weights of
+                `set_mix`, or None for no change.
+            broadcast: called on every rank, with the weights on rank 0 and None on others; returns
+                those of rank 0. It may be left out with one rank.
+            at: as for `set_mix`.
+
+        Returns:
+            The first step with the weights; None without a change.
+
+        Raises:
+            InvalidArgument: as `set_mix`; or several ranks have no ``broadcast``.
+        """
+        ranks = self.sampler.ranks
+        if broadcast is None and ranks.data_parallel_size > 1:
+            raise InvalidArgument(
+                f"control_mix: broadcast must be given with {ranks.data_parallel_size} ranks, "
+                "which need the weights of rank 0; such as one of "
+                "torch.distributed.broadcast_object_list"
+            )
+        weights = None
+        if ranks.data_parallel_rank == 0:
+            weights = controller(self.mix_statistics())
+        if broadcast is not None:
+            weights = broadcast(weights)
+        return None if weights is None else self.set_mix(weights, at=at)
+
     def _prepared(self) -> Generator[Prepared, None, None]:
         tasks = iter(self._sampler)
         first = next(tasks, None)
@@ -411,13 +564,14 @@ class Loader:
         """
         state = self._sampler_state()
         return {
-            "version": VERSION,
+            "version": STATE_VERSION,
             "identity": self.identity,
             "consumed_samples": state["consumed_samples"],
             "sampler": state,
             "order": order_facts(self._index, decided_samples(state)),
             "content": self._contents and [each.to_dict() for each in self._contents],
             "receipt": None if self._recorder is None else self._recorder.state_dict(),
+            "recipe": None if self._recipe is None else self._recipe.state(),
         }
 
     def _sampler_state(self) -> dict[str, Any]:
@@ -434,7 +588,10 @@ class Loader:
     def _contents(self) -> list[Contents] | None:
         if self._content is None:
             return None
-        return contents(self._sources, self._targets, whole=self._content == "whole")
+        whole = self._content == "whole"
+        if self._run is not None and self._run.contents is not None:
+            return self._run.contents(whole)
+        return contents(self._sources, self._targets, whole=whole)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Continue from `state_dict`, with any number of ranks, batch size or threads.
@@ -445,50 +602,51 @@ class Loader:
         state changes nothing.
 
         Args:
-            state: a result of `state_dict`, or of `join_states`; also one of a
-                `megaindex.loader.RecipeLoader`, whose samples and sources are compared.
+            state: a result of `state_dict`, or of `join_states`. That of a recipe's loader
+                continues under its lock and the reverse, and under a recipe changed since.
             allow: names of differences to accept: ``order`` (the index serves other samples than
-                the run was served), ``content`` and ``targets`` (a source holds other tokens, or
-                other targets of the loss), ``receipt`` (it counts more samples than were consumed),
-                and those of the sampler's own ``load_state_dict``.
+                the run was served), ``past`` (the recipe would have served other samples before,
+                or shuffles a source by another name), ``content`` and ``targets`` (a source holds
+                other tokens, or other targets of the loss), ``receipt`` (it counts more samples
+                than were consumed), and those of the sampler's own ``load_state_dict``.
 
         Raises:
             InvalidArgument: continuing would change the samples served before or after.
             FormatError: the state is damaged, or not one of `state_dict`.
         """
-        self._load(self._without_recipe(state), allow=allow)
-
-    def _without_recipe(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state of a `Loader` in that of a `RecipeLoader`; others as they are.
-
-        Raises:
-            InvalidArgument: the state changes the mix, and is not one of this run.
-        """
-        stored = CheckpointReader("the state of a loader", state)
-        if "recipe" not in stored.values:
-            return state
-        inner = stored.part("loader", "the state of a loader").values
-        if "mix_changes" in stored.values and inner.get("identity") != self.identity:
-            raise InvalidArgument(
-                "mix_changes: the state changes the mix of its run, which is not the one given "
-                f"({self.identity}); continue the recipe with RecipeLoader, or lock the state with "
-                "megaindex lock --state and open that"
-            )
-        rule = "must be a list of mappings"
-        given = stored.checked("sources", rule, lambda value: isinstance(value, list))
-        sources = [CheckpointReader("a source of it", each).values.get("content") for each in given]
-        return {**inner, "content": None if None in sources else sources}
+        stored = CheckpointReader(STATE, state)
+        stored.check_version(STATE_VERSION)
+        if stored.field("identity", "must be text or null") is not None:
+            stored.hashed("identity")
+        recipe, allow = self._recipe, set(allow)
+        if recipe is None:
+            if other_mix(stored, self.identity):
+                raise InvalidArgument(
+                    "mix_changes: the state changes the mix of its run, which is not the one given "
+                    f"({self.identity}); continue it under its recipe, or under the lock of that"
+                )
+            self._load(stored, allow)
+            return
+        opened, numbers, receipt = recipe.continued(stored, self._given_identity, allow)
+        if "past" in allow or (numbers is not None and "content" in allow):
+            allow.add("order")
+        allow.discard("past")
+        stored = replace(stored, values={**stored.values, "receipt": receipt})
+        if opened is None:
+            self._load(stored, allow, numbers)
+            return
+        before = recipe.opened
+        self._serve(opened, 0)
+        try:
+            self._load(stored, allow, numbers)
+        except BaseException:
+            self._serve(before, 0)
+            raise
 
     def _load(
-        self,
-        state: Mapping[str, Any],
-        *,
-        allow: Collection[str] = (),
-        numbers: IntArray | None = None,
+        self, stored: CheckpointReader, allow: Collection[str], numbers: IntArray | None = None
     ) -> None:
-        """Load as `load_state_dict`; ``numbers`` holds each source's number in the state."""
-        stored = CheckpointReader("the state of a loader", state)
-        stored.check_version(VERSION)
+        """Load the state of the samples served now; ``numbers`` are those of the sources in it."""
         sampler = stored.part("sampler", "the state of a sampler")
         load = getattr(self._sampler, "load_state_dict", None)
         if load is None:
@@ -496,7 +654,6 @@ class Loader:
                 f"a sampler of type {type(self._sampler).__name__} cannot load a state; use one "
                 "with load_state_dict, such as MicroBatchSampler"
             )
-        stored.field("identity", "must be text or null")
         consumed = stored.integer("consumed_samples")
         if sampler.integer("consumed_samples") != consumed:
             raise stored.error(
@@ -506,7 +663,7 @@ class Loader:
         order = stored.part("order", "the order of a loader")
         names = ("first", "last", "weights") if "weights" in order.values else ("first", "last")
         facts = {name: order.hashed(name) for name in names}
-        theirs = stored_contents(stored, self._sources)
+        theirs = stored_contents(stored, self._source_names, numbers)
         counted = self._stored_receipt(stored.field("receipt", "must be a mapping or null"))
         check_skips = getattr(self._sampler, "check_skips", None)
         if check_skips is not None and "skip" not in allow:
@@ -514,7 +671,7 @@ class Loader:
         if "order" not in allow:
             self._check_order(consumed, decided_samples(sampler.values), facts, numbers)
         if self._contents is not None:
-            ours = dict(zip(source_names(self._sources), self._contents, strict=True))
+            ours = dict(zip(self._source_names, self._contents, strict=True))
             check_contents(theirs, ours, allow)
         if "receipt" not in allow:
             _check_count(counted.ladder, consumed)
@@ -522,6 +679,13 @@ class Loader:
         if self._recorder is not None:  # only here, after every check: a refusal changes nothing
             self._recorder.take(counted)
         self._restart()
+
+    @property
+    def _source_names(self) -> list[str]:
+        """Name of each source in messages."""
+        if self._run is not None and self._recipe is not None and self._recipe.is_given:
+            return list(self._run.names)
+        return source_names(self._sources)
 
     def _stored_receipt(self, receipt: Any) -> Counted:
         if self._recorder is not None:
@@ -547,6 +711,52 @@ class Loader:
             "a Loader has threads and cannot be pickled or passed to DataLoader workers; make one "
             "in each process, or use GPTDataset with a DataLoader"
         )
+
+
+def loader_of(
+    run: Run,
+    *,
+    fingerprints: Sequence[str],
+    identity: Callable[[], str | None],
+    evaluation: Callable[[], Run | None],
+    contents: Callable[[bool], list[Contents]] | None = None,
+    recipe: RunRecipe | None = None,
+    data_parallel_rank: int = 0,
+    data_parallel_size: int | None = None,
+    micro_batch_size: int | None = None,
+    balance: CostModel | None = None,
+    **loading: Any,
+) -> Loader:
+    """Return the loader of one rank of a run, behind its past steps.
+
+    Args:
+        run: the run.
+        fingerprints: fingerprint of each source, for receipts.
+        identity, evaluation, contents, recipe: as for `LoadedRun`.
+        data_parallel_rank, data_parallel_size, micro_batch_size, balance: as for `sampler_of`.
+        loading: other arguments of `Loader`.
+
+    Raises:
+        InvalidArgument: a batch is not a multiple of micro batch size × ranks.
+        StorageError: a source cannot be read.
+    """
+    make_sampler = partial(
+        sampler_of,
+        data_parallel_rank=data_parallel_rank,
+        data_parallel_size=data_parallel_size,
+        micro_batch_size=micro_batch_size,
+        balance=balance,
+    )
+    loaded = LoadedRun(
+        names=[source.name for source in run.sources],
+        sampler_of=make_sampler,
+        identity=identity,
+        evaluation=lambda: with_micro_batches(evaluation(), micro_batch_size),
+        contents=contents,
+        recipe=recipe,
+    )
+    loading = {"recorder": Recorder(fingerprints), **loading}
+    return Loader(run.index, make_sampler(run), targets=targets_of(run), run=loaded, **loading)
 
 
 class _Iteration(Iterator[Batch]):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,7 +35,6 @@ from megaindex.index.spans import Index, Spans
 from megaindex.loader.sampler_state import RankLayout
 from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.recipe.mix_changes import MixChanges
-from megaindex.recipe.recipe_file import recipe_of
 from megaindex.validation import CheckpointReader, check_integer, differ, shown
 
 logger = logging.getLogger("megaindex")
@@ -266,7 +264,7 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     zero.
 
     Args:
-        states: `state_dict` of a `Loader`, a `RecipeLoader` or a `Recorder`, one of each rank.
+        states: `state_dict` of a `Loader` or a `Recorder`, one of each rank.
 
     Raises:
         InvalidArgument: a rank is missing or occurs twice, or the states differ in more than their
@@ -276,29 +274,28 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not isinstance(states, Sequence) or not states:
         raise InvalidArgument("states must be a list with the state of each rank")
     first = CheckpointReader("the state of a rank", states[0]).values
-    inner = next(
-        (name for name in ("loader", "receipt") if isinstance(first.get(name), Mapping)), ""
-    )
-    if not inner:
-        if "ladder" in first:
-            return _joined(states)
+    if "ladder" in first:
+        return _joined(states)
+    if not isinstance(first.get("receipt"), Mapping):
         if any(dict(state) != dict(first) for state in states):
             raise InvalidArgument(_NOT_ONE)
         return dict(first)  # loaders without receipts
     parts = [
-        CheckpointReader("the state of a rank", state).part(inner, "its receipt")
+        CheckpointReader("the state of a rank", state).part("receipt", "its receipt")
         for state in states
     ]
     _check_one_mix(states)
-    joined = {**first, inner: join_states([part.values for part in parts])}
-    if any({**state, inner: None} != {**first, inner: None} for state in states):
+    if any({**state, "receipt": None} != {**first, "receipt": None} for state in states):
         raise InvalidArgument(_NOT_ONE)
-    return joined
+    return {**first, "receipt": _joined([part.values for part in parts])}
 
 
 def _check_one_mix(states: Sequence[Mapping[str, Any]]) -> None:
     """Raise InvalidArgument if ranks changed the mix of their run in different ways."""
-    given = [state.get("mix_changes") for state in states]
+    given = [
+        part.get("mix_changes") if isinstance(part, Mapping) else None
+        for part in (state.get("recipe") for state in states)
+    ]
     if all(each == given[0] for each in given):
         return
     number = next(k for k, each in enumerate(given) if each != given[0])
@@ -311,20 +308,9 @@ def _check_one_mix(states: Sequence[Mapping[str, Any]]) -> None:
     sample = records[0].first_difference(records[1], 2**62)
     raise InvalidArgument(
         f"the states of ranks 0 and {number} differ in the weights of their mix, first from sample "
-        f"{sample} on{_step_text(states[0], sample)}: set_mix was called with other weights, or at "
-        "another step; call it on every rank with those of rank 0"
+        f"{sample} on: set_mix was called with other weights, or at another step; call it on every "
+        "rank with those of rank 0"
     )
-
-
-def _step_text(state: Mapping[str, Any], sample: int | None) -> str:
-    """Return the step of a sample, if it can be read from a state."""
-    import yaml
-
-    try:
-        recipe = recipe_of(yaml.safe_load(state["recipe"]), "the state", Path("/"))
-    except (ValueError, LookupError, TypeError, yaml.YAMLError):
-        return ""
-    return f", step {recipe.batch.iterations_within(sample or 0)}"
 
 
 _NOT_ONE = (
@@ -423,8 +409,6 @@ def check_receipts(
         OutOfRange: the index holds fewer samples.
     """
     state: Mapping[str, Any] = join_states(states)
-    if isinstance(state.get("loader"), Mapping):
-        state = state["loader"]
     if end is None:
         if "consumed_samples" not in state:
             raise InvalidArgument(

@@ -1,19 +1,45 @@
-"""Sampler of a run: its steps, in the micro batches of one rank."""
+"""A run as one rank loads it: the sampler of its micro batches, and what is known beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
+from megaindex.loader.checkpoint import Contents
 from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.run.run import Run, StepShape
 from megaindex.validation import check_between
 
+if TYPE_CHECKING:
+    from megaindex.loader.run_recipe import RunRecipe
+
 MicroBatches: TypeAlias = int | list[tuple[int, int | None]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedRun:
+    """What a loader knows of its run beside the samples.
+
+    Attributes:
+        names: name of each source.
+        sampler_of: function that returns the sampler of this rank of a run.
+        identity: function that returns the identity, as a lock has it; None: not known.
+        evaluation: function that returns one round of the evaluation; None without one.
+        contents: function that returns content fingerprints of the sources, of all tokens too for
+            True; None: the loader reads them.
+        recipe: the recipe, whose mix can change; None without one.
+    """
+
+    names: Sequence[str]
+    sampler_of: Callable[[Run], MicroBatchSampler]
+    identity: Callable[[], str | None]
+    evaluation: Callable[[], Run | None]
+    contents: Callable[[bool], list[Contents]] | None = None
+    recipe: RunRecipe | None = None
 
 
 def ranks_of(shapes: Sequence[StepShape], given: int | None) -> int:

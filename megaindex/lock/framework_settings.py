@@ -8,9 +8,11 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from megaindex._types import I64
+from megaindex.configs.amended import AmendedBlend
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.configs.megatron_versions import find_version
 from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
+from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.order_settings import make_order, order_of
@@ -44,12 +46,20 @@ class FrameworkSettings:
     Args:
         settings: the settings; relative paths are those of the current directory.
         cache_dir: cache of built indices.
+        amend: how the run began, and the changes of its blend since.
     """
 
     kind: ClassVar[str] = "run"
 
-    def __init__(self, settings: RunSettings, cache_dir: Folder | None = None) -> None:
-        self.settings, self._cache_dir = _with_absolute_paths(settings), cache_dir
+    def __init__(
+        self,
+        settings: RunSettings,
+        cache_dir: Folder | None = None,
+        amend: AmendedBlend | None = None,
+    ) -> None:
+        self.given, self.settings = settings, _with_absolute_paths(settings)
+        self._cache_dir = cache_dir
+        self.amend = None if amend is None else amend.placed()
 
     @classmethod
     def read(
@@ -61,7 +71,9 @@ class FrameworkSettings:
         cache_dir: Folder | None = None,
     ) -> FrameworkSettings:
         """Return what `to_json` wrote; ``paths`` and ``files`` are those of the lock's rows."""
-        return cls(_settings_of(with_paths(values, paths), files), cache_dir)
+        values = dict(with_paths(values, paths))
+        amend = AmendedBlend.from_json(values.pop("amend")) if "amend" in values else None
+        return cls(_settings_of(values, files), cache_dir, amend)
 
     @property
     def dialect(self) -> str:
@@ -73,7 +85,8 @@ class FrameworkSettings:
         """Prefixes of the pairs, each once."""
         data = self.settings.data
         sources = (*data.train, *data.valid, *data.test)
-        named = (getattr(source, name, "") for name in PATHS for source in sources)
+        named = [getattr(source, name, "") for name in PATHS for source in sources]
+        named += [] if self.amend is None else self.amend.paths
         return list(dict.fromkeys(path for path in named if path))
 
     @property
@@ -117,6 +130,38 @@ class FrameworkSettings:
             subset=name,
             cache_dir=self._cache_dir,
             most_samples=None if most is None else most.get(name, 0),
+            amend=self.amend,
+        )
+
+    @property
+    def train_sources(self) -> Sequence[Source]:
+        """The sources of training."""
+        return self.given.data.train
+
+    def under_framework(self, order: str, train: Run, _split: str | None) -> RunSettings:
+        """Return the settings of a run in a framework's ``order`` that takes the same steps.
+
+        Raises:
+            InvalidArgument: the arrays of one such run do not hold the samples of this one.
+        """
+        settings = self.given
+        if settings.consumed_samples or settings.phases:
+            raise InvalidArgument(
+                "--consumed-samples and --phase-transition-iterations: the arrays are those of a "
+                "whole run; leave them out"
+            )
+        if settings.target.kind == "loader_epochs":
+            raise InvalidArgument(
+                "train_epochs reads the arrays of one epoch again and again; give train_iters in "
+                "its place, and --train-iters or --epochs here"
+            )
+        unnamed = tuple(replace(source, shuffle_name="") for source in settings.data.train)
+        return replace(
+            settings,
+            order=order,
+            data=replace(settings.data, train=unnamed),
+            target=Target(kind="iterations", value=Fraction(train.num_steps)),
+            variance_buffer=None,
         )
 
     def step_bounds(self, name: str, subset: Mapping[str, Any]) -> I64:
@@ -142,7 +187,7 @@ class FrameworkSettings:
         settings = self.settings
         order = order_of(settings.order)
         changed = order.changed_settings
-        if not settings.depends_on_python:
+        if not settings.depends_on_python and self.amend is None:
             changed.pop("python_sum", None)
         data = every_field(settings.data, SPLITS)
         for split in SPLITS:
@@ -157,6 +202,8 @@ class FrameworkSettings:
             "evaluation": every_field(settings.evaluation),
             "version": None if settings.version is None else settings.version.name,
         }
+        if self.amend is not None:
+            found["amend"] = self.amend.to_json()
         skip = {"skip": skip_settings(settings.skip, files)} if settings.skip else {}
         return {**with_rows(found, rows), **skip}
 

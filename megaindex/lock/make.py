@@ -10,6 +10,7 @@ import megaindex
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import ValidationCache
+from megaindex.configs.amended import AmendedBlend
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
@@ -39,6 +40,7 @@ def make_lock(
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
     bar: Bar = silent,
+    amend: AmendedBlend | Folder | None = None,
     **settings: Any,
 ) -> Lock:
     """Return the lock of a run: its data, its order, and the receipts of all of its samples.
@@ -50,30 +52,34 @@ def make_lock(
         progress: called with (done, total) samples of which the receipts are computed.
         bar: function of the total bytes of the .bin files that returns a function called with the
             bytes read.
+        amend: how a framework's run began, and its changes or extension since, or the path of the
+            file of ``install(amend=…)``; the settings are those of today.
         settings: a run by names in place of ``run``, as for `megaindex.make_plan`.
 
     Returns:
         The lock; `Lock.write` writes it.
 
     Raises:
-        InvalidArgument: the run cannot be built, see `megaindex.audit.run_of_settings`, or is that
-            of `megaindex.amend_run` or `megaindex.extend_run`.
+        InvalidArgument: the run cannot be built, see `megaindex.audit.run_of_settings`, or the
+            changes do not fit it.
         FormatError, StorageError: a source cannot be read.
     """
     if isinstance(run, ExtendedRun):
         raise InvalidArgument(
-            "an amended or extended run cannot be locked, because the order of its samples behind "
-            "the change could only be written out; lock the run as it began and keep the changes, "
-            "or begin such runs as a recipe, in which changes are stages"
+            "an amended or extended run has no steps; give the settings of today's run, and the "
+            "changes as amend=AmendedBlend(data_path=…, num_samples=…, changes=…), or "
+            "consumed_samples in place of changes"
         )
+    if amend is not None and not isinstance(amend, AmendedBlend):
+        amend = AmendedBlend.read(amend)
     if run is not None:
         if settings:
             raise InvalidArgument(
                 f"a recipe has all settings, also {next(iter(settings))}; change the recipe"
             )
-        return _lock_of(settings_of(run, cache_dir), tokens, cache_dir, progress, bar)
+        return _lock_of(settings_of(run, cache_dir, amend), tokens, cache_dir, progress, bar)
     with given_run(None, settings) as given:
-        return _lock_of(settings_of(given, cache_dir), tokens, cache_dir, progress, bar)
+        return _lock_of(settings_of(given, cache_dir, amend), tokens, cache_dir, progress, bar)
 
 
 def _lock_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from megaindex._lazy import torch_needed
+from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.balance import CostModel
@@ -14,7 +15,9 @@ from megaindex.index.skips import Skip, source_number
 from megaindex.index.spans import Index
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
+from megaindex.lock.recipe_settings import RecipeSettings
 from megaindex.recipe.mix_changes import MixChanges
+from megaindex.run.from_recipe import identity_of_opened
 from megaindex.run.run import Run
 from megaindex.run.subset import run_of_subset
 
@@ -41,6 +44,24 @@ class LockedFiles:
             self._opened[row] = IndexedDataset(self.paths[row], dialect=dialect)
         return self._opened[row]
 
+    def recipe(self) -> OpenRecipe:
+        """Return the recipe in the settings of the lock, opened.
+
+        Raises:
+            FormatError: it gives another run than the lock.
+        """
+        settings = self._lock.content["settings"][RecipeSettings.kind]
+        read = RecipeSettings.read(settings, self._lock, self.paths, self.files)
+        opened = open_recipe(read.settings)
+        if (identity := identity_of_opened(opened)) != self._lock.identity:
+            raise FormatError(
+                f"{self._lock.path}: its settings give the run of identity {identity}, and the "
+                f"lock is that of {self._lock.identity}, whose mix cannot change; open the recipe "
+                "that was locked, or use the release that wrote the lock, "
+                f"{self._lock.content['written_by']}"
+            )
+        return opened
+
     def run(self, subset: str, cache_dir: Folder | None = None) -> Run:
         """Return a subset of the lock."""
         run = run_of_subset(self._lock.subset(subset), self.pair, self.files, cache_dir=cache_dir)
@@ -61,8 +82,8 @@ def open_run(
 ) -> Loader:
     """Return the loader of one rank of a locked run, after checking its sources.
 
-    The samples are those of the lock's subset ``train``; its settings are not read. So the mix of
-    a locked recipe does not change: open its recipe for `megaindex.loader.RecipeLoader.set_mix`.
+    The samples are those of the lock's subset ``train``. Its settings are read when the mix of a
+    recipe changes, and must give the run of its identity.
 
     Args:
         lock: the lock, or its path.
@@ -91,30 +112,26 @@ def open_run(
     opened = LockedFiles(lock, search)
     run = opened.run("train", cache_dir)
     with torch_needed("megaindex.lock.open_run"):
-        from megaindex.loader.loader import Loader
-    from megaindex.loader.receipts import Recorder
-    from megaindex.loader.run_sampler import sampler_of, with_micro_batches
-    from megaindex.loader.targets import targets_of
+        from megaindex.loader.loader import loader_of
+    from megaindex.loader.run_recipe import RunRecipe
 
     def evaluation() -> Run | None:
         valid = lock.content["subsets"].get("valid")
         is_round = valid is not None and len(valid["steps"]) == valid["steps"][0][2] == 1
-        return with_micro_batches(opened.run("valid"), micro_batch_size) if is_round else None
+        return opened.run("valid") if is_round else None
 
-    sampler = sampler_of(
+    is_recipe = lock.content["settings"]["kind"] == RecipeSettings.kind
+    return loader_of(
         run,
+        fingerprints=lock.fingerprints("train"),
+        identity=lambda: lock.identity,
+        evaluation=evaluation,
+        recipe=RunRecipe(opened.recipe, is_given=False) if is_recipe else None,
         data_parallel_rank=data_parallel_rank,
         data_parallel_size=data_parallel_size,
         micro_batch_size=micro_batch_size,
         balance=balance,
-    )
-    return Loader(
-        run.index,
-        sampler,
-        targets=targets_of(run),
-        evaluation=evaluation,
-        identity=lock.identity,
-        **{"recorder": Recorder(lock.fingerprints("train")), **loading},
+        **loading,
     )
 
 

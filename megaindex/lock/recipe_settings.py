@@ -13,7 +13,9 @@ import numpy as np
 
 from megaindex._types import I64
 from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.amended import AmendedBlend
 from megaindex.configs.batch_schedule import skip_steps
+from megaindex.configs.run import Data, Evaluation, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.description import describe_stage, described_stages
@@ -26,7 +28,7 @@ from megaindex.lock.setting_values import placed, with_paths, with_rows
 from megaindex.lock.shape import PATHS
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mix_changes import MixChanges
-from megaindex.recipe.recipe import Recipe, RecipeStage
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
 from megaindex.run.from_recipe import evaluation_of_opened, run_of_opened
 from megaindex.run.run import Run
@@ -41,13 +43,21 @@ class RecipeSettings:
     Args:
         recipe: the recipe; relative paths are those of the current directory.
         cache_dir: cache of the validation of its sources.
+        amend: None.
     """
 
     kind: ClassVar[str] = "recipe"
     dialect: ClassVar[str] = "megatron"
 
-    def __init__(self, recipe: Recipe, cache_dir: Folder | None = None) -> None:
-        self.settings, self._cache_dir = _with_absolute_paths(recipe), cache_dir
+    amend: ClassVar[None] = None
+
+    def __init__(
+        self, recipe: Recipe, cache_dir: Folder | None = None, amend: AmendedBlend | None = None
+    ) -> None:
+        if amend is not None:
+            raise InvalidArgument("amend: a recipe is changed by megaindex.recipe.amend")
+        self.given, self.settings = recipe, _with_absolute_paths(recipe)
+        self._cache_dir = cache_dir
 
     @classmethod
     def read(
@@ -112,6 +122,40 @@ class RecipeSettings:
         valid = evaluation_of_opened(self._opened) if evaluation else None
         train = run_of_opened(self._opened)
         return {"train": train} if valid is None else {"train": train, "valid": valid}
+
+    @property
+    def train_sources(self) -> Sequence[RecipeSource]:
+        """The sources of training."""
+        return self.given.sources
+
+    def under_framework(self, order: str, train: Run, split: str | None) -> RunSettings:
+        """Return the settings of a run in a framework's ``order`` that takes the same steps.
+
+        It has no evaluation: a recipe evaluates by rules of its own.
+
+        Raises:
+            InvalidArgument: the arrays of one such run do not hold the samples of this one.
+        """
+        recipe = self.given
+        if recipe.past is not None:
+            raise InvalidArgument(
+                "past: the arrays hold an order from its first sample on, and that of the past is "
+                "not known; train with loader_of_recipe"
+            )
+        if any(stage.sequence_length or stage.batch for stage in recipe.stages):
+            raise InvalidArgument(
+                "stages with a sequence_length or a batch of their own: a run of the framework has "
+                "one of each; leave them out"
+            )
+        return RunSettings(
+            order=order,
+            sequence_length=train.index.sequence_length,
+            data=Data(train=(Source(path=recipe.sources[0].path),), split=split),
+            batch=recipe.batch,
+            target=Target(kind="iterations", value=Fraction(train.num_steps)),
+            seed=recipe.seed,
+            evaluation=Evaluation(iterations=0),
+        )
 
     def step_bounds(self, name: str, subset: Mapping[str, Any]) -> I64:
         """Return int64[steps + 1], the bounds of the steps of a subset; no index is built."""

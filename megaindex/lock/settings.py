@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from megaindex.configs.amended import AmendedBlend
 from megaindex.configs.run import RunSettings
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.lock.framework_settings import FrameworkSettings
@@ -28,18 +29,23 @@ _OF_TYPE: dict[type, Any] = {Recipe: RecipeSettings, RunSettings: FrameworkSetti
 _OF_KIND: dict[str, Any] = {each.kind: each for each in _OF_TYPE.values()}
 
 
-def settings_of(run: Recipe | RunSettings, cache_dir: Folder | None = None) -> LockedSettings:
+def settings_of(
+    run: Recipe | RunSettings,
+    cache_dir: Folder | None = None,
+    amend: AmendedBlend | None = None,
+) -> LockedSettings:
     """Return the settings of a run as a lock has them.
 
     Raises:
-        InvalidArgument: it is neither a recipe nor the settings of a framework.
+        InvalidArgument: it is neither a recipe nor the settings of a framework, or a recipe that
+            is to be changed as a framework's run.
     """
     if type(run) not in _OF_TYPE:
         raise InvalidArgument(
             f"run must be a recipe or settings of a framework, got {shown(run)}; give the result "
             "of megaindex.recipe.read_recipe or megaindex.plan.resolve"
         )
-    found: LockedSettings = _OF_TYPE[type(run)](run, cache_dir)
+    found: LockedSettings = _OF_TYPE[type(run)](run, cache_dir, amend)
     return found
 
 
@@ -74,6 +80,11 @@ def locked_settings(lock: Folder | Lock) -> Recipe | RunSettings:
     lock = read_lock(lock)
     paths, files = sound_paths(lock), sound_files(lock)
     settings = read_settings(lock, paths, files)
+    if settings.amend is not None:
+        raise InvalidArgument(
+            f"{lock.path}: is of a run whose blend changed on the way, of which there is no plan; "
+            "megaindex trace, audit and verify take it"
+        )
     runs = settings.runs(most_samples(lock))
     for where, locked, resolved in unlike(lock, runs, paths, files):
         raise FormatError(

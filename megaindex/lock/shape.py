@@ -280,6 +280,12 @@ _RUN = {
     }),
     "version": _or_null(_TEXT),
     "skip?": _SKIPS,
+    "amend?": _object({
+        "num_samples": _SIZE, "consumed_samples": _or_null(_COUNT),
+        "began": _list(_object({"path": _row, "weight": _or_null(_NUMBER)}), 1),
+        "changes": _list(_object({"consumed_samples": _COUNT, "blend": _list(
+            _object({"path": _row, "weight": _NUMBER}), 1)})),
+    }),
 }  # fmt: skip
 _RECIPE_SOURCE = _object({"path": _row, "*": _value})
 _COLUMNS = _object({
@@ -345,7 +351,7 @@ _SAMPLES = {"order": _TEXT, "documents": _range, "sequence_length": _LENGTH,
 _TABLE = {"order": _TEXT, "common": _object({"*": _ANY}), "columns": _list(_TEXT),
           "rows": _list(_list(_ANY), 1)}  # fmt: skip
 _NODES: dict[str, dict[str, Rule]] = {
-    "arrays": {**_SAMPLES, "final_epoch_apart": _FLAG},
+    "arrays": {**_SAMPLES, "final_epoch_apart": _FLAG, "least_seen?": _COUNT},
     "epoch": {**_SAMPLES, "name": _TEXT, "epochs_mixed": _SIZE,
               "left_over": _one_of("drop", "carry"), "without?": _file},
     "blocks": {**_SAMPLES, "name": _TEXT, "block_tokens": _SIZE},
@@ -442,7 +448,7 @@ def _node(
     tokens = epochs * source[_TOKENS]
     most = tokens if order in ("packed", "bins") else ceil_div(tokens, node["sequence_length"])
     _integer(1, min(most, INT64_MAX))(node["samples"], f"{where}.samples", given)
-
+    _integer(0, node["samples"])(node.get("least_seen", 0), f"{where}.least_seen", given)
     return 0, node["samples"]
 
 
@@ -459,10 +465,14 @@ def _skipped(node: Any, where: str, given: _Given) -> tuple[int, int]:
 
 
 def _sequence(node: Any, where: str, given: _Given, orders: Sequence[str]) -> tuple[int, int]:
-    begin = total = 0
+    begin = total = widest = 0
     for number, part in enumerate(node["parts"]):
         place = f"{where}.parts[{number}]"
-        first, end = _node(part["index"], f"{place}.index", given, orders)
+        rows = part["index"].get("rows") if isinstance(part["index"], dict) else None
+        many = len(rows) if isinstance(rows, list) else 1
+        widest = max(widest, many)
+        inside = replace(given, sources=given.sources[:many])
+        first, end = _node(part["index"], f"{place}.index", inside, orders)
         _require(first == 0 or number == 0, place, "of first position 0", first)
         begin += first
         is_whole = part["index"]["order"] != "stages" or part["ranges"] == [[0, end, 1]]
@@ -474,6 +484,7 @@ def _sequence(node: Any, where: str, given: _Given, orders: Sequence[str]) -> tu
         most = given.most - total
         _require(size <= most, f"{place}.ranges", f"of at most {most} samples", part["ranges"])
         total += size
+    _require(widest == len(given.sources), f"{where}.parts", "one part of all sources", widest)
     return begin, total
 
 
@@ -485,7 +496,7 @@ def _several(node: Any, where: str, given: _Given) -> tuple[int, int]:
     _require(
         len(rows) == len(given.sources), f"{where}.rows", f"{len(given.sources)} rows", len(rows)
     )
-    orders = ("sequence", *_OF_ONE) if node["order"] == "stages" else _OF_ONE
+    orders: Sequence[str] = ("sequence", *_OF_ONE)
     if "uncounted" in node:
         _one_of("greedy")(node["rule"], f"{where}.rule", given)
         orders = ("arrays",)

@@ -11,6 +11,6 @@ from megaindex.configs.settings import Settings as Settings
 from megaindex.plan.model import Coverage as Coverage
 from megaindex.plan.model import Plan as Plan
 from megaindex.plan.model import Row as Row
+from megaindex.plan.model import SettingsPlan as SettingsPlan
 from megaindex.plan.plan import make_plan as make_plan
 from megaindex.plan.recipe_plan import RecipePlan as RecipePlan
-from megaindex.plan.recipe_plan import make_recipe_plan as make_recipe_plan

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from megaindex.arithmetic import FinalEpoch, final_epoch
@@ -13,7 +15,7 @@ from megaindex.configs.run import RunSettings
 from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
 from megaindex.plan.export import adapter_settings, lacks_validation
-from megaindex.plan.model import BufferEffect, Plan, Row, epochs_text
+from megaindex.plan.model import BufferEffect, Plan, Row, SettingsPlan, epochs_text
 from megaindex.run.passes import loader_limit
 from megaindex.run.sizing import Sizing
 from megaindex.run.target import ResolvedTarget
@@ -21,40 +23,72 @@ from megaindex.run.target import ResolvedTarget
 _COMMON_BUFFER = 1.005
 
 
-def check_failures(run: RunSettings, plan: Plan) -> tuple[str, ...]:
-    """Return the reasons for which ``--check`` fails."""
-    reasons = [*_errors(run, plan)]
-    epochs = plan.num_epochs_built
-    allowed = 1  # of a target of iterations, samples or tokens
-    if run.target.kind == "epochs":
-        allowed = max(map(math.ceil, run.target.per_source or (run.target.value,)))
-    trains = not run.evaluation.alone
-    if trains and epochs is not None and epochs > allowed:
-        last = plan.max_train_iters_without_repeat if allowed == 1 else 0
+def check_failures(
+    plan: Plan,
+    sources: Sequence[tuple[str, int | None, int]],
+    *,
+    errors: Sequence[str] = (),
+    loaders: Sequence[str] = (),
+    too_short: str = "",
+) -> tuple[str, ...]:
+    """Return the reasons for which ``--check`` fails.
+
+    Args:
+        plan: the plan, without its failures.
+        sources: name of each source, the epochs that are built of it, or read where it is
+            restarted, and those that the target asks for; empty for a run that does not train.
+        errors: errors with which the run ends.
+        loaders: failures of the framework's loaders.
+        too_short: reason for which the run has no iteration.
+    """
+    reasons = [*errors]
+    over = [(epochs, name) for name, epochs, most in sources if epochs and epochs > most]
+    if over and plan.num_epochs_built is not None:
+        epochs, name = max(over, key=itemgetter(0))
+        named = f" of {name}" if len({name for name, _, _ in sources}) > 1 else ""
+        asks_once = all(most == 1 for _, _, most in sources)
+        last = plan.max_train_iters_without_repeat if asks_once else 0
         hint = f"; up to {last} iterations repeat no sample" if last else ""
-        reasons.append(f"{plan.train_iters} iterations build {epochs} epochs{hint}")
-    passes = run.target.value if run.target.kind == "loader_epochs" else 1
-    reasons += [
-        f"the loader starts over after {loader.samples_counted} samples"
-        for loader in plan.loaders
-        if loader.split == "train" and 0 < loader.samples_counted * passes < loader.samples_read
-    ]
-    if short := ", ".join(row.name for row in plan.rows("train") if _is_short(row)):
-        reasons.append(f"the blend draws more samples than are built of {short}")
-    reasons += [
-        f"{dry.split}: the run stops, since it reads {dry.samples_read} samples and its loader has "
-        f"{dry.samples_there}"
-        for dry in plan.dry_loaders
-        if dry.samples_read
-    ]
-    if plan.train_iters == 0:
-        reasons.append(_no_iteration(run, plan))
-    if trains and plan.samples_left_over > plan.global_batch_size:
-        reasons.append(
-            f"{plan.samples_left_over} samples stay unseen, more than one batch of "
-            f"{plan.global_batch_size}"
-        )
+        reasons.append(f"{plan.train_iters} iterations build {epochs} epochs{named}{hint}")
+    reasons += loaders
+    reasons += [too_short] * bool(too_short)
+    left, (_, batch) = plan.samples_left_over or 0, plan.batch_schedule[-1]
+    batch = batch if isinstance(batch, int) else max(batch.values())
+    if sources and left > batch:
+        reasons.append(f"{left} samples stay unseen, more than one batch of {batch}")
     return tuple(reasons)
+
+
+def failures_of_settings(run: RunSettings, plan: SettingsPlan) -> tuple[str, ...]:
+    """Return the reasons for which ``--check`` fails for the plan of settings."""
+    rows = [] if run.evaluation.alone else plan.rows("train")
+    asked = run.target.per_source or (run.target.value,) * len(run.data.train)
+    if run.target.kind != "epochs":
+        asked = (Fraction(1),) * len(run.data.train)
+    return check_failures(
+        plan,
+        [(row.name, row.epochs, math.ceil(asked[row.source - 1])) for row in rows],
+        errors=[*_errors(run, plan)],
+        loaders=[*_loader_failures(run, plan)],
+        too_short=_no_iteration(run, plan) if plan.train_iters == 0 else "",
+    )
+
+
+def _loader_failures(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
+    passes = run.target.value if run.target.kind == "loader_epochs" else 1
+    for loader in plan.loaders:
+        if loader.split == "train" and 0 < loader.samples_counted * passes < loader.samples_read:
+            yield f"the loader starts over after {loader.samples_counted} samples"
+    if len(plan.phases) > 1:
+        yield "each phase after the first reads the data of an earlier one again"
+    if short := ", ".join(row.name for row in plan.rows("train") if _is_short(row)):
+        yield f"the blend draws more samples than are built of {short}"
+    for dry in plan.dry_loaders:
+        if dry.samples_read:
+            yield (
+                f"{dry.split}: the run stops, since it reads {dry.samples_read} samples and its "
+                f"loader has {dry.samples_there}"
+            )
 
 
 def buffer_effect(run: RunSettings, sizing: Sizing, target: ResolvedTarget) -> BufferEffect | None:
@@ -72,7 +106,7 @@ def buffer_effect(run: RunSettings, sizing: Sizing, target: ResolvedTarget) -> B
     requested = other.requested(target.samples_requested)
     assert requested is not None
     epochs = other.epochs(requested)
-    drawn = sizing.draws.counts(target.samples_consumed)
+    drawn = sizing.drawn(target.samples_consumed)
     longest, _ = other.longest([1] * len(epochs))
     built = other.built(requested, epochs)
     if (counted := loader_limit(run, sizing.per_epoch())) is not None:
@@ -96,7 +130,7 @@ _NOTICEABLE = 0.01
 _LEAST_SHOWN = 0.0005  # share that is printed as 0.1 %
 
 
-def warnings(run: RunSettings, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
+def warnings(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> tuple[str, ...]:
     """Return the warnings of a plan, most harmful first."""
     texts = (
         *_errors(run, plan),
@@ -115,7 +149,7 @@ def warnings(run: RunSettings, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def caution(run: RunSettings, sizing: Sizing, plan: Plan) -> str:
+def caution(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> str:
     """Return the warning that opens the printed plan, or an empty string.
 
     It is set where the run ends with an error, and where the buffer builds more epochs than the
@@ -168,14 +202,14 @@ def _python_sum(run: RunSettings) -> Iterator[str]:
         )
 
 
-def _errors(run: RunSettings, plan: Plan) -> Iterator[str]:
+def _errors(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     """Yield the errors with which the run ends."""
     yield from _loader_errors(run, plan)
     yield from _blend_errors(run, plan)
     yield from _batch_errors(run, plan)
 
 
-def _loader_errors(run: RunSettings, plan: Plan) -> Iterator[str]:
+def _loader_errors(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     """Yield the errors with which GPT-NeoX ends: no iteration, no batch, an empty source."""
     nothing = run.target.kind == "iterations" and not run.target.value and not run.consumed_samples
     if nothing and run.row.order == "neox":
@@ -193,7 +227,7 @@ def _row_error(row: Row) -> str:
     return f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; {remedy}"
 
 
-def _empty_blends(run: RunSettings, plan: Plan) -> Iterator[str]:
+def _empty_blends(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     for loader in plan.loaders:
         if empty := _stopping_sources(run, plan, loader.split):
             error = "an InvalidArgument" if run.exact else "a ValueError"
@@ -203,16 +237,16 @@ def _empty_blends(run: RunSettings, plan: Plan) -> Iterator[str]:
             )
 
 
-def _stopping_sources(run: RunSettings, plan: Plan, split: str) -> list[Row]:
+def _stopping_sources(run: RunSettings, plan: SettingsPlan, split: str) -> list[Row]:
     """Return the sources without a sample, if a run stops at them where it begins."""
     return _without_samples(plan, split) if run.exact or run.data.split is None else []
 
 
-def _without_samples(plan: Plan, split: str) -> list[Row]:
+def _without_samples(plan: SettingsPlan, split: str) -> list[Row]:
     return [row for row in plan.rows(split) if row.built == 0 and row.tokens_per_epoch]
 
 
-def _short_loaders(run: RunSettings, plan: Plan, splits: Sequence[str]) -> Iterator[str]:
+def _short_loaders(run: RunSettings, plan: SettingsPlan, splits: Sequence[str]) -> Iterator[str]:
     for loader in plan.loaders:
         empty = _without_samples(plan, loader.split)
         if loader.split not in splits or _stopping_sources(run, plan, loader.split):
@@ -234,7 +268,7 @@ def _short_loaders(run: RunSettings, plan: Plan, splits: Sequence[str]) -> Itera
             )
 
 
-def _blend_errors(run: RunSettings, plan: Plan) -> Iterator[str]:
+def _blend_errors(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     for empty in _stopping_blends(run, plan):
         yield (
             f"{empty[0].split}: no sample in {_names(empty)}, at which Megatron's blend stops with "
@@ -242,7 +276,7 @@ def _blend_errors(run: RunSettings, plan: Plan) -> Iterator[str]:
         )
 
 
-def _batch_errors(run: RunSettings, plan: Plan) -> Iterator[str]:
+def _batch_errors(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     """Yield the first step at which a schedule of Megatron-LM has a smaller batch than before."""
     if run.row.order != "megatron" or not run.batch.stepped or run.evaluation.alone:
         return
@@ -259,7 +293,7 @@ def _batch_errors(run: RunSettings, plan: Plan) -> Iterator[str]:
             return
 
 
-def _stopping_blends(run: RunSettings, plan: Plan) -> Iterator[list[Row]]:
+def _stopping_blends(run: RunSettings, plan: SettingsPlan) -> Iterator[list[Row]]:
     """Yield the sources without a sample of Megatron's blends by size: their weight would be 0."""
     if run.row.order != "megatron":
         return
@@ -282,7 +316,7 @@ def _more_data(run: RunSettings, split: str) -> str:
     return f"{widen}, or raise --eval-iters"
 
 
-def _blend(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _blend(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> Iterator[str]:
     """Yield the blends that draw more samples of a source than are built."""
     if not sizing.row.is_framework:
         return
@@ -298,7 +332,7 @@ def _blend(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
                 yield from _short_blend(sizing, rows)
 
 
-def _blends(plan: Plan) -> list[list[Row]]:
+def _blends(plan: SettingsPlan) -> list[list[Row]]:
     """Return the rows of each blend: those of one split, or of one phase of it."""
     blends: dict[tuple[str, int | None], list[Row]] = {}
     for row in plan.datasets:
@@ -306,7 +340,7 @@ def _blends(plan: Plan) -> list[list[Row]]:
     return list(blends.values())
 
 
-def _unweighted_blend(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+def _unweighted_blend(plan: SettingsPlan, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a blend without weights that holds too little: Megatron builds one epoch of it."""
     split, phase = rows[0].split, rows[0].phase
     held = sum(row.built or 0 for row in rows)
@@ -357,7 +391,7 @@ def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _repeats(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _repeats(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> Iterator[str]:
     """Yield epochs that the draws do not need, or that are shuffled so that tokens stay unseen."""
     rows = [row for row in plan.rows("train") if (row.epochs or 0) > 1 and row.drawn is not None]
     if not sizing.row.is_framework or not rows or run.evaluation.alone:
@@ -380,7 +414,7 @@ def _repeats(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
     )
 
 
-def _remedy(run: RunSettings, sizing: Sizing, plan: Plan, needed: int, surplus: int) -> str:
+def _remedy(run: RunSettings, sizing: Sizing, plan: SettingsPlan, needed: int, surplus: int) -> str:
     last = plan.max_train_iters_without_repeat
     if surplus and not sizing.exact and (line := _install(run, variance_buffer="exact")):
         few = f"train at most {last} iterations, which repeat no sample, or " * (last > 0)
@@ -390,7 +424,7 @@ def _remedy(run: RunSettings, sizing: Sizing, plan: Plan, needed: int, surplus: 
     return f"train at most {last} iterations, which repeat no sample"
 
 
-def _mixed_final_epoch(sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _mixed_final_epoch(sizing: Sizing, plan: SettingsPlan) -> Iterator[str]:
     """Yield the cost of a final epoch that is mixed with the others against the framework's rule.
 
     Shuffled apart, the epochs before it are complete before it begins.
@@ -437,7 +471,7 @@ def _unseen(row: Row) -> float:
     return row.coverage.tokens[0] if row.coverage.tokens else 0.0
 
 
-def _loaders_start_over(run: RunSettings, plan: Plan) -> Iterator[str]:
+def _loaders_start_over(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     """Yield NeoX's loaders that start over: its datasets report one sample less than they hold."""
     if run.target.kind == "loader_epochs" and run.target.value > 1 and not run.exact:
         yield (
@@ -470,7 +504,7 @@ def _loaders_start_over(run: RunSettings, plan: Plan) -> Iterator[str]:
             )
 
 
-def _dry_loaders(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _dry_loaders(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> Iterator[str]:
     """Yield Megatron-LM's loaders that run out of samples, except those of `_unweighted_blend`."""
     for dry in plan.dry_loaders:
         rows = plan.rows(dry.split)
@@ -506,7 +540,7 @@ _REMEDY = {
 }
 
 
-def _evaluations(run: RunSettings, plan: Plan) -> Iterator[str]:
+def _evaluations(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     """Yield the evaluation flags of Megatron-LM with unexpected effects."""
     evaluation = plan.evaluation
     if run.evaluation.alone:
@@ -542,7 +576,7 @@ def _evaluations(run: RunSettings, plan: Plan) -> Iterator[str]:
         )
 
 
-def _splits(run: RunSettings, plan: Plan) -> Iterator[str]:
+def _splits(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     data = run.data
     has_default = run.row.is_framework and data.train[0].path
     if has_default and data.split is None and not data.apart:
@@ -597,7 +631,7 @@ def _names(rows: Sequence[Row]) -> str:
     return names if len(rows) <= 3 else f"{names} and {len(rows) - 3} more"
 
 
-def _no_iteration(run: RunSettings, plan: Plan) -> str:
+def _no_iteration(run: RunSettings, plan: SettingsPlan) -> str:
     if run.target.kind == "iterations":
         before = f" after the {run.consumed_samples} samples before" if run.consumed_samples else ""
         return f"no iteration: the target is {plan.target}{before}; raise it"
@@ -608,7 +642,7 @@ def _no_iteration(run: RunSettings, plan: Plan) -> str:
     )
 
 
-def _setup(run: RunSettings, sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _setup(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> Iterator[str]:
     if plan.train_iters == 0:
         yield _no_iteration(run, plan)
     if not sizing.row.is_framework and run.variance_buffer not in (None, "exact"):

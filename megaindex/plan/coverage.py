@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from megaindex._types import F64, I32, I64
 from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.builders import build_index
 from megaindex.format import IndexedDataset
-from megaindex.index.blending import Progress
+from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
@@ -21,7 +21,9 @@ from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.plan.model import Coverage
 from megaindex.run.parts import SplitPart
 from megaindex.run.passes import ServedRange
+from megaindex.run.run import Run
 
+COVERAGES = ("auto", "exact", "expected", "none")
 BUILD_LIMIT = 10**8
 """Documents x epochs up to which ``--coverage auto`` counts in the built index."""
 
@@ -49,6 +51,8 @@ class SourceDraw:
     """False if `drawn` is an estimate."""
     reshuffled: bool = False
     """True if each pass over the samples is in another order."""
+    index: Callable[[], Index] | None = None
+    """Returns the index of the source, of all its documents; None: that of the rules."""
 
     @property
     def served(self) -> int:
@@ -355,6 +359,10 @@ def built_coverage(
     """Count in the built index of a source; ``served``: by default its first samples."""
     part = draw.part
     dataset = IndexedDataset(part.source.path, dialect=draw.row.file_dialect)
+    if draw.index is not None:
+        ranges = [ServedRange(0, draw.served, 1)] if served is None else served
+        counts = count_served(draw.index(), ranges, dataset.sequence_lengths, 0, progress)
+        return counted_coverage(*counts)
     ends = [draw.served]
     if draw.reshuffled and served is not None:
         ends, served = [p.end for p in served for _ in range(p.times)], None
@@ -411,10 +419,30 @@ def count_served(
     at or before it less those ended: runs [0, 4) and [2, 6) of a document of 7 tokens serve its
     tokens 1 1 2 2 1 1 0 times.
     """
+    samples = [ServedRange(0, served, 1)] if isinstance(served, int) else served
+    return _histograms(_located(index, samples, first_document, progress), lengths)
+
+
+def coverage_of_sources(run: Run, progress: Progress | None = None) -> list[Coverage]:
+    """Count in the index of a decided run, for each of its sources."""
+    first, last = int(run.step_bounds[0]), run.num_samples
+    pieces: list[list[_Piece]] = [[] for _ in run.sources]
+    for runs in run.runs():
+        for number in np.unique(runs.source).tolist():
+            mine = runs.select(np.flatnonzero(runs.source == number))
+            document = mine.document - run.sources[number].first_document
+            pieces[number].append((document, mine.offset, mine.length, 1))
+        if progress is not None and runs.sample.size:
+            progress(int(runs.sample[-1]) + 1 - first, last - first)
+    each = zip(pieces, run.sources, strict=True)
+    return [counted_coverage(*_histograms(found, source.lengths)) for found, source in each]
+
+
+def _histograms(pieces: Iterable[_Piece], lengths: I32) -> tuple[I64, I64]:
+    """Return histograms of times served, over tokens and over non-empty documents."""
     starts_of = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, dtype=np.int64, out=starts_of[1:])
-    samples = [ServedRange(0, served, 1)] if isinstance(served, int) else served
-    runs = _runs(index, samples, starts_of, first_document, progress)
+    runs = _runs(pieces, starts_of)
     tokens = np.zeros(2, np.int64)
     documents = np.zeros(2, np.int64)
     for low in range(0, len(lengths), _DOCUMENTS_AT_ONCE):
@@ -438,28 +466,36 @@ class _Runs(NamedTuple):
     """Their ends, sorted independently; a run lies within one document, so blocks still match."""
 
 
-def _runs(
+_Piece: TypeAlias = tuple[I64, I64, I64, int]
+"""Runs of tokens: the document of each, counted from the first, offset and length, and times."""
+
+
+def _located(
     index: Index,
     served: Sequence[ServedRange],
-    starts_of: I64,
     first_document: int,
     progress: Progress | None,
-) -> _Runs:
-    whole = np.zeros(len(starts_of) - 1, np.int32)
-    begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+) -> Iterator[_Piece]:
+    """Yield the runs of samples of an index of one source."""
     for ids, times in _chunks(served):
         spans = index.locate(ids)
-        length = spans.input_lengths(index.sequence_length)
-        document = spans.document - first_document
-        begin = starts_of[document] + spans.offset
+        lengths = spans.input_lengths(index.sequence_length)
+        yield spans.document - first_document, spans.offset, lengths, times
+        if progress is not None:
+            progress(int(ids[-1]) + 1, served[-1].end)
+
+
+def _runs(pieces: Iterable[_Piece], starts_of: I64) -> _Runs:
+    whole = np.zeros(len(starts_of) - 1, np.int32)
+    begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for document, offset, length, times in pieces:
+        begin = starts_of[document] + offset
         end = begin + length
-        complete = (spans.offset == 0) & (end == starts_of[document + 1])
+        complete = (offset == 0) & (end == starts_of[document + 1])
         np.add.at(whole, document[complete], np.int32(times))  # 30 times as fast as a plain 1
         partial = ~complete & (length > 0)
         begins += [begin[partial]] * times
         ends += [end[partial]] * times
-        if progress is not None:
-            progress(int(ids[-1]) + 1, served[-1].end)
     return _Runs(whole, np.sort(np.concatenate(begins)), np.sort(np.concatenate(ends)))
 
 

@@ -18,7 +18,9 @@ from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split, parse_split
 from megaindex.index.order_settings import order_of
-from megaindex.plan.model import Plan
+from megaindex.plan.model import SettingsPlan
+from megaindex.recipe.recipe import Recipe
+from megaindex.recipe.recipe_file import to_mapping
 from megaindex.run.sizing import own_buffers, own_sources
 from megaindex.validation import check_choice
 
@@ -27,9 +29,30 @@ _NAMES = {"neox": "GPT-NeoX", "megatron": "Megatron"}
 _ALL_TRAIN = "100,0,0"
 
 
-def export_settings(plan: Plan, run: RunSettings, framework: str) -> str:
+def export_settings(plan: Any, run: RunSettings | Recipe, framework: str) -> str:
     """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe."""
     check_choice("--print-config", framework, (*_ORDERS, "recipe"))
+    text: str = _PRINTED[type(run)](plan, run, framework)
+    return text
+
+
+def _printed_recipe(_: Any, recipe: Recipe, framework: str) -> str:
+    """Return a recipe as JSON, which is YAML; refuse frameworks, none of which has its order."""
+    if framework == "recipe":
+        return json.dumps(to_mapping(recipe), indent=2, ensure_ascii=False)
+    name = _NAMES[framework]
+    orders = " and ".join(dict.fromkeys(map(recipe.order_of, recipe.sources)))
+    stages = len(recipe.stages)
+    parts = f"its {stages} stages, nor order {orders}" if stages > 1 else f"order {orders}"
+    raise InvalidArgument(
+        f"--print-config {framework}: {name} has no settings for {parts} of a recipe, which "
+        f"megaindex's own loader trains on; for {name}'s own order, plan its sources by "
+        f"--data-path and --order {_ORDERS[framework][0]}, and for the arrays of one source use "
+        "`megaindex export`"
+    )
+
+
+def _printed_settings(plan: SettingsPlan, run: RunSettings, framework: str) -> str:
     if framework == "recipe":
         return recipe_yaml(plan, run)
     for reason in _refusals(plan, run, framework):
@@ -39,6 +62,9 @@ def export_settings(plan: Plan, run: RunSettings, framework: str) -> str:
         comments.append(adapter_call(run.row.order, needed))
     text = neox_yaml(plan, run) if framework == "neox" else megatron_flags(plan, run)
     return "\n".join([*(f"# {line}" for line in comments), text])
+
+
+_PRINTED: dict[type, Any] = {RunSettings: _printed_settings, Recipe: _printed_recipe}
 
 
 def adapter_settings(run: RunSettings) -> dict[str, Any]:
@@ -76,7 +102,7 @@ def _fits(run: RunSettings) -> bool:
     )
 
 
-def _refusals(plan: Plan, run: RunSettings, framework: str) -> Iterator[str]:
+def _refusals(plan: SettingsPlan, run: RunSettings, framework: str) -> Iterator[str]:
     """Yield each part of the plan that the framework has no setting for, and the remedy."""
     name = _NAMES[framework]
     if run.row.order not in _ORDERS[framework]:
@@ -134,7 +160,7 @@ def _refused_by_neox(run: RunSettings) -> Iterator[str]:
         yield "GPT-NeoX applies no buffer to data_path; remove --variance-buffer"
 
 
-def _refused_by_megatron(plan: Plan, run: RunSettings) -> Iterator[str]:
+def _refused_by_megatron(plan: SettingsPlan, run: RunSettings) -> Iterator[str]:
     buffer, own = run.variance_buffer, own_buffers(run)
     wanted = run.target.value if run.target.kind == "samples" else plan.samples_consumed
     rounded = run.row.order == "megatron-legacy" or run.tail != "drop"
@@ -173,13 +199,13 @@ def _refused_by_megatron(plan: Plan, run: RunSettings) -> Iterator[str]:
         )
 
 
-def lacks_validation(run: RunSettings, plan: Plan) -> bool:
+def lacks_validation(run: RunSettings, plan: SettingsPlan) -> bool:
     """Return True if Megatron-LM evaluates, and stops since it has no validation data."""
     needed = run.version is not None and run.version.needs_validation
     return needed and run.evaluation.iterations > 0 and not plan.rows("valid")
 
 
-def neox_yaml(plan: Plan, run: RunSettings) -> str:
+def neox_yaml(plan: SettingsPlan, run: RunSettings) -> str:
     """Return the settings as one NeoX file, in the flow style of NeoX's own files."""
     length = {"train_iters": plan.train_iters}
     if run.target.kind == "loader_epochs":
@@ -201,7 +227,7 @@ def neox_yaml(plan: Plan, run: RunSettings) -> str:
     return "\n".join(["{", *lines, "}"])
 
 
-def _neox_data(plan: Plan, run: RunSettings) -> dict[str, object]:
+def _neox_data(plan: SettingsPlan, run: RunSettings) -> dict[str, object]:
     settings: dict[str, object] = {}
     if run.packing is not None:
         settings["pack_impl"] = run.packing.pack_impl
@@ -223,7 +249,7 @@ def _neox_data(plan: Plan, run: RunSettings) -> dict[str, object]:
     return settings
 
 
-def megatron_flags(plan: Plan, run: RunSettings) -> str:
+def megatron_flags(plan: SettingsPlan, run: RunSettings) -> str:
     """Return the arguments, one a line, each line but the last with a trailing backslash."""
     flags = [_megatron_length(plan, run), f"--seq-length {plan.sequence_length}"]
     if run.micro_batch_size is not None:
@@ -260,7 +286,7 @@ def _has_schedule(run: RunSettings) -> bool:
     return not run.batch.is_constant or (run.batch.stepped and run.row.order == "megatron")
 
 
-def _megatron_length(plan: Plan, run: RunSettings) -> str:
+def _megatron_length(plan: SettingsPlan, run: RunSettings) -> str:
     """Return --train-samples for a target of samples, schedules and phases, else --train-iters."""
     target = run.target
     if target.kind == "samples" and (run.tail == "drop" or target.value >= plan.samples_consumed):
@@ -297,7 +323,7 @@ def _evaluation(run: RunSettings) -> list[str]:
     return flags + (["--dataloader-type cyclic"] if run.dataloader == "cyclic" else [])
 
 
-def _megatron_data(plan: Plan, run: RunSettings) -> list[str]:
+def _megatron_data(plan: SettingsPlan, run: RunSettings) -> list[str]:
     flags = []
     for split in SPLITS if own_sources(run) else SPLITS[:1]:
         if weighted := _weighted(plan, run, split):
@@ -310,7 +336,7 @@ def _megatron_data(plan: Plan, run: RunSettings) -> list[str]:
     return flags
 
 
-def _weighted(plan: Plan, run: RunSettings, split: Split) -> list[tuple[float | None, str]]:
+def _weighted(plan: SettingsPlan, run: RunSettings, split: Split) -> list[tuple[float | None, str]]:
     """Return weight and path of every source; epochs for each source set the weights."""
     sources = getattr(run.data, split)
     weights = [None if source.weight is None else float(source.weight) for source in sources]
@@ -320,7 +346,7 @@ def _weighted(plan: Plan, run: RunSettings, split: Split) -> list[tuple[float | 
     return [(weight, source.path) for weight, source in zip(weights, sources, strict=True)]
 
 
-def recipe_yaml(plan: Plan, run: RunSettings) -> str:
+def recipe_yaml(plan: SettingsPlan, run: RunSettings) -> str:
     """Return a recipe of the sources, weights and steps of a run, with a stage for each phase.
 
     Its order is megaindex's own, so that no stage repeats the samples of an earlier one.
@@ -366,7 +392,7 @@ def _flow(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _refused_by_recipe(plan: Plan, run: RunSettings) -> Iterator[str]:
+def _refused_by_recipe(plan: SettingsPlan, run: RunSettings) -> Iterator[str]:
     """Yield each part of the plan that a recipe has no setting for, and the remedy."""
     data = run.data
     if not run.row.is_framework:

@@ -8,7 +8,7 @@ from typing import Any
 
 from megaindex.configs.run import RunSettings
 from megaindex.errors import InvalidArgument
-from megaindex.index.blending import request_weights
+from megaindex.index.blend import Blend
 from megaindex.plan.model import DryLoader, Neighbour, Row, Tail
 from megaindex.run.passes import loader_limit
 from megaindex.run.sizing import Sizing
@@ -202,5 +202,4 @@ def _loader_length(run: RunSettings, rows: Sequence[Row], requested: int) -> int
         return requested
     if not weights:
         return min(requested, sum(built))
-    shares = request_weights(weights, run.row)
-    return sum(run.row.samples_requested(requested, share, 1.0, len(rows)) for share in shares)
+    return Blend(row=run.row, weights=weights).size(requested)

@@ -215,7 +215,8 @@ class Row:
 
     Attributes:
         split: train, valid or test.
-        phase: number of Megatron's phase, from 1; None for a run without phases.
+        phase: number of Megatron's phase, or of the stretch of a recipe in which the mixture does
+            not change, from 1; None for a run of one.
         source: position in the blend, from 1.
         path: path prefix; empty where only tokens were given.
         weight: weight in the blend; None for a blend without weights.
@@ -233,6 +234,8 @@ class Row:
         coverage: shares of the tokens by times served.
         error: error with which the framework ends on this source; empty if it does not.
         packing: samples of an epoch in order packed; not a key of ``--json`` in the other orders.
+        stage: stage of a recipe; empty, and not a key of ``--json``, in other runs.
+        label: name of the source in a recipe, likewise.
     """
 
     split: str
@@ -241,7 +244,7 @@ class Row:
     path: str
     weight: float | None
     tokens_per_epoch: int
-    samples_per_epoch: int = 0
+    samples_per_epoch: int | None = 0
     requested: int | None = 0
     drawn: int | None = 0
     drawn_bounds: tuple[int, int] = (0, 0)
@@ -253,16 +256,18 @@ class Row:
     coverage: Coverage = Coverage(method="none")
     error: str = ""
     packing: PackingFacts | None = None
+    stage: str = ""
+    label: str = ""
 
     @property
     def name(self) -> str:
-        """Path of the source, or ``source`` and its number."""
-        return self.path or f"source {self.source}"
+        """Name of the source in a recipe, its path, or ``source`` and its number."""
+        return self.label or self.path or f"source {self.source}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields, the coverage under three keys."""
         return {
-            **json_object(self, "packing"),
+            **json_object(self, "packing", "stage", "label"),
             "coverage_documents": _by_times(self.coverage.documents),
             "coverage_method": self.coverage.method,
         }
@@ -338,93 +343,63 @@ class RankShare:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Plan of a run. Figures outside `datasets` and `evaluation` are those of the train split.
+    """Plan of a run of any kind. Figures outside `datasets` are those of the train split.
 
-    All figures are integers computed exactly by the rules of `framework`, the framework and version
-    that `order` belongs to. Samples are of `sequence_length` tokens; tokens count once a sample,
-    without the extra one of the label.
+    All figures are integers computed exactly. Samples are of `sequence_length` tokens; tokens count
+    once a sample, without the extra one of the label. Figures that a kind of run does not have, or
+    that ask about other runs where the settings are unknown, are None.
 
     Attributes:
-        order: name of the order of the samples.
-        framework: framework, with its version, whose rules hold.
-        sequence_length: tokens of a sample, without the extra one of the label.
+        order: name of the order of the samples; None if the sources differ in it.
+        sequence_length: tokens of a sample, without the extra one of the label; of the longest, if
+            the stages of a recipe differ.
         variance_buffer: factor of the samples requested of each source of a blend, or ``"exact"``.
         tail: policy for the samples of the target that fill no batch: drop, pad or wrap.
-        target: target of the run in words, such as ``1 epoch``.
-        train_iters: iterations from `consumed_samples` on.
-        global_batch_size: samples of the last iteration's batch.
-        batch_schedule: first sample and batch size of each stage, as in `BatchSchedule`.
+        train_iters: iterations of the run; of a resumed one, those still to come.
+        global_batch_size: samples of the last iteration's batch; None if sources have batches of
+            their own.
+        batch_schedule: first sample and batch size of each stage, as in `BatchSchedule`; where
+            sources have batches of their own, a mapping of sources to batch sizes.
         tokens_per_epoch: tokens of one epoch.
         samples_per_epoch: samples of one epoch.
-        samples_consumed: samples consumed after the last iteration, `consumed_samples` included.
-        consumed_samples: samples consumed before the first iteration of the plan.
+        samples_consumed: samples consumed after the last iteration, without the masked ones of a
+            padded last batch.
+        tokens_consumed: tokens of `samples_consumed`, without the padding of order packed.
         samples_built: samples of the epochs built; None where draws were not counted.
-        samples_left_over: samples of the epochs aimed at that the run does not consume.
-        tokens_consumed: tokens of `samples_consumed`.
-        tokens_left_over: tokens of the epochs aimed at that the run does not consume.
+        samples_left_over: samples of the epochs aimed at, or of the whole epochs that the run
+            reaches into, that it does not consume.
         num_epochs_built: most epochs built of a source; None where draws were not counted.
         max_train_iters_without_repeat: most iterations that serve no sample twice; 0 where none
             does, or GPT-NeoX ends with an error there.
         max_train_iters_same_epochs: most iterations for which no further epoch is built.
-        max_train_iters_exact: False where the two are lower bounds, because draws were not counted.
-        neighbours: effects of `max_train_iters_same_epochs` and of one iteration more; empty if
-            not exact.
-        tails: effect of each tail policy.
-        datasets: one row for each source of each split, and of each phase.
-        evaluation: samples that evaluations read; None for a run without them.
-        ranks: share of each data-parallel rank; None if the number of ranks is unknown.
-        phases: phases between Megatron's phase transitions; empty for a run without them.
-        buffer_effect: effect of a variance buffer of 1.005, where the plan has another.
-        loaders: loaders of GPT-NeoX, which start over; empty for other frameworks.
+        datasets: one row for each source of each split, and of each phase or stage.
         caution: warning that opens the printed plan where the run differs from the target.
-        framework_version: release of Megatron-LM whose rules hold; None for other frameworks.
-        ignored_settings: settings of the framework's data that do not change the plan.
-        dry_loaders: loaders of Megatron-LM that run out of samples.
         warnings: warnings with their remedies, most harmful first.
         check_failures: reasons for which ``--check`` fails; empty if it passes.
         skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
-        max_train_iters_with_exact_buffer: `max_train_iters_without_repeat` under the adapter's
-            ``variance_buffer="exact"``; None where it does not exceed that, or is not
-            counted.
     """
 
-    order: str
-    framework: str
+    order: str | None
     sequence_length: int
-    variance_buffer: float | str
-    tail: str
-    target: str
+    variance_buffer: float | str | None
+    tail: str | None
     train_iters: int
-    global_batch_size: int
-    batch_schedule: tuple[tuple[int, int], ...]
-    tokens_per_epoch: int
-    samples_per_epoch: int
+    global_batch_size: int | None
+    batch_schedule: tuple[tuple[int, int | dict[str, int]], ...]
+    tokens_per_epoch: int | None
+    samples_per_epoch: int | None
     samples_consumed: int
-    consumed_samples: int
+    tokens_consumed: int | None
     samples_built: int | None
-    samples_left_over: int
-    tokens_consumed: int
-    tokens_left_over: int
+    samples_left_over: int | None
     num_epochs_built: int | None
-    max_train_iters_without_repeat: int
-    max_train_iters_same_epochs: int
-    max_train_iters_exact: bool
-    neighbours: tuple[Neighbour, ...]
-    tails: tuple[Tail, ...]
+    max_train_iters_without_repeat: int | None
+    max_train_iters_same_epochs: int | None
     datasets: tuple[Row, ...]
-    evaluation: Evaluations | None
-    ranks: RankShare | None
-    phases: tuple[Phase, ...]
-    buffer_effect: BufferEffect | None
-    loaders: tuple[LoaderRestart, ...] = ()
     caution: str = ""
-    framework_version: str | None = None
-    ignored_settings: tuple[str, ...] = ()
-    dry_loaders: tuple[DryLoader, ...] = ()
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
     skip: SkipEffect | None = None
-    max_train_iters_with_exact_buffer: int | None = None
 
     def rows(self, split: str) -> list[Row]:
         """Return the rows of one split (train, valid or test)."""
@@ -436,17 +411,82 @@ class Plan:
 
     def __repr__(self) -> str:
         """Return the tables that the command prints, of at most 100 columns."""
-        console, render = _display()
-        return str(console.text_of(render.plan_view(self)))
+        return str(_module("console").text_of(self.view()))
 
     def _repr_html_(self) -> str:
-        console, render = _display()
-        return str(console.html_of(render.plan_view(self)))
+        return str(_module("console").html_of(self.view()))
+
+    def view(self) -> Any:
+        """Return the tables and notes of the printed plan."""
+        return _module("plan.render").run_view(self)
 
 
-def _display() -> list[Any]:
-    """Return the modules that display a plan; they import rich, and the tables this module."""
-    return [import_module(f"megaindex.{name}") for name in ("console", "plan.render")]
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SettingsPlan(Plan):
+    """Plan of settings, by the rules of `framework`, the framework and version of `order`.
+
+    Its other fields are those of `Plan`.
+
+    Attributes:
+        framework: framework, with its version, whose rules hold.
+        target: target of the run in words, such as ``1 epoch``.
+        consumed_samples: samples consumed before the first iteration of the plan, which count in
+            `samples_consumed`.
+        tokens_left_over: tokens of the epochs aimed at that the run does not consume.
+        max_train_iters_exact: False where ``max_train_iters_without_repeat`` and
+            ``max_train_iters_same_epochs`` are lower bounds, because draws were not counted.
+        neighbours: effects of `max_train_iters_same_epochs` and of one iteration more; empty if
+            not exact.
+        tails: effect of each tail policy.
+        evaluation: samples that evaluations read; None for a run without them.
+        ranks: share of each data-parallel rank; None if the number of ranks is unknown.
+        phases: phases between Megatron's phase transitions; empty for a run without them.
+        buffer_effect: effect of a variance buffer of 1.005, where the plan has another.
+        loaders: loaders of GPT-NeoX, which start over; empty for other frameworks.
+        framework_version: release of Megatron-LM whose rules hold; None for other frameworks.
+        ignored_settings: settings of the framework's data that do not change the plan.
+        dry_loaders: loaders of Megatron-LM that run out of samples.
+        max_train_iters_with_exact_buffer: `max_train_iters_without_repeat` under the adapter's
+            ``variance_buffer="exact"``; None where it does not exceed that, or is not
+            counted.
+    """
+
+    order: str
+    variance_buffer: float | str
+    tail: str
+    global_batch_size: int
+    batch_schedule: tuple[tuple[int, int], ...]
+    tokens_per_epoch: int
+    samples_per_epoch: int
+    samples_left_over: int
+    tokens_consumed: int
+    max_train_iters_without_repeat: int
+    max_train_iters_same_epochs: int
+    framework: str
+    target: str
+    consumed_samples: int
+    tokens_left_over: int
+    max_train_iters_exact: bool
+    neighbours: tuple[Neighbour, ...]
+    tails: tuple[Tail, ...]
+    evaluation: Evaluations | None
+    ranks: RankShare | None
+    phases: tuple[Phase, ...]
+    buffer_effect: BufferEffect | None
+    loaders: tuple[LoaderRestart, ...] = ()
+    framework_version: str | None = None
+    ignored_settings: tuple[str, ...] = ()
+    dry_loaders: tuple[DryLoader, ...] = ()
+    max_train_iters_with_exact_buffer: int | None = None
+
+    def view(self) -> Any:
+        """Return the tables and notes of the printed plan."""
+        return _module("plan.render").plan_view(self)
+
+
+def _module(name: str) -> Any:
+    """Return a module that displays a plan: they import rich, and the tables this module."""
+    return import_module(f"megaindex.{name}")
 
 
 def epochs_text(count: int | None) -> str:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_bounds
 from megaindex.configs.run import RunSettings, Target
 from megaindex.configs.run_builder import ARGUMENTS, given_run, in_keys_of_files
 from megaindex.configs.settings import ADAPTERS
-from megaindex.index.blending import Progress
+from megaindex.errors import InvalidArgument
+from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
 from megaindex.plan import advice
-from megaindex.plan.advice import buffer_effect, check_failures
-from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, coverage_of
+from megaindex.plan.advice import buffer_effect, failures_of_settings
+from megaindex.plan.coverage import BUILD_LIMIT, COVERAGES, SourceDraw, coverage_of
 from megaindex.plan.limits import dry_loaders, iteration_limits, tails_of
 from megaindex.plan.model import (
     Coverage,
@@ -24,6 +25,7 @@ from megaindex.plan.model import (
     Plan,
     RankShare,
     Row,
+    SettingsPlan,
     SkipEffect,
     effect_of,
 )
@@ -37,6 +39,8 @@ from megaindex.plan.packing import (
     samples_of_first_pass,
     serves_first_again,
 )
+from megaindex.recipe.layout import RecipeLayout
+from megaindex.recipe.recipe import Recipe
 from megaindex.run.parts import Parts, SplitPart, parts_of
 from megaindex.run.passes import (
     ServedRange,
@@ -46,6 +50,7 @@ from megaindex.run.passes import (
     loader_passes,
     samples_served,
 )
+from megaindex.run.run import Run
 from megaindex.run.sizing import Sizing, sizing_of
 from megaindex.run.target import (
     Evaluations,
@@ -58,6 +63,12 @@ from megaindex.run.target import (
     resolve_target,
     target_text,
 )
+from megaindex.validation import check_choice
+
+if TYPE_CHECKING:
+    from megaindex.plan.recipe_plan import RecipePlan
+
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def evaluation_rows(
@@ -141,7 +152,7 @@ def rows_of(
     filled = sizing.blend_size(requested)
     if passes.limit is not None:
         filled = max((part.end for part in positions), default=0)
-    in_blend = sizing.draws.counts(filled)
+    in_blend = sizing.drawn(filled)
     per_epoch = sizing.per_epoch()
     reshuffled = sizing.row.train_epochs == "reshuffled" and split == "train" and steps is None
     rows = []
@@ -193,7 +204,7 @@ def _permuted(rows: Sequence[Row], samples: int) -> tuple[Row, ...]:
     found = []
     one_pass = samples <= sum(row.built or 0 for row in rows)
     for row in rows:
-        once = one_pass and row.epochs == 1 and (row.drawn or 0) <= row.samples_per_epoch
+        once = one_pass and row.epochs == 1 and (row.drawn or 0) <= (row.samples_per_epoch or 0)
         row = replace(row, repeated=0 if once else None, coverage=Coverage(method="none"))
         if len(rows) > 1:
             row = replace(row, drawn=None, drawn_bounds=(0, samples))
@@ -268,7 +279,7 @@ def _covered(
         requested=row.requested,
         epochs=row.epochs,
         built=row.built,
-        per_epoch=row.samples_per_epoch,
+        per_epoch=row.samples_per_epoch or 0,
         drawn=likely if row.drawn is None else row.drawn,
         counted=row.drawn is not None,
         reshuffled=reshuffled,
@@ -276,12 +287,21 @@ def _covered(
     return replace(row, coverage=coverage_of(draw, served, run.coverage, sizing.progress))
 
 
+@overload
 def make_plan(
     run: RunSettings | None = None, *, progress: Progress | None = None, **settings: Any
-) -> Plan:
+) -> SettingsPlan: ...
+@overload
+def make_plan(
+    run: Recipe | RecipeLayout, *, progress: Progress | None = None, **settings: Any
+) -> RecipePlan: ...
+@overload
+def make_plan(run: Run, *, progress: Progress | None = None, **settings: Any) -> Plan: ...
+def make_plan(run: Any = None, *, progress: Progress | None = None, **settings: Any) -> Plan:
     """Return the exact plan of a run, by the rules of its framework and version.
 
     >>> make_plan(data_path="web", sequence_length=2048, global_batch_size=128, epochs=1)
+    >>> make_plan(megaindex.recipe.read_recipe("run.yaml"))
 
     The settings are those of ``megaindex plan --help``, with underscores, and ``sequence_length``
     for ``--seq-length``. Numbers are given as numbers; several values, as of ``data_path=[0.7,
@@ -293,25 +313,83 @@ def make_plan(
     a source is built in memory and counted, as far as `RunSettings.coverage` allows.
 
     Args:
-        run: data, batch sizes, target and framework, such as `resolve` returns, in place of
-            settings.
+        run: in place of settings, `RunSettings`, such as `resolve` returns; a recipe, or its
+            layout; or a decided run, such as that of an opened lock.
         progress: called with (done, total) while draws of a greedy blend, or coverage, are counted.
-        settings: the run by names, as above; None is not given.
+        settings: the run by names, as above; None is not given. Beside a run, ``coverage``: auto,
+            exact, expected or none. Beside a recipe, ``consumed_samples`` of a run in progress,
+            whose rest is planned too, and ``mix_bounds``, True for the earliest repeat of each
+            source under any mix from there on.
 
     Returns:
-        The plan, which prints as the command prints it; its `Plan.warnings` name what the run would
-        do besides training on the target.
+        The plan: of settings a `SettingsPlan`, of a recipe a `RecipePlan`, of a decided run a
+        `Plan`, in which figures that ask about other runs are None. It prints as the command prints
+        it; its `Plan.warnings` name what the run would do besides training on the target.
 
     Raises:
         InvalidArgument: the run cannot be planned, or a setting is unknown; the message names the
             setting.
         FormatError, StorageError: a dataset cannot be read.
     """
-    with given_run(run, settings) as given:
-        return warn_in_keys_of_files(_plan_of(given, progress), settings)
+    planner: Any = _PLANNERS.get(type(run), _plan_of_settings)
+    plan: Plan = planner(run, progress, settings)
+    return plan
 
 
-def warn_in_keys_of_files(plan: Plan, given: Mapping[str, Any]) -> Plan:
+def _plan_of_settings(
+    run: RunSettings | None, progress: Progress | None, settings: Mapping[str, Any]
+) -> SettingsPlan:
+    if "mix_bounds" in settings:
+        raise InvalidArgument(
+            "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
+        )
+    rest, coverage = dict(settings), None
+    if run is not None and "coverage" in rest:
+        coverage = check_choice("coverage", rest.pop("coverage"), COVERAGES)
+    with given_run(run, rest) as given:
+        asked = given if coverage is None else replace(given, coverage=coverage)
+        return in_words_of_files(_plan_of(asked, progress), rest)
+
+
+def _plan_of_recipe(
+    recipe: Recipe, progress: Progress | None, settings: Mapping[str, Any]
+) -> RecipePlan:
+    from megaindex.builders.recipe import plan_recipe
+
+    return _plan_of_layout(plan_recipe(recipe), progress, settings)
+
+
+def _plan_of_layout(
+    layout: RecipeLayout, progress: Progress | None, settings: Mapping[str, Any]
+) -> RecipePlan:
+    from megaindex.plan.recipe_plan import plan_of_layout
+
+    _check_beside("a recipe", settings, ("coverage", "consumed_samples", "mix_bounds"))
+    return plan_of_layout(layout, progress=progress, **settings)
+
+
+def _plan_of_run(run: Run, progress: Progress | None, settings: Mapping[str, Any]) -> Plan:
+    from megaindex.plan.run_plan import plan_of_run
+
+    _check_beside("a decided run", settings, ("coverage",))
+    return plan_of_run(run, progress=progress, **settings)
+
+
+def _check_beside(what: str, settings: Mapping[str, Any], known: Sequence[str]) -> None:
+    if others := sorted(settings.keys() - {*known}):
+        raise InvalidArgument(
+            f"{what} has all settings, also {others[0]}; beside it, give {' or '.join(known)}"
+        )
+
+
+_PLANNERS: dict[type, Callable[[Any, Progress | None, Mapping[str, Any]], Plan]] = {
+    Recipe: _plan_of_recipe,
+    RecipeLayout: _plan_of_layout,
+    Run: _plan_of_run,
+}
+
+
+def in_words_of_files(plan: AnyPlan, given: Mapping[str, Any]) -> AnyPlan:
     """Return a plan whose warnings name the keys of the file that describes its run."""
     caution, *warnings = (in_keys_of_files(one, given) for one in (plan.caution, *plan.warnings))
     return replace(plan, caution=caution, warnings=tuple(warnings))
@@ -344,7 +422,7 @@ def _signature() -> inspect.Signature:
 make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _with_exact_buffer(run: RunSettings, sizing: Sizing, plan: Plan) -> int | None:
+def _with_exact_buffer(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> int | None:
     """Return the plan's most iterations without a repeat if no buffer were requested."""
     unsized = sizing.exact or sizing.asks_one_epoch or sizing.pass_samples is not None
     if unsized or plan.phases or run.row.order not in ADAPTERS or sizing.one_epoch_only:
@@ -358,7 +436,9 @@ def _with_exact_buffer(run: RunSettings, sizing: Sizing, plan: Plan) -> int | No
     return None if _fails_at(replace(run, variance_buffer="exact", surplus=None), last) else last
 
 
-def _plan_of(run: RunSettings, progress: Progress | None, *, at_limit: bool = False) -> Plan:
+def _plan_of(
+    run: RunSettings, progress: Progress | None, *, at_limit: bool = False
+) -> SettingsPlan:
     row = run.row
     parts = parts_of(run.data, row, run.packing, sequence_length=run.sequence_length)
     sizing = sizing_of(run, row, parts["train"], "train", progress)
@@ -378,7 +458,7 @@ def _plan_of(run: RunSettings, progress: Progress | None, *, at_limit: bool = Fa
         skip = effect_of(
             steps.skips, steps.bounds, masked_rows=steps.masked_rows, consumed=consumed
         )
-    plan = Plan(
+    plan = SettingsPlan(
         order=run.row.order,
         framework=row.framework,
         sequence_length=run.sequence_length,
@@ -418,7 +498,7 @@ def _plan_of(run: RunSettings, progress: Progress | None, *, at_limit: bool = Fa
         plan,
         caution=advice.caution(run, sizing, plan),
         warnings=(*warnings, *_late_skips(run, target)),
-        check_failures=check_failures(run, plan),
+        check_failures=failures_of_settings(run, plan),
     )
     if skip is None or steps is None or not skip.changes_counts:
         return plan
@@ -498,12 +578,12 @@ def _totals(
     tokens_left = max(0, target.tokens_in_view - tokens_consumed)
     if sizing.asks_one_epoch and not run.exact:  # some samples are drawn more often than others
         distinct = sum(row.distinct or 0 for row in train)
-        samples_left = sum(row.samples_per_epoch for row in train) - distinct
+        samples_left = sum(row.samples_per_epoch or 0 for row in train) - distinct
         tokens_left = sum(sizing.tokens) - distinct * run.sequence_length
     return {
         "train_iters": target.train_iters,
         "tokens_per_epoch": sum(sizing.tokens),
-        "samples_per_epoch": sum(row.samples_per_epoch for row in train[: len(sizing.tokens)]),
+        "samples_per_epoch": sum(row.samples_per_epoch or 0 for row in train[: len(sizing.tokens)]),
         "samples_consumed": target.samples_consumed,
         "samples_left_over": samples_left,
         "tokens_consumed": tokens_consumed,

@@ -19,32 +19,47 @@ from megaindex.configs.batch_schedule import SkippedSteps, skip_steps, step_boun
 from megaindex.console import (
     FittedTable,
     Prose,
+    ShortNames,
     TableColumn,
     answer_panel,
-    html_of,
-    print_view,
     spaced,
-    text_of,
     warning,
 )
+from megaindex.index.draws import Progress
 from megaindex.index.mixing import PerStream
 from megaindex.index.skips import ranges_without
-from megaindex.plan.model import PackingFacts, SkipEffect, effect_of, json_object
+from megaindex.plan.advice import check_failures
+from megaindex.plan.coverage import COVERAGES
+from megaindex.plan.model import PackingFacts, Plan, Row, effect_of, json_object
 from megaindex.plan.packing import InputTokens, is_countable, mean_inputs, packing_facts
+from megaindex.plan.recipe_rows import (
+    RecipeRows,
+    StreamReads,
+    epochs_asked,
+    epochs_read,
+    first_repeat,
+    reads_of,
+    recipe_limits,
+    samples_left_over,
+)
 from megaindex.plan.render import (
     MANY_SOURCES,
     SHOWN_SOURCES,
+    coverage_table,
     facts_view,
     more,
     packing_texts,
     repeats_text,
+    shown_rows,
+    without_repeat,
     worst_first,
 )
 from megaindex.recipe.amend import EarliestRepeat, earliest_repeats
-from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
+from megaindex.recipe.layout import RecipeLayout, StageEnd
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.past import PastRead
 from megaindex.recipe.recipe import Recipe, Rounds
+from megaindex.validation import check_choice
 
 _SHOWN_WARNINGS = 3
 _NOTICEABLE = 0.01
@@ -227,20 +242,15 @@ class RemainingRun:
     """Samples left of each source."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecipePlan:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RecipePlan(Plan):
     """Plan of a recipe. Steps count from 0: step k is iteration k + 1 in trainers' logs.
 
+    Its other fields are those of `Plan`. `samples_consumed` are those of the run, without a past in
+    another system. Samples of finetuning sources count as `sequence_length` tokens.
+
     Attributes:
-        train_iters: steps of the run.
-        samples_consumed: samples that the run serves, without padding.
-        tokens_consumed: input tokens of the samples, without the padding of order packed; samples
-            of finetuning sources count as sequence_length tokens.
         samples_masked: rows of the last batch that are padding without loss.
-        sequence_length: tokens of a sample, without the extra one of the label; of the longest, if
-            the stages differ.
-        batch_schedule: first sample and batch size of each stage of the `BatchSchedule`; where
-            streams have batch sizes of their own, a mapping of sources to batch sizes.
         samples_per_rank: rows that each data-parallel rank reads; None where the recipe names
             no ranks.
         exhaustion: policy for a source that reaches its limits, as in `Recipe`.
@@ -257,21 +267,14 @@ class RecipePlan:
         draws: one for each stage and source, and for each piece of a stage between exhausted
             sources.
         sources: each source over the whole run.
-        warnings: warnings with their remedies.
         steps: ranges of steps, with the samples and tokens consumed at each step.
-        skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
         past: steps of another system; None, and not a key of ``--json``, without.
         mix_changes: changes of the mix, likewise.
         mix_bounds: earliest repeat of each source under any mix, likewise.
         remaining: what is left of a run in progress, likewise.
     """
 
-    train_iters: int
-    samples_consumed: int
-    tokens_consumed: int
     samples_masked: int
-    sequence_length: int
-    batch_schedule: tuple[tuple[int, int | dict[str, int]], ...]
     samples_per_rank: int | None
     exhaustion: str
     stopped_by: str
@@ -285,9 +288,7 @@ class RecipePlan:
     stages: tuple[StageEnd, ...]
     draws: tuple[StageDraw, ...]
     sources: tuple[SourceTotal, ...]
-    warnings: tuple[str, ...]
     steps: tuple[StepRange, ...] = ()
-    skip: SkipEffect | None = None
     past: PlannedPast | None = None
     mix_changes: MixEffect | None = None
     mix_bounds: tuple[EarliestRepeat, ...] = ()
@@ -297,37 +298,62 @@ class RecipePlan:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
         return json_object(self, "skip", "past", "mix_changes", "mix_bounds", "remaining")
 
-    def __repr__(self) -> str:
-        """Return the tables that the command prints, of at most 100 columns."""
-        return text_of(_view(self))
-
-    def _repr_html_(self) -> str:
-        return html_of(_view(self))
+    def view(self) -> RenderableType:
+        """Return the tables and notes of the printed plan."""
+        return _view(self)
 
 
-def make_recipe_plan(
-    layout: RecipeLayout, *, consumed_samples: int | None = None, mix_bounds: bool = False
+def plan_of_layout(
+    layout: RecipeLayout,
+    *,
+    coverage: str | None = None,
+    progress: Progress | None = None,
+    consumed_samples: int | None = None,
+    mix_bounds: bool = False,
 ) -> RecipePlan:
     """Return the plan of a recipe.
 
     Args:
         layout: that of `megaindex.recipe.plan_recipe`.
+        coverage: auto, exact, expected or none; None: auto.
+        progress: called with (done, total) while coverage is counted.
         consumed_samples: samples of a run in progress that were served; None: a run to come.
         mix_bounds: compute the earliest repeat of each source under any mix from there on.
     """
+    coverage = check_choice("--coverage", coverage or "auto", COVERAGES)
     recipe = layout.recipe
     rounds = layout.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
     samples, parallel = layout.num_samples, recipe.common_data_parallel_size
-    rows = samples + layout.samples_masked
-    draws, means = _draws(layout)
-    end = recipe.first_sample + rows
+    read = samples + layout.samples_masked
+    counts = coverage in ("auto", "exact")
+    draws, means = _draws(layout, counts)
+    end = recipe.first_sample + read
     last = end - layout.batch.samples_after(max(0, layout.num_steps - 1))
     steps = _skipped_steps(layout)
-    skip, read = None, rows
+    skip = None
     if steps is not None:
         skip = effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows)
         read = skip.samples_to_read + skip.samples_padded
+    totals, every = _totals(layout, steps), RecipeRows(layout, None, coverage, progress)
+    rows = (every if steps is None else replace(every, coverage="none")).rows()
+    built, limits = _most_built(rows), recipe_limits(layout, rows)
+    size, orders = (
+        layout.batch.stages[-1][1],
+        {recipe.order_of(source) for source in recipe.sources},
+    )
     plan = RecipePlan(
+        order=orders.pop() if len(orders) == 1 else None,
+        variance_buffer="exact",
+        tail=recipe.tail,
+        global_batch_size=size if isinstance(size, int) else None,
+        tokens_per_epoch=sum(source.tokens_per_epoch for source in totals),
+        samples_per_epoch=sum(source.samples_per_epoch for source in totals),
+        samples_built=sum(samples for samples, _ in built.values()),
+        samples_left_over=samples_left_over(layout),
+        num_epochs_built=max(epochs for _, epochs in built.values()),
+        max_train_iters_without_repeat=limits[0],
+        max_train_iters_same_epochs=limits[1],
+        datasets=rows if steps is None else replace(every, steps=steps).rows(),
         train_iters=layout.num_steps,
         samples_consumed=samples,
         tokens_consumed=sum(draw.tokens for draw in draws),
@@ -346,8 +372,7 @@ def make_recipe_plan(
         evaluation_padding=_padding(recipe, rounds.samples + rounds.masked, rounds.masked),
         stages=layout.ends,
         draws=draws,
-        sources=_totals(layout, steps),
-        warnings=(),
+        sources=totals,
         steps=tuple(_steps(layout)),
         skip=skip,
         past=_past(layout),
@@ -357,11 +382,27 @@ def make_recipe_plan(
     )
     warnings = list(_warnings(layout, plan))
     if means:
+        reason = f"--coverage {coverage} does not count"
+        if counts:
+            reason = "have too many documents or samples to count"
         warnings.append(
             f"tokens of {_names(means)} are means over seeds, because parts of epochs are drawn "
-            "that have too many documents or samples to count"
+            f"that {reason}"
         )
-    return replace(plan, warnings=tuple(warnings))
+    names = [source.name for source in recipe.sources]
+    each = zip(names, epochs_read(layout), epochs_asked(layout), strict=True)
+    failures = check_failures(plan, list(each))
+    return replace(plan, warnings=tuple(warnings), check_failures=failures)
+
+
+def _most_built(rows: Sequence[Row]) -> dict[int, tuple[int, int]]:
+    """Return the samples and epochs built of each source, by its number, from the rows of train."""
+    built: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        if row.split == "train":
+            now = built.get(row.source, (0, 0))
+            built[row.source] = max(now[0], row.built or 0), max(now[1], row.epochs or 0)
+    return built
 
 
 def _past(layout: RecipeLayout) -> PlannedPast | None:
@@ -502,65 +543,51 @@ def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
     )
 
 
-def _draws(layout: RecipeLayout) -> tuple[tuple[StageDraw, ...], list[str]]:
-    """Return the draws, and the sources of which tokens are means over seeds."""
-    # one past the last sample that earlier stages read, by source and sequence length
-    first = layout.recipe.stage_lengths[0]
-    reached = {(source, first): begin for source, begin in enumerate(layout.begins)}
+def _draws(layout: RecipeLayout, counts: bool) -> tuple[tuple[StageDraw, ...], list[str]]:
+    """Return the draws, and the sources of which tokens are means over seeds; ``counts`` if they
+    may be counted in the index."""
     rows: list[StageDraw] = []
     means: dict[str, None] = {}
-    for stage in layout.stages:
-        (named,) = (each for each in layout.recipe.stages if each.name == stage.name)
-        own = {layout.recipe.number(each.source) for each in named.streams}
-        sizes: tuple[int, ...] = ()
-        if named.has_batch_sizes and isinstance(stage.mixing, PerStream):
-            sizes = stage.mixing.batch_sizes
-        for stream, (source, begin, count) in enumerate(stage.reads):
-            if count == 0 and source not in own:  # of other stages, without changed weights here
-                continue
-            inputs = _inputs(layout, stage, source, begin, count)
-            goes_on = begin >= reached.get((source, stage.sequence_length), 0)
-            size = sizes[stream] if sizes else None
-            row = _stage_draw(layout, stage, stream, goes_on, inputs.tokens, size)
-            rows.append(row)
-            if not inputs.exact:
-                means[row.source] = None
-        for source, begin, count in stage.reads:
-            read = source, stage.sequence_length
-            reached[read] = max(reached.get(read, 0), begin + count)
+    named = {stage.name: stage for stage in layout.recipe.stages}
+    for read in reads_of(layout):
+        stage, mixing = read.stage, read.stage.mixing
+        inputs = _inputs(layout, read, counts)
+        size = None
+        if named[stage.name].has_batch_sizes and isinstance(mixing, PerStream):
+            size = mixing.batch_sizes[read.stream]
+        row = _stage_draw(layout, read, inputs.tokens, size)
+        rows.append(row)
+        if not inputs.exact:
+            means[row.source] = None
     return tuple(rows), list(means)
 
 
-def _inputs(
-    layout: RecipeLayout, stage: PlannedStage, source: int, begin: int, count: int
-) -> InputTokens:
-    """Return the input tokens of ``count`` samples of a source from ``begin`` on."""
-    index, end = layout.sizes[source].packed, begin + count
+def _inputs(layout: RecipeLayout, read: StreamReads, counts: bool) -> InputTokens:
+    """Return the input tokens of the samples that a stream draws."""
+    index, begin, end = layout.sizes[read.source].packed, read.begin, read.begin + read.count
     if index is None:
-        return InputTokens(count * stage.sequence_length, True)
+        return InputTokens(read.count * read.stage.sequence_length, True)
     mean = mean_inputs(index.packing, begin, end)
-    if mean.exact or not is_countable(index.packing, len(index.documents), begin, end):
+    if (
+        mean.exact
+        or not counts
+        or not is_countable(index.packing, len(index.documents), begin, end)
+    ):
         return mean
     return InputTokens(index.extend(index.epochs_for(end)).count_inputs(begin, end), True)
 
 
 def _stage_draw(
-    layout: RecipeLayout,
-    stage: PlannedStage,
-    stream: int,
-    goes_on: bool,
-    tokens: int,
-    batch_size: int | None,
+    layout: RecipeLayout, read: StreamReads, tokens: int, batch_size: int | None
 ) -> StageDraw:
-    """Return the draw of a stream; ``goes_on`` if no earlier stage read its samples."""
+    """Return the draw of a stream."""
     recipe, batch = layout.recipe, layout.batch
-    source, begin, count = stage.reads[stream]
+    stage, begin, count = read.stage, read.begin, read.count
     end = stage.first_sample + stage.num_samples
-    size = layout.size_at(source, stage.sequence_length)
-    fresh = max(0, size.samples - begin) if goes_on else 0
+    size = layout.size_at(read.source, stage.sequence_length)
     return StageDraw(
         stage=stage.name,
-        source=recipe.sources[source].name,
+        source=recipe.sources[read.source].name,
         first_step=batch.iterations_within(stage.first_sample),
         end_step=batch.iterations_within(end - 1) + 1,
         samples=count,
@@ -568,20 +595,10 @@ def _stage_draw(
         tokens=tokens,
         epochs_begin=size.epochs_at(begin),
         epochs_end=size.epochs_at(begin + count),
-        first_repeat=_first_beyond(layout, stage, stream, fresh),
-        deferred=stage.deferred[stream],
+        first_repeat=first_repeat(layout, read),
+        deferred=stage.deferred[read.stream],
         batch_size=batch_size,
     )
-
-
-def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh: int) -> int | None:
-    """Return the step that draws a stream beyond its first ``fresh`` samples of the stage."""
-    if stage.counts[stream] <= fresh:
-        return None
-    limits = [stage.num_samples] * len(stage.mixed.sources)
-    limits[stream] = fresh
-    position = stage.first_sample + stage.mixing.longest(limits, stage.num_samples)
-    return layout.batch.iterations_within(position)
 
 
 def _totals(layout: RecipeLayout, steps: SkippedSteps | None) -> tuple[SourceTotal, ...]:
@@ -796,16 +813,13 @@ def _short_stages(layout: RecipeLayout) -> Iterator[str]:
         )
 
 
-def print_recipe_plan(plan: RecipePlan) -> None:
-    """Print the plan, with colours on a terminal."""
-    print_view(_view(plan))
-
-
 def _view(plan: RecipePlan) -> RenderableType:
     parts: list[RenderableType] = [_answer(plan)]
     if plan.past is not None:
         parts.append(_past_table(plan.past))
     parts += [_stages(plan), _sources(plan)]
+    if (coverage := coverage_table(plan, shown_rows(plan), ShortNames("", {}))) is not None:
+        parts.append(coverage)
     if any(source.blocks is not None for source in plan.sources):
         parts.append(_blocks(plan))
     if plan.mix_bounds:
@@ -839,6 +853,8 @@ def _answer(plan: RecipePlan) -> RenderableType:
         lines.append(f"every rank reads {plan.samples_per_rank:,} samples")
     if plan.samples_masked:
         lines.append(f"{_rows(plan.samples_masked)} of the last batch masked")
+    if plan.max_train_iters_without_repeat is not None:
+        lines.append(without_repeat(plan.max_train_iters_without_repeat))
     if plan.skip is not None:
         lines += [f"skip: {line}" for line in plan.skip.lines()]
     if (mix := plan.mix_changes) is not None:

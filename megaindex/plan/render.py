@@ -21,7 +21,7 @@ from megaindex.console import (
     warning,
 )
 from megaindex.index.frameworks import framework_rules
-from megaindex.plan.model import PackingFacts, Plan, Row, epochs_text
+from megaindex.plan.model import PackingFacts, Plan, Row, SettingsPlan, epochs_text
 from megaindex.validation import percent
 
 MANY_SOURCES = 24
@@ -30,25 +30,44 @@ SHOWN_SOURCES = 10
 """Rows shown of more."""
 _SHOWN_TIMES = 4
 _ORDINALS = {2: "a second", 3: "a third"}
+_ALWAYS_REPEATS = "no number of iterations runs without a repeated sample"
 _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expected"}
 
 
 def print_plan(plan: Plan) -> None:
     """Print the plan, with colours on a terminal."""
-    print_view(plan_view(plan))
+    print_view(plan.view())
 
 
-def plan_view(plan: Plan) -> RenderableType:
+def run_view(plan: Plan) -> RenderableType:
+    """Return all parts of the printed plan of a decided run."""
+    names = ShortNames.of(row.path for row in plan.datasets)
+    tokens = f", {plan.tokens_consumed:,} tokens" if plan.tokens_consumed is not None else ""
+    asked = Text(f"a decided run in order {plan.order}, {plan.sequence_length} tokens a sample")
+    answer = Text.assemble("train_iters ", (str(plan.train_iters), "bold green"))
+    total = Text(f"{plan.samples_consumed:,} samples{tokens}")
+    lines = [Text(f"skip: {line}") for line in (plan.skip.lines() if plan.skip else ())]
+    parts: list[RenderableType] = [answer_panel(asked, Text(), answer, total, *lines)]
+    rows = shown_rows(plan)
+    parts.append(_sources(plan, rows, names))
+    if (coverage := coverage_table(plan, rows, names)) is not None:
+        parts.append(coverage)
+    return spaced(parts)
+
+
+def plan_view(plan: SettingsPlan) -> RenderableType:
     """Return all parts of the printed plan."""
     names = ShortNames.of(row.path for row in plan.datasets)
-    rows = _shown_rows(plan)
+    rows = shown_rows(plan)
     parts: list[RenderableType] = [_answer(plan, names), _totals(plan), _sources(plan, rows, names)]
-    parts += [view for view in (_coverage(plan, rows, names), _facts(plan)) if view is not None]
+    parts += [
+        view for view in (coverage_table(plan, rows, names), _facts(plan)) if view is not None
+    ]
     parts += [warning(names.text(text)) for text in plan.warnings]
     return spaced(parts)
 
 
-def _answer(plan: Plan, names: ShortNames) -> RenderableType:
+def _answer(plan: SettingsPlan, names: ShortNames) -> RenderableType:
     asked = Text.assemble(
         (plan.target, "bold"),
         f" in order {plan.order} of {plan.framework}, {plan.sequence_length} tokens a sample, "
@@ -62,20 +81,20 @@ def _answer(plan: Plan, names: ShortNames) -> RenderableType:
     return answer_panel(asked, Text(), answer, *_limits(plan, names))
 
 
-def _batch(plan: Plan) -> str:
+def _batch(plan: SettingsPlan) -> str:
     sizes = [str(size) for _, size in plan.batch_schedule]
     if len(sizes) > 4:
         sizes = [*sizes[:2], "…", sizes[-1]]
     return " → ".join(sizes)
 
 
-def _limits(plan: Plan, names: ShortNames) -> list[Text]:
+def _limits(plan: SettingsPlan, names: ShortNames) -> list[Text]:
     """Return ``8063 stays in one epoch, 8064 begins a second``, and the last without repeats."""
     lines = []
     last, exact = plan.max_train_iters_without_repeat, plan.max_train_iters_with_exact_buffer
     if last != plan.max_train_iters_same_epochs or exact is not None:
         text = _without_repeat(plan, last, exact)
-        lines.append(Text(text or "no number of iterations runs without a repeated sample"))
+        lines.append(Text(text or _ALWAYS_REPEATS))
     effect = plan.buffer_effect
     open_ = plan.order == "neox" and plan.evaluation is None and plan.variance_buffer == 1.0
     if open_ and effect is not None:  # the data may be data_path or train_data_paths
@@ -97,15 +116,20 @@ def _limits(plan: Plan, names: ShortNames) -> list[Text]:
     return lines
 
 
-def _without_repeat(plan: Plan, last: int, exact: int | None) -> str:
+def _without_repeat(plan: SettingsPlan, last: int, exact: int | None) -> str:
     """Return the most iterations that repeat no sample, and those under an exact buffer."""
-    texts = [f"up to {last} iterations repeat no sample"] * bool(last)
+    texts = [without_repeat(last)] * bool(last)
     if exact is not None and exact > last:
         texts.append(f"{exact} with {adapter_call(plan.order, {'variance_buffer': 'exact'})}")
     return ", or ".join(texts)
 
 
-def _totals(plan: Plan) -> RenderableType:
+def without_repeat(last: int) -> str:
+    """Return the sentence on the most iterations that repeat no sample."""
+    return f"up to {last} iterations repeat no sample" if last else _ALWAYS_REPEATS
+
+
+def _totals(plan: SettingsPlan) -> RenderableType:
     table = FittedTable(TableColumn("train", "label"), "samples", "tokens")
     length = plan.sequence_length
     rows: list[tuple[str, int | None, int | None]] = [
@@ -122,7 +146,7 @@ def _totals(plan: Plan) -> RenderableType:
     return table
 
 
-def _shown_rows(plan: Plan) -> Sequence[Row]:
+def shown_rows(plan: Plan) -> Sequence[Row]:
     """Return the rows; of many, those of training that repeat most, or are drawn least."""
     if len(plan.datasets) <= MANY_SOURCES:
         return plan.datasets
@@ -152,7 +176,7 @@ def _epochs_drawn(rows: Sequence[Row], sequence_length: int) -> list[float]:
     """Return the epochs of each source that are drawn, or may be."""
     return [
         (row.drawn_bounds[1] if row.drawn is None else row.drawn)
-        / (row.samples_per_epoch or max(1, row.tokens_per_epoch) / sequence_length)
+        / (row.samples_per_epoch or max(1, row.tokens_per_epoch or 1) / sequence_length)
         for row in rows
     ]
 
@@ -161,7 +185,7 @@ def _repeats(row: Row) -> bool:
     """Return True for a source of which it is certain that samples are drawn again."""
     if row.repeated is not None:
         return row.repeated > 0
-    return row.drawn_bounds[0] > row.samples_per_epoch
+    return row.samples_per_epoch is not None and row.drawn_bounds[0] > row.samples_per_epoch
 
 
 def _of_all(plan: Plan, names: ShortNames) -> Iterator[str]:
@@ -214,7 +238,7 @@ def _sources(plan: Plan, rows: Sequence[Row], names: ShortNames) -> RenderableTy
     return Group(table, *more(left), *names.note(), *sentences)
 
 
-def _coverage(plan: Plan, rows: Sequence[Row], names: ShortNames) -> RenderableType | None:
+def coverage_table(plan: Plan, rows: Sequence[Row], names: ShortNames) -> RenderableType | None:
     """Return the table of tokens, and of documents where they were counted, by times seen."""
     lines = [
         (row, kind, shares)
@@ -253,6 +277,8 @@ def more(count: int) -> list[RenderableType]:
 
 
 def _split(row: Row) -> str:
+    if row.stage:
+        return row.stage
     return row.split if row.phase is None else f"{row.split}, phase {row.phase}"
 
 
@@ -270,7 +296,7 @@ def _percent(share: float) -> str:
     return percent(share).replace("%", " %")
 
 
-def _facts(plan: Plan) -> RenderableType | None:
+def _facts(plan: SettingsPlan) -> RenderableType | None:
     train = plan.rows("train")
     packed = packing_texts(
         ("packing" if len(train) == 1 else f"source {row.source}", row.packing) for row in train
@@ -315,7 +341,7 @@ def packing_texts(sources: Iterable[tuple[str, PackingFacts | None]]) -> list[tu
     return facts
 
 
-def _tail_facts(plan: Plan) -> list[tuple[str, str]]:
+def _tail_facts(plan: SettingsPlan) -> list[tuple[str, str]]:
     facts = []
     for tail in plan.tails:
         ranks = "one rank" if tail.ranks_masked == 1 else f"{tail.ranks_masked} ranks"
@@ -330,7 +356,7 @@ def _tail_facts(plan: Plan) -> list[tuple[str, str]]:
     return facts
 
 
-def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
+def _buffer_fact(plan: SettingsPlan) -> list[tuple[str, str]]:
     effect = plan.buffer_effect
     if effect is None or plan.order == "neox" or not framework_rules(plan.order).is_framework:
         return []
@@ -342,7 +368,7 @@ def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
     return [(f"buffer {effect.variance_buffer}", text)]
 
 
-def _run_facts(plan: Plan) -> list[tuple[str, str]]:
+def _run_facts(plan: SettingsPlan) -> list[tuple[str, str]]:
     facts = []
     if (evaluation := plan.evaluation) is not None:
         rounds, test = f"{evaluation.rounds_run:,} rounds", f"{evaluation.test_samples:,}"

@@ -593,7 +593,7 @@ class _LayoutBuilder:
         if all(limit is None for limit in limits):
             return wanted
         most = [wanted if limit is None else min(limit, wanted) for limit in limits]
-        possible = draws.mixing.longest(most, wanted)
+        possible, _ = draws.mixing.longest(most, wanted)
         if mixture.stage.batching == "per_stream" and possible < wanted:
             batches = mixture.batches
             possible = batches.samples_after(batches.batches_within(possible))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from operator import mul
@@ -11,10 +11,11 @@ from operator import mul
 import numpy as np
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.blending import divisor_weights
+from megaindex.index.blend import divisor_weights
 from megaindex.index.mixing import FixedMixing, PerStream, Random, Stratified
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.packed import PackedIndex
+from megaindex.index.spans import Index
 from megaindex.recipe.recipe import Recipe, RecipeStage, Rounding
 
 
@@ -75,7 +76,7 @@ def mixture_of(
         shares = _whole_batches(stage, counts, units)
     else:
         each = zip(proportions(stage, drawn), units, strict=True)
-        shares = [int(w) for w in divisor_weights([share * units[0] / n for share, n in each])]
+        shares = divisor_weights([share * units[0] / n for share, n in each])
     epoch = sum(map(mul, shares, units)) if exact else sum(counts)
     return Mixture(
         recipe=recipe,
@@ -127,6 +128,9 @@ class SourceSize:
     """Index of an epoch in order blocks, in samples of the first stage that reads the source."""
     shuffle_name: str = ""
     """Name by which the source is shuffled; empty for one without files."""
+    index: Callable[[int, int], Index] | None = field(default=None, compare=False, repr=False)
+    """Function of a number of samples and a sequence length that returns their index; None for a
+    source without files."""
 
     def epochs_at(self, sample: int) -> float:
         """Return the epochs before a sample of the source; 1.5 in the middle of the second."""

@@ -8,17 +8,18 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from megaindex.builders import build_index
-from megaindex.builders.described import fill_draws
+from megaindex.configs.amended import AmendedBlend
 from megaindex.configs.batch_schedule import BatchSchedule, step_bounds
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
-from megaindex.index.blended_index import BlendedIndex
-from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress
+from megaindex.index.blended_index import blend_index
+from megaindex.index.draws import Progress
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
-from megaindex.index.spans import Index, datasets_of
+from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
+from megaindex.run.change import changed_index, changed_sources
 from megaindex.run.parts import Parts, SplitPart, open_dataset, parts_of
 from megaindex.run.passes import ServedRange, loader_passes
 from megaindex.run.run import Run, RunSource, StepShape, skipped_run
@@ -43,6 +44,7 @@ def run_of_settings(
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
     most_samples: int | None = None,
+    amend: AmendedBlend | None = None,
     **settings: Any,
 ) -> Run:
     """Return the run of a framework's settings, by the rules of its version.
@@ -54,6 +56,7 @@ def run_of_settings(
         progress: called with (done, total) while draws are counted.
         most_samples: samples that an index may be built for, as of a run whose settings a file
             states; None: any number.
+        amend: how the run began, and the changes of its blend since, as under ``install(amend=…)``.
         settings: the run by names in place of ``run``, as for `megaindex.make_plan`.
 
     Raises:
@@ -62,7 +65,7 @@ def run_of_settings(
         FormatError, StorageError: a dataset cannot be read.
     """
     with given_run(run, settings) as given:
-        return _run_of_settings(given, subset, cache_dir, progress, most_samples)
+        return _run_of_settings(given, subset, cache_dir, progress, most_samples, amend)
 
 
 def _run_of_settings(
@@ -71,6 +74,7 @@ def _run_of_settings(
     cache_dir: Folder | None,
     progress: Progress | None,
     most: int | None,
+    amend: AmendedBlend | None,
 ) -> Run:
     _check(run)
     if run.packing is not None:
@@ -87,10 +91,16 @@ def _run_of_settings(
     exact = replace(run, blend_counts="exact")
     sizing = sizing_of(exact, run.row, parts["train"], "train", progress)
     target = resolve_target(run, sizing)
+    sources = tuple(_source(run, part) for part in parts[subset])
     schedule, consumed, total = run.batch, run.consumed_samples, target.samples_consumed
     if subset == "train":
         _check_consumed(run, resolve_target(replace(run, consumed_samples=0), sizing))
-        index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
+        if amend is None:
+            index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
+        else:
+            _check_size(subset, max(total, amend.num_samples), most)
+            changed = changed_index(run, amend, total)
+            index, sources = changed.index, changed_sources(run, changed)
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
         schedule, consumed, total = _evaluations(run, subset, target, parts)
@@ -98,7 +108,7 @@ def _run_of_settings(
     bounds, past = step_bounds(schedule, consumed, total)
     found = Run(
         index=index,
-        sources=tuple(_source(run, part) for part in parts[subset]),
+        sources=sources,
         step_bounds=bounds,
         past_steps=past,
         masked_rows=masked_rows(run, target) if subset == "train" else 0,
@@ -241,7 +251,11 @@ def _index(
             f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
         )
     positions = passes.positions()
-    index = blend_index(indices, sizing, max(part.end for part in positions) if positions else 0)
+    index: Index = indices[0]
+    if not sizing.single:
+        size = max((part.end for part in positions), default=0)
+        short = sizing.row.uncounted_samples
+        index = blend_index(sizing.blend.draws, indices, size, short, sizing.names)
     if positions in ((), (ServedRange(0, consumed, 1),)):
         return index
     return StretchedIndex(
@@ -269,29 +283,4 @@ def _source(run: RunSettings, part: SplitPart) -> RunSource:
         cut_tokens=0 if part.packing is None else part.tokens - part.packing.input_tokens,
         cut_by=f"long_documents {run.row.long_documents}",
         path_prefix=part.source.path,
-    )
-
-
-def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index:
-    """Return the first ``num_samples`` of the blend of ``sizing``; of one source, its index.
-
-    Raises:
-        InvalidArgument: there are too many sources, or more samples of one are drawn than built, at
-            which the framework fails.
-    """
-    if len(indices) == 1:
-        return indices[0]
-    draws, short = sizing.draws, sizing.row.uncounted_samples
-    assert isinstance(draws, (GreedyDraws, DivisorDraws)), "several sources are blended by these"
-    dataset_index, dataset_sample_index, uncounted = fill_draws(
-        draws.rule, draws.weights, indices, num_samples, short, sizing.names
-    )
-    return BlendedIndex(
-        indices=tuple(indices),
-        dataset_index=dataset_index,
-        dataset_sample_index=dataset_sample_index,
-        rule=draws.rule,
-        weights=draws.weights,
-        uncounted_samples=uncounted,
-        datasets=tuple(dataset for index in indices for dataset in datasets_of(index)),
     )

@@ -113,7 +113,7 @@ def drawn_from(sizing: Sizing, positions: Sequence[ServedRange]) -> list[list[Se
     """Return the draws of each source at ``positions`` of the blend; None where not counted."""
     counts: dict[int, list[int]] = {}
     for position in sorted({end for p in positions for end in (p.begin, p.end)}):
-        drawn = sizing.draws.counts(position)
+        drawn = sizing.drawn(position)
         if drawn is None:
             return None
         counts[position] = drawn

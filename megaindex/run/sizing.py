@@ -7,22 +7,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-import numpy as np
-
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.run import Buffer, RunSettings, Source
 from megaindex.errors import InvalidArgument
-from megaindex.index.blending import (
-    DivisorDraws,
-    Draws,
-    ExhaustiveDraws,
-    GreedyDraws,
-    Progress,
-    SingleDraws,
-    blend_weights,
-    divisor_weights,
-    request_weights,
-)
+from megaindex.index.blend import Blend
+from megaindex.index.draws import Draws, Progress
 from megaindex.index.frameworks import SPLITS, FrameworkRules, PythonSum, Split, sum_as
 from megaindex.run.parts import SplitPart
 
@@ -88,64 +77,44 @@ class Sizing:
     @property
     def exact(self) -> bool:
         """True if requests are exactly the samples that the blend draws."""
-        return not self.row.is_framework or self.buffer == "exact"
+        return self.blend.exact
 
     @cached_property
-    def draws(self) -> Draws:
-        if self.single:
-            return SingleDraws()
-        if not any(self._weights):
+    def blend(self) -> Blend:
+        blend = Blend.of_sources(
+            self.weights,
+            self.per_epoch,
+            len(self.tokens),
+            self.row,
+            buffer=self.buffer,
+            counting=self.walk,
+            progress=self.progress,
+        )
+        if not self.single and not any(blend.weights):
             raise InvalidArgument(
                 f"{' and '.join(self.names[:3])}: no sample of {self.sequence_length + 1} tokens "
                 "in any source of this split; lower --seq-length, or give more documents"
             )
-        if self.row.train_epochs == "reshuffled":
-            return ExhaustiveDraws(np.array(self.per_epoch()), self.walk, self.progress)
-        if not self.row.is_framework:
-            return DivisorDraws(divisor_weights(self._weights))
-        explicit = self.weights is not None or self.row.request != "megatron"
-        weights = blend_weights(self._weights, self.row, explicit=explicit)
-        return GreedyDraws(weights, self.walk, self.progress)
+        return blend
 
     @property
-    def _weights(self) -> Sequence[float | int]:
-        if self.weights is not None:
-            return self.weights
-        by_size = self.row.request in ("megatron", "exact")  # the other frameworks blend equally
-        return self.per_epoch() if by_size else [1.0] * len(self.tokens)
+    def draws(self) -> Draws:
+        return self.blend.counted
 
-    @cached_property
-    def request_weights(self) -> list[float]:
-        return [1.0] if self.single else request_weights(self._weights, self.row)
+    def drawn(self, samples: int) -> list[int] | None:
+        """Return the draws of each source in the first ``samples``; None if not counted."""
+        counts = self.draws.counts(samples)
+        return None if counts is None else counts.tolist()
 
     def requested(self, samples: int) -> list[int] | None:
-        """Return the samples requested of each source for ``samples`` of the blend.
-
-        None: the draws of the blend were not counted.
-        """
+        """Return the samples requested of each source, see `Blend.requests`."""
         if self.asks_one_epoch or self.one_epoch_only:
             return self.per_epoch()
-        if self.exact:
-            counts = self.draws.counts(samples)
-            if counts is None or self.row.order != "neox":
-                return counts
-            return [max(1, count) for count in counts]  # a dataset of none has length -1
-        return [self._request(i, samples) for i in range(len(self.tokens))]
+        return self.blend.requests(samples)
 
     def blend_size(self, samples: int) -> int:
         """Return the positions that the framework fills for ``samples`` of the blend."""
-        if self.row.blend_size != "requested" or self.exact or self.one_epoch_only or self.single:
-            return samples
-        return sum(
-            self.row.samples_requested(samples, weight, 1.0, len(self.tokens))
-            for weight in self.request_weights
-        )
-
-    def _request(self, i: int, samples: int) -> int:
-        assert not isinstance(self.buffer, str)
-        return self.row.samples_requested(
-            samples, self.request_weights[i], self.buffer, len(self.tokens)
-        )
+        return samples if self.one_epoch_only or self.single else self.blend.size(samples)
 
     def epochs(self, requested: Sequence[int]) -> list[int]:
         """Return the epochs built for the samples requested of each source."""
@@ -174,30 +143,10 @@ class Sizing:
         limits = self.samples_of(epochs)
         if self.one_epoch_only:
             return sum(limits), True
-        if self.exact or self.asks_one_epoch:
+        if self.asks_one_epoch:
             return self.draws.longest(limits)
-        longest = min(
-            self._longest_request(i, limit)
-            for i, limit in enumerate(limits)
-            if self.request_weights[i]
-        )
-        return longest, not self.pass_samples_vary
-
-    def _longest_request(self, i: int, limit: int) -> int:
-        """Return the largest n with a request within ``limit``; requests rise with n."""
-        if self._request(i, 0) > limit:
-            return 0
-        assert not isinstance(self.buffer, str)
-        low, step = 0, max(1, int(limit / (self.request_weights[i] * self.buffer)))
-        while self._request(i, low + step) <= limit:
-            low += step
-        while step > 1:  # low is within the limit, low + step is not
-            half = step // 2
-            if self._request(i, low + half) <= limit:
-                low, step = low + half, step - half
-            else:
-                step = half
-        return low
+        longest, certain = self.blend.longest(limits)
+        return longest, certain and (self.exact or not self.pass_samples_vary)
 
 
 def sizing_of(

@@ -184,8 +184,11 @@ def first_part(node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _sources(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the descriptions of the sources of an index, of its first part."""
-    node = first_part(node)
+    """Return the descriptions of the sources of an index, of its first part that has all."""
+    if node["order"] == "skipped":
+        return _sources(node["index"])
+    if node["order"] == "sequence":
+        return max((_sources(part["index"]) for part in node["parts"]), key=len)
     if "sources" not in node:
         return [node]
     return [{**node["common"], **each} for each in node["sources"]]

@@ -12,7 +12,7 @@ from megaindex.builders.recipe import OpenRecipe
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import FormatError
 from megaindex.index.spans import Index, datasets_of
-from megaindex.loader.checkpoint import Contents, contents, stored_contents
+from megaindex.loader.checkpoint import Contents, contents, source_names, stored_contents
 from megaindex.loader.targets import targets_of, targets_text
 from megaindex.lock.lock_file import Lock
 from megaindex.lock.opening import LockedFiles
@@ -69,7 +69,7 @@ class HeldContent:
 
 
 def held_by_state(
-    inner: Mapping[str, Any],
+    state: Mapping[str, Any],
     index: Index,
     fingerprints: Sequence[str],
     facts: Sequence[Mapping[str, Any]] | None,
@@ -78,23 +78,20 @@ def held_by_state(
     """Return what a checkpoint holds; of its evaluation, what its recipe gives with the files.
 
     Args:
-        inner: the state of the `Loader`.
+        state: the state of a loader.
         index: index of the run.
         fingerprints: those of its receipts.
-        facts: sources in the state of a `RecipeLoader`; None for a `Loader`.
+        facts: sources of the recipe in the state; None without one.
         opened: the recipe of the state; None without one.
     """
     without = "a checkpoint without content fingerprints"
-    if facts is None:
-        stored = CheckpointReader("the state of a loader", inner)
-        found = list(stored_contents(stored, datasets_of(index)).values())
-        pairs = itertools.zip_longest(fingerprints, found[: len(fingerprints)])
-        sources = [HeldSource(fingerprint=name, content=each) for name, each in pairs]
-    else:
-        sources = [
-            HeldSource(**{key: each[key] for key in ("fingerprint", "targets", "content")})
-            for each in facts
-        ]
+    stored = CheckpointReader("the state of a loader", state)
+    names = source_names(datasets_of(index))
+    found = list(stored_contents(stored, names).values())[: len(fingerprints)]
+    sources = [
+        HeldSource(fingerprint=name, content=content, targets=(each or {}).get("targets"))
+        for name, content, each in itertools.zip_longest(fingerprints, found, facts or ())
+    ]
     if opened is None:
         return HeldContent(sources=sources, without=without)
     valid = evaluation_of_opened(opened)

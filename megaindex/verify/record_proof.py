@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from megaindex._lazy import torch_needed
 from megaindex._types import I64
 from megaindex.arithmetic import INT64_MAX
 from megaindex.builders.recipe import open_recipe
@@ -42,6 +41,7 @@ from megaindex.index.spans import Index
 from megaindex.index.stretches import LossMask, StretchedIndex
 from megaindex.io.atomic import read_named
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
+from megaindex.loader.recipe_state import StoredRecipe
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.opening import locked_index, locked_mix, locked_skips
 from megaindex.lock.shape import FORMAT as LOCK_FORMAT
@@ -368,29 +368,24 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
 
 
 def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan | None) -> _Plan:
-    inner = state["loader"] if isinstance(state.get("loader"), Mapping) else state
-    bounds = mix = stored = opened = None
-    if "recipe" in state:
-        with torch_needed("a checkpoint of a RecipeLoader"):
-            from megaindex.loader.recipe_loader import StoredRecipe
-
-        stored = StoredRecipe.read(state)
+    bounds = mix = opened = None
+    stored = None if state.get("recipe") is None else StoredRecipe.read(state)
     if index is None and stored is not None:
         opened = open_recipe(stored.recipe_here)
-        _check_masked(inner, opened.layout.skips)
+        _check_masked(state, opened.layout.skips)
         index, mix = opened.index, opened.layout.recipe.mix_changes
         bounds = opened.layout.step_bounds()
     elif index is None and locked is not None:
-        index, bounds, mix = _index_by_lock(inner, locked), locked.step_bounds, locked.mix
+        index, bounds, mix = _index_by_lock(state, locked), locked.step_bounds, locked.mix
     elif index is None:
         raise InvalidArgument(
-            "the states must be of a RecipeLoader, which hold their recipe; compare those of a "
-            "Loader with the lock of the run, or call megaindex.loader.compare_records with the "
-            "indices of both runs"
+            "the states must hold their recipe, as those of loader_of_recipe; compare others with "
+            "the lock of the run, or call megaindex.loader.compare_records with the indices of "
+            "both runs"
         )
-    consumed = CheckpointReader("the state of a loader", inner).integer("consumed_samples")
+    consumed = CheckpointReader("the state of a loader", state).integer("consumed_samples")
     check, skips = check_receipts([state], index), skips_of(index)
-    fingerprints = stored_receipt(inner["receipt"]).fingerprints
+    fingerprints = stored_receipt(state["receipt"]).fingerprints
     facts = None if stored is None else list(stored.sources.values())
     return _Plan(
         record=_record(
@@ -398,12 +393,12 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
             check,
             index,
             () if skips is None else skips.settings,
-            _stored_identity(state) or _stored_identity(inner),
+            _stored_identity(state),
         ),
         index=index,
         fingerprints=fingerprints,
         step_bounds=bounds,
-        held=held_by_state(inner, index, fingerprints, facts, opened),
+        held=held_by_state(state, index, fingerprints, facts, opened),
         stride=check.served.stride,
         mix=mix,
     )

@@ -24,7 +24,6 @@ from support.megatron_blends import (
 from support.megatron_dataset import Tokenizer
 
 import megaindex
-from megaindex.adapters.megatron.blend import BlendDraw
 from megaindex.errors import FormatError, InvalidArgument
 
 SPLIT = {"split": "60,20,20"}
@@ -387,14 +386,3 @@ def test_sidecars_of_a_blend_are_one_file(core: Any, corpora: list[str], tmp_pat
     sets = json.loads(sidecars[0].read_text())["sets"]
     assert {f"{name}-megaindex.json" for name in sets} == {path.name for path in sidecars}
     assert not list(tmp_path.glob("*.tmp.*")) + list(tmp_path.glob("*.claim*"))
-
-
-def test_draws_of_more_sources_than_a_blend_has() -> None:
-    draw = BlendDraw(weights=[0.5, 0.5], size=4)
-    arrays, _ = draw.arrays_and_counts()
-    draw.check(arrays)
-    which, sample = arrays.values()
-    for wrong in (2, -1):
-        found = np.append(which[:3], np.int16(wrong))
-        with pytest.raises(FormatError, match="must draw from 2 sources"):
-            draw.check(dict(zip(arrays, (found, sample), strict=True)))

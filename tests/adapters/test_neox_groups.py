@@ -27,6 +27,8 @@ from megaindex.adapters.neox import blend as blend_module
 from megaindex.cache.fingerprint import canonical_json
 from megaindex.errors import FormatError
 from megaindex.format import dataset as reader
+from megaindex.index.blend import normalized
+from megaindex.index.draws import BlendDraws, GreedyDraws
 from megaindex.index.frameworks import as_range
 from megaindex.index.orders import framework as shuffled
 
@@ -219,7 +221,7 @@ def test_blends_of_every_length_are_drawn_by_their_weights(neox: Any, tmp_path: 
     adapter.install()
     args = arguments(tmp_path, SIZES, weights=[0.5, 0.2, 0.3])
     blends = [loader.dataset for loader in loaders_of(args).values()]
-    weights = blend_module.normalized(args.weights)
+    weights = normalized(args.weights)
     assert len({blend.size for blend in blends}) > 1
     for blend in blends:
         source, sample = np.zeros(blend.size, np.uint8), np.zeros(blend.size, np.int64)
@@ -240,7 +242,9 @@ def entries_of(folder: Path) -> list[Path]:
 
 
 def outcome_of(entry: Path) -> tuple[list[int], list[int]]:
-    source, sample = (np.load(entry / f"{name}.npy") for name in ("source", "sample"))
+    source, sample = (
+        np.load(entry / f"{name}.npy") for name in ("dataset_index", "dataset_sample_index")
+    )
     return source.tolist(), sample.tolist()
 
 
@@ -254,7 +258,7 @@ def test_a_blend_that_was_kept_is_not_drawn_again(
 ) -> None:  # fmt: skip
     """Its lines in the log are the same; other weights and sizes have entries of their own."""
     args = arguments(tmp_path, SIZES, weights=[0.5, 0.2, 0.3])
-    drawn = count_calls(monkeypatch, blend_module, "fill_blend")
+    drawn = count_calls(monkeypatch, BlendDraws, "fill")
     before, said = [], []
     for _ in range(2):
         adapter.install()
@@ -289,7 +293,7 @@ def test_a_damaged_blend_is_drawn_again(
     before = entries_of(tmp_path)
     files = {path.name: path.read_bytes() for path in entry.iterdir()}
     if damage == "cut":
-        (entry / "sample.npy").write_bytes(files["sample.npy"][:-8])
+        (entry / "dataset_sample_index.npy").write_bytes(files["dataset_sample_index.npy"][:-8])
     elif damage == "counts":  # after a crash of the machine: checksums are compared
         manifest = json.loads(files["manifest.json"])
         counts = np.load(entry / "counts.npy")
@@ -327,18 +331,17 @@ def test_a_blend_is_drawn_where_nothing_can_be_kept(
 def test_one_of_many_draws_a_blend(
     neox: Any, tmp_path: Path, keeps_blends: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = blend_module.normalized([3.0, 1.0, 2.0, 0.5])
-    drawn = count_calls(monkeypatch, blend_module, "fill_blend")
+    weights = normalized([3.0, 1.0, 2.0, 0.5])
+    draws = GreedyDraws(weights)
+    drawn = count_calls(monkeypatch, BlendDraws, "fill")
     with ThreadPoolExecutor(8) as pool:
-        made = list(
-            pool.map(lambda _: blend_module.draw("greedy", weights, 1000, str(tmp_path)), range(16))
-        )
+        made = list(pool.map(lambda _: blend_module.draw(draws, 1000, str(tmp_path)), range(16)))
     source, sample = np.zeros(1000, np.uint8), np.zeros(1000, np.int64)
     megaindex.helpers.build_blending_indices(source, sample, weights, 4, 1000, False)
     for one in made:
-        np.testing.assert_array_equal(one.source, source)
-        np.testing.assert_array_equal(one.sample, sample)
-        np.testing.assert_array_equal(one.counts, np.bincount(source, minlength=4))
+        np.testing.assert_array_equal(one.arrays.dataset_index, source)
+        np.testing.assert_array_equal(one.arrays.dataset_sample_index, sample)
+        np.testing.assert_array_equal(one.arrays.counts, np.bincount(source, minlength=4))
     assert len(entries_of(tmp_path)) == len(drawn) == 1
     assert sum(one.was_built for one in made) == 1
 

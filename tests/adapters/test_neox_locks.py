@@ -133,7 +133,7 @@ def test_another_run_is_refused(neox: Any, tmp_path: Path, kind: str) -> None:
         others += [{"train_iters": number} for number in (6, 11, 13, 24)]
         # the same samples in other steps
         others += [{"train_iters": 24, "train_batch_size": 4, "gradient_accumulation_steps": 1}]
-    for other, iteration in itertools.product(others, (0, 5)):
+    for other, iteration in [*((other, 0) for other in others), (others[0], 5), (others[-1], 5)]:
         changed = SimpleNamespace(**{**vars(args), **other, "iteration": iteration})
         adapter.install(lock=lock)
         with pytest.raises((FormatError, InvalidArgument), match=DIFFERS):

@@ -20,10 +20,11 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
 from megaindex.format import IndexedDataset
+from megaindex.index.blended_index import blend_index
 from megaindex.index.frameworks import Split, framework_rules
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.run import run as run_module
-from megaindex.run.from_settings import blend_index, run_of_settings
+from megaindex.run.from_settings import run_of_settings
 from megaindex.run.run import Run, RunSource, run_of_index, step_bounds
 from megaindex.run.sizing import Sizing
 
@@ -118,7 +119,7 @@ def test_the_blend_draws_what_the_plan_counts(prefix: Path, order: str) -> None:
         asks_one_epoch=False,
         pass_samples_vary=False,
     )
-    index = blend_index(indices, sizing, 300)
+    index = blend_index(sizing.blend.draws, indices, 300, 0)
     seen = np.zeros(3, int)
     for sample in range(300):
         spans = index.locate([sample])
@@ -126,7 +127,7 @@ def test_the_blend_draws_what_the_plan_counts(prefix: Path, order: str) -> None:
         own = indices[source].locate([seen[source]])
         assert [c.tolist() for c in list(spans)[1:]] == [c.tolist() for c in list(own)[1:]]
         seen[source] += 1
-        assert seen.tolist() == sizing.draws.counts(sample + 1)
+        assert seen.tolist() == sizing.drawn(sample + 1)
     shuffled = np.random.default_rng(0).permutation(300)
     spans = index.locate(shuffled)
     for row, sample in enumerate(shuffled.tolist()):

@@ -18,7 +18,7 @@ from megaindex.builders.recipe import open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.loader import Loader, MicroBatchSampler, RecipeLoader, SampleOptions
+from megaindex.loader import Loader, MicroBatchSampler, SampleOptions, loader_of_recipe
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
 from megaindex.recipe.recipe import Stream as RecipeStream
 from megaindex.run.from_recipe import run_of_recipe
@@ -95,7 +95,7 @@ def test_the_audit_counts_what_a_recipe_loader_serves(
             sequence_length=sequence_length, batch=BatchSchedule.constant(batch), tail=tail,
             sources=tuple(sources), stages=(RecipeStage(name="one", streams=streams),),
         )  # fmt: skip
-        loader = RecipeLoader(open_recipe(recipe), micro_batch_size=1, read_ahead=0)
+        loader = loader_of_recipe(open_recipe(recipe), micro_batch_size=1, read_ahead=0)
     except InvalidArgument:  # too little text for a sample, or a batch
         return
     check(run_of_recipe(recipe), times_fed(loader, first - 1))

@@ -16,9 +16,8 @@ from support.corpora import write_corpus
 from megaindex import InvalidArgument, Skip
 from megaindex.audit import audit, documents_of, run_of_settings
 from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.loader import RecipeLoader
+from megaindex.loader import loader_of_recipe
 from megaindex.plan import make_plan
-from megaindex.plan.recipe_plan import make_recipe_plan
 from megaindex.recipe import open_recipe, plan_recipe, read_recipe
 from megaindex.run.from_recipe import run_of_recipe
 from megaindex.run.run import skipped_run
@@ -191,7 +190,7 @@ def test_a_recipe_counts_the_samples_served_of_each_source(
         [Skip(steps="0-48")],
     ):  # fmt: skip
         plan = plan_recipe(replace(recipe, skip=tuple(skip)))
-        found = make_recipe_plan(plan)
+        found = make_plan(plan)
         tokens = audit(run_of_recipe(replace(recipe, skip=tuple(skip)))).exposure.total.tokens
         for source, counts in zip(found.sources, tokens.tolist(), strict=True):
             assert source.drawn * S == sum(times * n for times, n in enumerate(counts))
@@ -227,12 +226,12 @@ def test_a_state_in_mid_run_has_the_steps_of_the_whole_run(
         assert effect is not None
         assert effect.samples_left_over == 4
         assert masked == effect.tokens_masked
-    loader = RecipeLoader(opened, data_parallel_size=1, micro_batch_size=2)
+    loader = loader_of_recipe(opened, data_parallel_size=1, micro_batch_size=2)
     batches = [(loader.consumed_samples, batch) for batch in loader]
     ends = [position for position, _ in batches]
     assert 2 * len(batches) == sum(sizes)
     for number, consumed in ((0, 0), *((k, ends[k - 1]) for k in (3, 8, 30, len(batches)))):
-        found = make_recipe_plan(opened.layout, consumed_samples=consumed).remaining
+        found = make_plan(opened.layout, consumed_samples=consumed).remaining
         assert found is not None
         assert found.samples == sum(found.sources.values()) == sum(sizes) - 2 * number
         left = [k for k, size in enumerate(sizes) if size and bounds[k] >= 2 * number]

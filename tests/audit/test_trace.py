@@ -174,8 +174,11 @@ def test_pairs_without_a_provenance(folder: Path) -> None:
         (["--rows", "a.jsonl:58-61"], "with a document is 60, got 61; give rows up to 60"),
         (["--documents", "ids"], "ids does not exist"),
         (["--documents", "words"], "words: must hold sequence ids separated by white space"),
-        (["--documents", "far"], "the audited documents are 0 to"),
-        (["--documents", "near", "--source", 2], "source must be from 0 to 1, got 2"),
+        (["--documents", "far", "--source", "a"], "the audited documents are 0 to"),
+        (
+            ["--documents", "near", "--source", 2],
+            "--source: unknown source 2; the sources are a, b",
+        ),
     ],
 )
 def test_bad_input(

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.megatron_dataset import EOD, Tokenizer
 
 import megaindex
-from megaindex.builders.described import fill_uncounted
 from megaindex.configs.run import BatchSchedule, Data, RunSettings, Source, Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
+from megaindex.index.blended_index import fill_uncounted
 from megaindex.index.description import describe_index
 from megaindex.loader import GPTDataset
 
@@ -53,8 +54,8 @@ def megatron_blend(
     return BlendedMegatronDatasetBuilder(core.GPTDataset, sizes, lambda: True, config).build()[0]
 
 
-@pytest.mark.parametrize("weights", [None, [0.3, 0.1, 0.2, 0.25, 0.15], [1, 1, 1, 1, 1]])
-@pytest.mark.parametrize("num_samples", [1, 60, 150, 2000])  # 2000: more than an epoch of all
+@for_each("weights", [None, [0.3, 0.1, 0.2, 0.25, 0.15], [1, 1, 1, 1, 1]])
+@for_each("num_samples", [1, 60, 150, 2000])  # 2000: more than an epoch of all
 def test_samples_are_megatrons(
     corpora: list[IndexedDataset],
     megatron_datasets: Any,
@@ -89,8 +90,8 @@ def test_all_there_is_without_weights_and_size(
     np.testing.assert_array_equal(index.dataset_sample_index, theirs.dataset_sample_index)
 
 
-@pytest.mark.parametrize("order", ["neox", "megatron-legacy", "paddlenlp", "epoch", "window"])
-@pytest.mark.parametrize("weights", [None, [5, 1, 1, 2, 1]])
+@for_each("order", ["neox", "megatron-legacy", "paddlenlp", "epoch", "window"])
+@for_each("weights", [None, [5, 1, 1, 2, 1]])
 def test_every_order_blends(
     corpora: list[IndexedDataset], order: str, weights: list[float] | None
 ) -> None:
@@ -140,7 +141,7 @@ def test_a_source_that_runs_short_is_named(corpora: list[IndexedDataset]) -> Non
         index.locate([6, 7])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"weights": [1, 2]}, "weights must be 5 numbers, one for each source, got 2"),
@@ -171,8 +172,8 @@ def test_a_buffer_too_small_for_the_blend_is_named(corpora: list[IndexedDataset]
     assert megaindex.build_blend(corpora, variance_buffer="exact", **call).num_samples == 300
 
 
-@pytest.mark.parametrize("order", ["megatron", "neox", "megatron-legacy", "paddlenlp"])
-@pytest.mark.parametrize("weights", [None, [5, 1, 1, 2, 1]])
+@for_each("order", ["megatron", "neox", "megatron-legacy", "paddlenlp"])
+@for_each("weights", [None, [5, 1, 1, 2, 1]])
 def test_the_exact_buffer_asks_for_what_is_drawn(
     corpora: list[IndexedDataset], order: str, weights: list[float] | None
 ) -> None:
@@ -192,7 +193,7 @@ def test_the_exact_buffer_asks_for_what_is_drawn(
     assert [row["built"] for row in plan["datasets"]] == [i.num_samples for i in index.indices]
 
 
-@pytest.mark.parametrize("buffer", [1, 1.005, "exact", 0.99, 0, -1, "1.5", "nan", float("inf")])
+@for_each("buffer", [1, 1.005, "exact", 0.99, 0, -1, "1.5", "nan", float("inf")])
 def test_the_planner_and_python_take_the_same_buffers(
     corpora: list[IndexedDataset], buffer: Any
 ) -> None:

@@ -15,12 +15,10 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex import EpochOrder, MegatronOrder, PackedOrder
-from megaindex.builders.blend import _BlendDraws
 from megaindex.cache import fingerprint as records
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.index.array_index import scan, served_tokens
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
-from megaindex.index.blending import fill_blend
 from megaindex.loader import MappedTokens
 
 S = 16
@@ -162,20 +160,6 @@ def test_a_snapshot_with_a_changed_digit_is_not_believed(
     index = blend_of(prefixes, tmp_path / "cache")
     assert all(dataset.is_open for dataset in index.datasets)
     assert "is damaged; all sources are opened again" in caplog.text
-
-
-def test_counting_the_draws_is_left_out_only_where_no_source_can_be_exhausted() -> None:
-    rng = np.random.default_rng(26)
-    for _ in range(100):
-        shares = rng.dirichlet(np.full(rng.integers(1, 30), 0.4))
-        draws = _BlendDraws("greedy", shares)
-        size = int(rng.integers(1, 2000))
-        counts = fill_blend("greedy", shares, np.empty(size, np.int16), np.empty(size, np.int64))
-        assert draws.surely_has(np.ceil(shares * size).astype(int) + 3) >= size
-        too_few = counts.copy()
-        too_few[counts.argmax()] -= 1
-        assert draws.surely_has(too_few) < size
-        assert _BlendDraws("greedy", shares * 2).surely_has(np.full(shares.size, 2**40)) == 0
 
 
 @pytest.mark.parametrize("value", [None, -1, 1.5, [], [1, 2, 3, 4, 5, 6, "", ""], 2**63, {}])

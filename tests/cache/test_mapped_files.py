@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.cache import sidecar as sidecar_module
@@ -107,7 +108,7 @@ def test_files_that_changed_are_refused(tmp_path: Path) -> None:
         map_arrays(files, record)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "record",
     [
         ("int32", (5, 2), 128),
@@ -174,7 +175,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("rule", BROKEN)
+@for_each("rule", BROKEN)
 def test_a_broken_pair_maps_nothing_and_raises(tmp_path: Path, rule: str) -> None:
     prefix = pair_at(tmp_path)
     offset, content = BROKEN[rule]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.cli import VERBS
@@ -29,7 +30,7 @@ def test_short_and_long_words_for_version_and_help() -> None:
         assert found[1].startswith(f"usage: megaindex {verb} ")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "said"),
     [
         (["plam"], "megaindex: unknown verb 'plam'; did you mean plan?"),
@@ -55,7 +56,7 @@ def test_a_close_word_is_suggested(words: list[str], said: str) -> None:
     assert said in err
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "said"),
     [
         (["plan", "--tail", ""], "--tail is empty; give a value, or leave it out"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.cli import main
 
@@ -51,7 +52,7 @@ def run(
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@for_each("verb", VERBS)
 def test_full_output_prints_one_line_with_status_2(folder: Path, verb: str) -> None:
     status, _, err = run(folder, VERBS[verb], ">/dev/full")
     name = "" if verb == "usage" else f" {VERBS[verb][0]}"
@@ -71,7 +72,7 @@ def test_unprinted_findings_exit_with_2(folder: Path, monkeypatch: pytest.Monkey
     assert run(folder, REPEATING, ">/dev/full")[0] == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("verb", "redirection"),
     [
         *((verb, "2>&-") for verb in VERBS if verb != "usage"),

@@ -11,6 +11,7 @@ import pytest
 from rich.text import Text
 from support.command_line import Terminal, cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.cli import main
 from megaindex.console import FittedTable, ShortNames, TableColumn, distinct, elided, print_view
@@ -114,8 +115,8 @@ def pieces(text: str) -> set[str]:
     return {word for word in text.split() if not set(word) <= set("─│╭╮╰╯━▁▂▃▄▅▆▇█▏▎▍▌▋▊▉▐")}
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", [
+@for_each("width", WIDTHS)
+@for_each("name", [
     "plan", "plan of tokens", "recipe plan", "audit", "recipe audit", "look-up", "inspect",
     "verify", "verify of a lock", "diff-order",
 ])  # fmt: skip

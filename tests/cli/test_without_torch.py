@@ -63,17 +63,21 @@ DONE = {
     "import numpy tokens.npy out/imported --separator 0": 0,
     "verify run.lock": 0,
     "inspect data/web": 0,
+    "schema": 0,
     "capture --out out/command.json -- bash launch.sh": 0,
     "demo --dir demo --root text --seq-length 32": 0,
 }
 REFUSED = (
     "open_run run.lock",
     "open_run flags.lock",
-    "prove run.lock state.json",
-    "plan --state state.json",
-    "audit --state state.json",
-    "lock --state state.json --out new.lock",
 )
+STATES = {
+    "lock --recipe run.yaml --out state-run.lock": 0,
+    "prove state-run.lock state.json": 0,
+    "plan --state state.json": 0,
+    "audit --state state.json": 0,
+    "lock --state state.json --out new.lock": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +90,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "launch.sh").write_text("torchrun pretrain_gpt.py --seq-length 8 --data-path d\n")
     (folder / "text/words.py").write_text("some words " * 1000)
     np.save(folder / "tokens.npy", np.array([1, 2, 0, 3, 0]))
-    (folder / "state.json").write_text('{"recipe": "", "loader": {}}')
     return folder
+
+
+def test_states_are_read_without_torch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from megaindex.loader import loader_of_recipe
+    from megaindex.recipe import open_recipe, read_recipe
+
+    monkeypatch.chdir(home)
+    loader = loader_of_recipe(open_recipe(read_recipe("run.yaml")), data_parallel_size=1)
+    next(iter(loader))
+    Path("state.json").write_text(json.dumps(loader.state_dict()))
+    found = without_torch(home, STATES)
+    assert {command: each for command, each in found.items() if each[0]} == {}
 
 
 def without_torch(home: Path, commands: Iterable[str]) -> dict[str, list[Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import cli
+from support.inputs import for_each
 
 from megaindex.configs.batch_schedule import parse_count, ramp_up
 from megaindex.configs.megatron_args import read_megatron
@@ -18,7 +19,7 @@ from megaindex.recipe.nanotron_yaml import read_nanotron
 from megaindex.recipe.recipe_file import read_recipe
 
 
-@pytest.mark.parametrize("text", ["1e999999999", "1e9999999T", "1E+99999", "1/0", "", "T"])
+@for_each("text", ["1e999999999", "1e9999999T", "1E+99999", "1/0", "", "T"])
 def test_counts_that_are_none_or_too_long_to_write(text: str) -> None:
     with pytest.raises(InvalidArgument, match="is not a whole number"):
         parse_count(text, "--train-samples")
@@ -113,8 +114,8 @@ def test_files_of_a_command_line_that_are_no_text(tmp_path: Path) -> None:
 SECRET = ("{}://KEY:SECRET@b/x.sh", "{}://b/x.sh?sign=SECRET", "{}:/KEY:SECRET@b/x--y.sh")
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
-@pytest.mark.parametrize("form", [*SECRET, "https://KEY:SECRET@b/x.sh"])
+@for_each("scheme", ["s3", "gs", "az"])
+@for_each("form", [*SECRET, "https://KEY:SECRET@b/x.sh"])
 def test_urls_in_place_of_a_file_show_no_secret(scheme: str, form: str) -> None:
     for flag in ("--megatron-args", "--neox-config", "--recipe", "--nanotron-config"):
         status, out, err = cli("plan", flag, form.format(scheme))
@@ -123,7 +124,7 @@ def test_urls_in_place_of_a_file_show_no_secret(scheme: str, form: str) -> None:
         assert "SECRET" not in err
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "a: 2001-02-30",
@@ -155,8 +156,8 @@ def test_launch_scripts_run_no_command(tmp_path: Path) -> None:
     assert not made.exists()
 
 
-@pytest.mark.parametrize("read", [lambda path: read_neox([path]), read_recipe, read_nanotron])
-@pytest.mark.parametrize("tag", ["object/apply:os.mkdir", "object/new:os.mkdir", "name:os.mkdir"])
+@for_each("read", [lambda path: read_neox([path]), read_recipe, read_nanotron])
+@for_each("tag", ["object/apply:os.mkdir", "object/new:os.mkdir", "name:os.mkdir"])
 def test_yaml_makes_no_python_object(
     tmp_path: Path, read: Callable[[Path], object], tag: str
 ) -> None:

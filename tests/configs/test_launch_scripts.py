@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.inputs import for_each
 
 from megaindex.cli import main
 from megaindex.configs.megatron_args import read_megatron
@@ -132,7 +133,7 @@ def as_bash_runs_it(folder: Path, *words: str) -> Settings:
     return read_megatron("captured.json", {})
 
 
-@pytest.mark.parametrize("body", READ + UNKNOWN)
+@for_each("body", READ + UNKNOWN)
 def test_the_reader_is_equal_to_bash_or_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:

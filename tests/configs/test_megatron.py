@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.inputs import for_each
 
 from megaindex.configs.megatron_args import read_megatron
 from megaindex.configs.run_builder import resolve
@@ -109,7 +110,7 @@ def test_blends_in_files(tmp_path: Path) -> None:
     assert settings.test_data_path is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "reason"),
     [
         ("--data-path $NOWHERE", r"--data-path holds \$NOWHERE, which is not defined"),
@@ -144,7 +145,7 @@ def commands_of(text: str, environment: dict[str, str]) -> list[list[str]]:
     return [[script.written(word) for word in one.words] for one in script.commands]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "words"),
     [
         ("run a 'b c' \"d e\"", ["run", "a", "b c", "d e"]),
@@ -196,7 +197,7 @@ def flags(extra: str = "", **over: Any) -> Settings:
     return read_megatron(text, {}, over=Settings(**over))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("argument", "reason"),
     [
         ("--sft", "--sft is not planned"),
@@ -348,7 +349,7 @@ def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
     assert read_megatron(str(script), {}).seq_length == 32
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "reason"),
     [
         ("--data-path b --dataloader-fast-cache-load --data-cache-path c", "exclude each other"),

@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from support.inputs import for_each
 
 from megaindex import NeoxDocumentsOrder
 from megaindex.configs.neox_yaml import NAMES, merged_files, neox_settings, read_neox
@@ -95,7 +96,7 @@ def test_paths_of_a_split_are_weighed_alike_by_default() -> None:
     assert settings.valid_data_path == ("1.0", "c")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "gpus"),
     [
         ({}, 20),
@@ -141,7 +142,7 @@ SOME = {f"{split}_data_paths": ["a"] for split in ("train", "valid", "test")}
 PAIRS = {f"pos_{key}": ["a"] for key in SOME}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "reason"),
     [
         ({"train_iters": "many"}, "train_iters must be an integer"),
@@ -178,7 +179,7 @@ def test_bad_values_name_the_file(tmp_path: Path) -> None:
         read_neox(paths)
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "just words", "", "{a: [}", "\tkey: 1", "a: \x00"])
+@for_each("text", ["[1, 2]", "just words", "", "{a: [}", "\tkey: 1", "a: \x00"])
 def test_files_of_another_shape_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidArgument, match="--neox-config: .*bad.yml") as caught:
         read_neox(write(tmp_path, bad=text))
@@ -192,7 +193,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_neox([tmp_path])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "near"),
     [
         ("train_data_weight", "train_data_weights"),

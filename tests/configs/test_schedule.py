@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.configs.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
 from megaindex.errors import InvalidArgument
@@ -69,7 +70,7 @@ def test_thresholds_are_tokens_as_in_megatron() -> None:
     assert schedule.stages == ((0, 768), (61035156, 1536), (366210937, 3072))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "reason"),
     [
         ("", "start at 0"),

@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from support.inputs import for_each
 
 from megaindex.configs.run import RunSettings
 from megaindex.configs.run_builder import resolve
@@ -59,7 +60,7 @@ def test_epochs_of_each_source() -> None:
     assert run.target.per_source == (1, Fraction(3, 2))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "reason"),
     [
         ({"seq_length": None}, "--seq-length is missing"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.cli import main
@@ -74,8 +75,8 @@ def test_bounds_that_end_early_imply_neox(tmp_path: Path) -> None:
     assert [g.possible for g in described(tmp_path / "c").dialects] == [False, True, False]
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 1 << 20])
-@pytest.mark.parametrize(
+@for_each("chunk", [1, 2, 1 << 20])
+@for_each(
     ("pointers", "expected"),
     [
         ([0, 4, 6, 12], (True, True)),

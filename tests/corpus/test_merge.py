@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.cli import main
 from megaindex.corpus.merge import merge
@@ -94,9 +95,7 @@ def test_same_bytes_where_the_kernel_copies(megatron_datasets: Any, tmp_path: Pa
     same_bytes(str(tmp_path / "ours"), str(tmp_path / "theirs"))
 
 
-@pytest.mark.parametrize(
-    "refusal", [errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, None]
-)
+@for_each("refusal", [errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, None])
 def test_where_the_kernel_does_not_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
@@ -20,7 +21,7 @@ def written(path: Path, tokens: Any, dtype: Any, **options: Any) -> list[Any]:
     return result
 
 
-@pytest.mark.parametrize(
+@for_each(
     "tokens",
     [
         [1, 2, 3],
@@ -35,12 +36,12 @@ def written(path: Path, tokens: Any, dtype: Any, **options: Any) -> list[Any]:
         np.array([3, 2, 1], dtype=np.uint8)[::-1],
     ],
 )
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, "int64", np.float32])
+@for_each("dtype", [np.uint8, np.uint16, np.int32, "int64", np.float32])
 def test_any_array_like(tmp_path: Path, tokens: Any, dtype: Any) -> None:
     assert written(tmp_path, tokens, dtype) == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("dtype", "values"),
     [
         (np.uint8, [0, 255]),
@@ -60,7 +61,7 @@ def test_extremes_that_fit(tmp_path: Path, dtype: Any, values: Any) -> None:
     assert written(tmp_path, values, dtype) == np.asarray(values).tolist()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("dtype", "values", "first_bad"),
     [
         (np.uint8, [0, 256], "tokens[1]=256: does not fit uint8, which holds 0..255"),
@@ -95,7 +96,7 @@ def test_a_misfit_beyond_the_first_chunk_is_numbered_from_the_beginning(tmp_path
         written(tmp_path, tokens, np.uint8)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tokens", "rule"),
     [
         ([[1, 2], [3, 4]], r"one-dimensional, got shape \(2, 2\)"),

@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex import IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
@@ -145,7 +146,7 @@ def test_a_document_takes_seven_bytes(tmp_path: Path) -> None:
     assert Provenance(str(path), None).files == tuple(FILES)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("end", "row", "begin", "blocks"),
     [
         (5, 2**16 - 1, 6, 1),

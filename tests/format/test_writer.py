@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter, pair
@@ -25,7 +26,7 @@ class Unreadable:
         raise TypeError("it is closed")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "rule"),
     [
         (([1, 2, 3], [1, 1]), r"lengths must sum to 3, the number of tokens, got 2"),

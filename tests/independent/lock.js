@@ -9,8 +9,7 @@ const range = (n, value = (i) => i) => Array.from({ length: n }, (_, i) => value
 const swap = (list, i, j) => { [list[i], list[j]] = [list[j], list[i]]; };
 const memo = (make, kept = new Map()) => (x) => (kept.has(x) ? kept : kept.set(x, make(x))).get(x);
 const merged = (list, join) => list.reduce((kept, each) => { // joins each to the one before it, unless join is false
-  const both = kept.length > 0 && join(kept.at(-1), each);
-  return both ? [...kept.slice(0, -1), both] : [...kept, each];
+  const both = kept.length > 0 && join(kept.at(-1), each); return both ? [...kept.slice(0, -1), both] : [...kept, each];
 }, []);
 // ---- XXH3-128 of 17 bytes or more ------------------------------------------------------------------------
 const SECRET = Buffer.from('uP5sOSOkS758AYEs9yGtHN7UbemDkJfbckCkpLezZx/LeeZOzMDleIJa0H3M/3IhuAhGdPdDJI7gNZDmgTomTDwoUruRwwDLiNBlixtTLqNxZEiXog35' +
@@ -59,27 +58,23 @@ function keyOf(...parts) {
 }
 const round32 = (x, shift, factor) => Math.imul(x ^ x >>> shift, factor);
 function network(rounds, n) {
-  const rows = Math.ceil(Math.sqrt(n)), columns = Math.ceil(n / rows);
-  const keyed = ([flip, factor], x, size) =>
+  const rows = Math.ceil(Math.sqrt(n)), columns = Math.ceil(n / rows), keyed = ([flip, factor], x, size) =>
     Number(BigInt(round32(Math.imul(x ^ flip, 0x85EBCA6B), 15, factor | 1) >>> 0) * BigInt(size) >> 32n);
   return function perm(i) {
     let left = Math.floor(i / columns), right = i % columns;
     for (let r = 0; r < 8; r += 2) {
-      left = (left + keyed(rounds[r], right, rows)) % rows;
-      right = (right + keyed(rounds[r + 1], left, columns)) % columns;
+      left = (left + keyed(rounds[r], right, rows)) % rows; right = (right + keyed(rounds[r + 1], left, columns)) % columns;
     }
     return left * columns + right < n ? left * columns + right : perm(left * columns + right);
   };
 }
 function permutation(key, n) { // returns perm(key, n, ·)
   if (n >= 4096) return network(key.rounds(0), n);
-  const t = range(n); for (let i = n - 1; i > 0; i--) swap(t, i, Number(key.word(i) % BigInt(i + 1)));
-  return (i) => t[i];
+  const t = range(n); for (let i = n - 1; i > 0; i--) swap(t, i, Number(key.word(i) % BigInt(i + 1))); return (i) => t[i];
 }
 const h32 = (x, z = round32(round32(x, 16, 0x85EBCA6B), 13, 0xC2B2AE35)) => (z ^ z >>> 16) >>> 0;
 function rankPermutation(key, length, n) { // returns rank_perm(key, length, n, ·)
-  const [low, high] = key.halves(length);
-  const rounds = key.rounds(2 ** 32).map(([a, b]) => [(low ^ a) >>> 0, (high ^ b) >>> 0]);
+  const [low, high] = key.halves(length), rounds = key.rounds(2 ** 32).map(([a, b]) => [(low ^ a) >>> 0, (high ^ b) >>> 0]);
   if (n >= 4096) return network(rounds, n);
   return (first) => rounds.reduce((rank, [a, b]) => {
     const partner = (Math.floor((h32(a) >>> 12) * n / 2 ** 20) - rank + n) % n;
@@ -90,8 +85,7 @@ function shuffler(seed) { // MT19937; returns the function that shuffles the hea
   const s = [seed]; for (let i = 1; i < 624; i++) s.push(Math.imul(1812433253, s[i - 1] ^ s[i - 1] >>> 30) + i);
   const next = () => {
     const y = (s[0] & 0x80000000) | (s[1] & 0x7fffffff), x = s[397] ^ y >>> 1 ^ (y & 1 ? 0x9908b0df : 0);
-    const a = x ^ x >>> 11, b = a ^ a << 7 & 0x9d2c5680, c = b ^ b << 15 & 0xefc60000;
-    s.push(x); s.shift(); return c ^ c >>> 18;
+    const a = x ^ x >>> 11, b = a ^ a << 7 & 0x9d2c5680, c = b ^ b << 15 & 0xefc60000; s.push(x); s.shift(); return c ^ c >>> 18;
   };
   const shuffle = (list, begin, end) => {
     for (let i = end - begin - 1, j; i > 0; i--) {
@@ -128,12 +122,24 @@ function passesOf({ documents: [begin, end], without, seed, name, order, epochs_
     return cutter(range(n, (p) => documents[perm(p) % documents.length]), lengths);
   });
 }
+function leastSeen(read, { samples, extra, least_seen: c }) { // those from c on by how often their tokens were served
+  const served = {}, scores = range(samples, () => 0), order = range(c);
+  const tokens = scores.map((_, i) => read(i).flatMap(([d, x, n]) => range(n, (k) => `${d} ${x + k}`)).slice(0, -extra || undefined));
+  const take = (i) => { tokens[i].forEach((token) => { served[token] = 1 + (served[token] ?? 0); }); scores[i] = Infinity; };
+  for (order.forEach(take); order.length < samples;) {
+    const at = scores.indexOf(Math.min(...scores)), score = total([0, ...tokens[at].map((token) => served[token] ?? 0)]);
+    if (score > scores[at]) scores[at] = score; else { order.push(at); take(at); } // a score only grows
+  }
+  return (i) => read(order[i]);
+}
 const ORDERS = {
-  arrays({ documents: [begin, end], sequence_length: S, extra, seed, epochs: E, samples, final_epoch_apart: apart }, lengths) {
+  arrays(node, lengths) {
+    const { documents: [begin, end], sequence_length: S, extra, seed, epochs: E, samples, final_epoch_apart: apart, least_seen: c } = node;
     const n = end - begin, whole = (apart ? E - 1 : E) * n, shuffle = shuffler(seed);
     const { starts, cut } = cutter(shuffle(range(E * n, (p) => begin + p % n), whole), lengths), T = starts.at(-1) / E;
     const order = shuffle(range(samples), apart ? Math.floor(((E - 1) * T - extra) / S) : samples);
-    return (i) => cut(order[i] * S, Math.min((order[i] + 1) * S + extra, E * T));
+    const read = (i) => cut(order[i] * S, Math.min((order[i] + 1) * S + extra, E * T));
+    return c === undefined ? read : leastSeen(read, node);
   },
   epoch(node, lengths, tableOf) {
     const { sequence_length: S, extra } = node, passes = passesOf(node, lengths, tableOf), B = passes(0).starts.at(-1);
@@ -180,8 +186,8 @@ const ORDERS = {
       .map(([d, x, l]) => [d, x, l + (split && l === S && x + S < lengths[d])]));
   },
   sequence({ parts }, ...given) {
-    const served = parts.flatMap(({ index, ranges }) => ranges.map(([begin, end, times]) =>
-      [(end - begin) * times, (i) => ORDERS[index.order](index, ...given)(begin + i % (end - begin))]));
+    const served = parts.flatMap(({ index, ranges }, _, __, read = memo(() => ORDERS[index.order](index, ...given))) =>
+      ranges.map(([begin, end, times]) => [(end - begin) * times, (i) => read()(begin + i % (end - begin))]));
     return (i) => oneAfterAnother(served, i);
   },
 };
@@ -193,8 +199,7 @@ function cutPieces({ documents: [begin, end], long_documents: long }, lengths, S
 }
 const byLength = (pieces, S, lists = range(S + 1, () => [])) => pieces.forEach((piece) => lists[piece[2]].push(piece)) || lists;
 function pack(count, most, least, stacked) { // returns the [length, rank] of the pieces of each bin
-  const layers = [], capacity = count.length - 1;
-  for (let length = capacity; length > 0; length--) {
+  const layers = [], capacity = count.length - 1; for (let length = capacity; length > 0; length--) {
     for (let left = count[length], rank = 0; left > 0;) {
       const [below] = layers.filter(({ room, held, bins, covered }) => covered < bins && room >= Math.max(length, least)
         && (!most || held < most)).sort((a, b) => a.room - b.room || a.held - b.held);
@@ -202,8 +207,7 @@ function pack(count, most, least, stacked) { // returns the [length, rank] of th
       const each = Math.min(stacked || !below ? Math.floor(room / length) : 1, left, most ? most - held : left);
       const bins = Math.min(all - before, Math.floor(left / each));
       layers.push({ below, before, length, each, rank, bins, covered: 0, room: room - each * length, held: most && held + each });
-      if (below) below.covered += bins;
-      [rank, left] = [rank + bins * each, left - bins * each];
+      if (below) below.covered += bins; [rank, left] = [rank + bins * each, left - bins * each];
     }
   }
   const inBin = ({ below, before, length, rank, each }, i) => [...(below ? inBin(below, before + i) : []),
@@ -211,21 +215,17 @@ function pack(count, most, least, stacked) { // returns the [length, rank] of th
   return layers.flatMap((layer) => range(layer.bins - layer.covered, (i) => inBin(layer, layer.covered + i)));
 }
 // ---- draws: functions from a position to [stream, number of the draw] ------------------------------------
-const double = (text, [, whole, digits, exponent] = /^0x([01])\.(\w+)p(.+)$/.exec(text)) =>
-  parseInt(whole + digits, 16) * 2 ** (exponent - 4 * digits.length);
+const double = (text, [, a, b, exponent] = /^0x([01])\.(\w+)p(.+)$/.exec(text)) => parseInt(a + b, 16) * 2 ** (exponent - 4 * b.length);
 const drawing = (streams, choose, drawn = range(streams, () => 0), draws = []) => (p) => {
   while (draws.length <= p) { const stream = choose(draws.length, drawn); draws.push([stream, drawn[stream]++]); }
   return draws[p];
 };
-const soonest = (weights, due) => range(weights.length).filter((q) => weights[q]).reduce((best, q) =>
-  (due[q] * weights[best] < due[best] * weights[q] ? q : best));
-const divisor = (weights, shares = weights.map(BigInt)) => drawing(weights.length, (_, drawn) =>
-  soonest(shares, drawn.map((j) => BigInt(2 * j + 1))));
+const soonest = (w, due) => range(w.length).filter((q) => w[q]).reduce((best, q) => (due[q] * w[best] < due[best] * w[q] ? q : best));
+const divisor = (weights, w = weights.map(BigInt)) => drawing(w.length, (_, drawn) => soonest(w, drawn.map((j) => BigInt(2 * j + 1))));
 const inBatches = (draw, size, begins = [0]) => (p) => { // size: of all batches, or a list of those of each stream
   const sizeOf = (b) => size[draw(b)[0]] ?? size;
   while (begins.at(-1) <= p) begins.push(begins.at(-1) + sizeOf(begins.length - 1));
-  const b = begins.findLastIndex((begin) => begin <= p);
-  return draw(b).map((x, k) => (k ? x * sizeOf(b) + p - begins[b] : x));
+  const b = begins.findLastIndex((begin) => begin <= p); return draw(b).map((x, k) => (k ? x * sizeOf(b) + p - begins[b] : x));
 };
 const MIXING = {
   greedy: ({ weights }, _, doubles = weights.map((text) => double(text))) => drawing(weights.length, (i, drawn) => {
@@ -355,7 +355,7 @@ function tableIn(file, isArray = file.endsWith('.npy')) { // returns rows of int
 }
 const KEYS = new Set(`format version written_by settings root sources columns rows dialect tokens chunk_bytes hashes files path bytes
   sha256 subsets train valid test samples index steps past_steps masked_rows shapes targets rounds every skip receipts move
-  block_steps blocks total digests digest order documents without sequence_length extra seed epochs source parts final_epoch_apart
+  block_steps blocks total digests digest order documents without sequence_length extra seed epochs source parts final_epoch_apart least_seen
   name epochs_mixed left_over block_tokens max_documents long_documents capacity packed common weights rule uncounted stages from
   first_position shares begins batch period file changes position first ranges end left_out moved masks from_step note names settings`.split(/\s+/));
 const isPlain = (x) => x === null || typeof x !== 'object', sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex');

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megaindex import IndexedDataset, IndexedDatasetWriter, Skip
+from megaindex import AmendedBlend, BlendChange, IndexedDataset, IndexedDatasetWriter, Skip
 from megaindex.audit import Run, run_of_recipe, run_of_settings
 from megaindex.builders.described import build_described
 from megaindex.index.frameworks import Split
@@ -179,6 +179,47 @@ RUNS: Mapping[str, Any] = {
         "phase_transition_iterations": [40],
         "eval_iters": 0,
     },
+    "amended": {
+        "data_path": [2, "code", 1, "chat", 1, "web"],
+        "train_iters": 140,
+        "split": "90,10,0",
+        "amend": AmendedBlend(
+            data_path=[0.8, "web", 0.2, "chat"],
+            num_samples=1100,
+            changes=[
+                BlendChange(consumed_samples=0, weights={"web": 0.3, "chat": 0.7}),
+                BlendChange(consumed_samples=700, weights={"code": 1, "chat": 2}),
+                BlendChange(consumed_samples=900, weights={"code": 2, "chat": 1, "web": 1}),
+            ],
+        ),
+    },
+    "amended neox": {
+        "order": "neox",
+        "train_data_path": [1, "chat", 2, "web"],
+        "train_iters": 190,
+        "eval_iters": 0,
+        "amend": AmendedBlend(
+            data_path=[1, "chat", 1, "web"],
+            num_samples=1300,
+            changes=[BlendChange(consumed_samples=650, weights={"chat": 1, "web": 2})],
+        ),
+    },
+    "extended": {
+        "data_path": "chat",
+        "train_iters": 90,
+        "split": "90,10,0",
+        "skip": [Skip(steps="2-3 70"), Skip(source="0", from_step=50)],
+        "amend": AmendedBlend(data_path=["chat"], num_samples=400, consumed_samples=350),
+    },
+    "extended neox": {
+        "order": "neox",
+        "train_data_path": [1, "chat", 2, "code"],
+        "train_iters": 220,
+        "eval_iters": 0,
+        "amend": AmendedBlend(
+            data_path=[1, "chat", 2, "code"], num_samples=1000, consumed_samples=900
+        ),
+    },
     "ramp": {
         "data_path": "web",
         "train_samples": 1200,
@@ -328,7 +369,7 @@ def compare(node: str, stream: Run, subset: str, *, queries: int, balanced: bool
 
 FAST = (
     "recipe", "batches of streams", "megatron", "skips", "lengths", "cursors", "names",
-    "last step skipped", "last step moved",
+    "last step skipped", "last step moved", "amended", "extended",
 )  # fmt: skip
 
 
@@ -339,7 +380,7 @@ def test_rows(name: str, node: str) -> None:
 
 
 IDENTITIES = (*FAST, "mixes", "past of several lengths", "starts over", "phases", "skipped blend",
-              "legacy", "carry", "masked")  # fmt: skip
+              "legacy", "carry", "masked", "amended neox", "extended neox")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", IDENTITIES)

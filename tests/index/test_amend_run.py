@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex import AmendedBlend, BlendChange, amend_run
@@ -143,7 +144,7 @@ def test_documents_are_found_in_amended_runs(corpora: list[IndexedDataset]) -> N
         assert sorted(zip(*ours, strict=True)) == sorted(zip(*theirs, strict=True))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ([], "changes is empty"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.errors import FormatError, InvalidArgument
@@ -86,7 +87,7 @@ def test_megatrons_formula(length: int) -> None:
     assert cost.linear * length + cost.attention * length**2 == theirs
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "length", "counted"),
     [
         ("llama3-8b", 8192, 421_645_529_382_912),
@@ -158,7 +159,7 @@ def test_a_round_in_part_served_by_other_ranks() -> None:
     assert sorted(rows[0].ravel().tolist()) == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "constants",
     [
         {"linear": -1, "attention": 1},
@@ -178,7 +179,7 @@ def test_bad_constants(constants: dict[str, Any]) -> None:
         CostModel(**constants)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"hidden_size": 0}, "hidden_size must be from 1"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex import MegatronOrder, NeoxOrder
+from megaindex import InvalidArgument, MegatronOrder, NeoxOrder
 from megaindex.format import IndexedDataset
 from megaindex.index import extension as module
 from megaindex.index.extension import (
@@ -68,6 +68,14 @@ def token_counts(corpus: IndexedDataset, index: Index, samples: Any) -> np.ndarr
     return times
 
 
+def of_the_old(index: StretchedIndex) -> np.ndarray:
+    """The samples of the old index that an extension serves, in its order."""
+    (first, *_), begun = index.stretches, index.stretches[0].index
+    if not isinstance(begun, StretchedIndex):
+        return np.asarray(first.samples)
+    return np.concatenate([each.samples for each in begun.stretches])
+
+
 @given(
     order=st.sampled_from(ORDERS),
     planned=st.integers(1, 500),
@@ -86,8 +94,7 @@ def test_the_past_is_as_it_was(
     assert planned_receipt(index, 0, consumed, KEYS) == planned_receipt(old, 0, consumed, KEYS)
     # every old sample is served once before any further epoch begins
     served = consumed + min(more, old.num_samples - consumed)
-    both = [index.stretches[0].samples, index.stretches[1].samples]
-    ids = np.concatenate([np.asarray(part) for part in both])
+    ids = of_the_old(index)
     assert len(set(ids.tolist())) == served
     if served == old.num_samples:
         np.testing.assert_array_equal(np.sort(ids), np.arange(served))
@@ -113,7 +120,7 @@ def test_each_step_serves_what_was_seen_least(corpus: IndexedDataset, order: str
     index = extend(corpus, order, old, consumed, 60)
     times = token_counts(corpus, old, np.arange(consumed))
     of_sample = {k: token_counts(corpus, old, [k]) for k in range(consumed, old.num_samples)}
-    for chosen in index.stretches[1].samples.tolist():
+    for chosen in of_the_old(index)[consumed:].tolist():
         scores = {k: int((times * tokens).sum()) for k, tokens in of_sample.items()}
         least = min(scores.values())
         assert chosen == min(k for k, score in scores.items() if score == least)
@@ -229,3 +236,13 @@ def test_further_epochs_of_other_documents_are_refused(corpus: IndexedDataset) -
             old, consumed_samples=0, more_samples=old.num_samples + 1, seed=5,
             further=lambda seed: build(corpus, "neox", seed, epochs=1, documents=range(50)),
         )  # fmt: skip
+
+
+def test_cursors_end_where_an_order_of_its_own_begins(corpus: IndexedDataset) -> None:
+    old = build(corpus, NeoxOrder(), 5, epochs=2)
+    consumed = old.num_samples // 2
+    index = extend(corpus, NeoxOrder(), old, consumed, old.num_samples)
+    assert index.cursors(consumed) == {(0, LENGTH): consumed}
+    for position in (consumed + 1, index.num_samples):
+        with pytest.raises(InvalidArgument, match=f"position {position} has no next samples"):
+            index.cursors(position)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.arithmetic import samples_for_epochs, shuffle_dtype
 from megaindex.errors import InvalidArgument
@@ -104,7 +105,7 @@ def test_neox_splits_take_the_excess_off_every_boundary() -> None:
         select_documents(3, "c", framework_rules("neox"), split="0,1,1", subset="valid")
 
 
-@pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "0,0", "-1,2", "nan,1", "inf"])
+@for_each("split", ["", "a,b", "1,2,3,4", "0,0", "-1,2", "nan,1", "inf"])
 def test_splits_that_are_none_are_refused(split: str) -> None:
     with pytest.raises(InvalidArgument, match="split must be up to three non-negative numbers"):
         parse_split(split)
@@ -177,7 +178,7 @@ def test_samples_of_epochs_fit_their_tokens(
     assert whole <= epochs * most(Fraction(tokens)) < whole + 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [-1, 50, 2**31 - 1, 2**31, 2**32 + 1, -(2**32) + 1, 2**63 - 1, -(2**63), np.uint64(2**64 - 1)],
 )

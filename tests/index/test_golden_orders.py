@@ -19,7 +19,7 @@ from support.inputs import for_each
 import megaindex
 from megaindex import MegatronLegacyOrder, MegatronOrder
 from megaindex.format import IndexedDataset
-from megaindex.index.blending import blend_weights, request_weights
+from megaindex.index.blend import Blend
 from megaindex.index.frameworks import framework_rules
 from megaindex.index.order_settings import make_order
 from megaindex.index.orders import framework as shuffled
@@ -130,11 +130,12 @@ def test_splits(order: str, k: int) -> None:
 @for_each(("order", "k"), cases("blends"))
 def test_weights_requests_and_blends(backend: Any, corpora: Corpora, order: str, k: int) -> None:
     case = GOLDEN[order]["blends"][k]
-    row, weights, wanted = framework_rules(order), case["weights"], case["num_samples"]
-    normalized = request_weights(weights, row)
-    assert normalized == case["normalized"]
+    row, wanted = framework_rules(order), case["num_samples"]
     buffer = row.default_buffer(weighted=True)
-    requested = [row.samples_requested(wanted, w, buffer, len(weights)) for w in normalized]
+    blend = Blend(row=row, weights=case["weights"], buffer=buffer)
+    assert blend.shares == case["normalized"]
+    requested = blend.requests(wanted)
+    assert requested is not None
     assert requested == case["requested"]
     built = []
     for sizes, samples in zip(case["sizes"], requested, strict=True):
@@ -154,21 +155,10 @@ def test_weights_requests_and_blends(backend: Any, corpora: Corpora, order: str,
 
     source = np.empty(size, case["dataset_index"]["dtype"])
     sample = np.empty(size, np.int64)
-    counts = np.zeros(len(weights), np.int64)
-    backend.blend_greedy(blend_weights(weights, row), 0, size, counts, source, sample)
+    counts = np.zeros(len(requested), np.int64)
+    backend.blend_greedy(blend.draws.values, 0, size, counts, source, sample)
     assert_recorded(source, case["dataset_index"], "dataset_index")
     assert_recorded(sample, case["dataset_sample_index"], "dataset_sample_index")
-
-
-def test_loops_and_sums_differ_in_the_last_bit() -> None:
-    """Ten tenths: a plain loop gives 0.9999999999999999, a compensated sum 1.0."""
-    tenths = [0.1] * 10
-    assert (
-        request_weights(tenths, framework_rules("megatron-legacy"))
-        == [0.1 / 0.9999999999999999] * 10
-    )
-    assert request_weights(tenths, framework_rules("paddlenlp")) == [0.1 / 0.9999999999999999] * 10
-    assert request_weights(tenths, framework_rules("neox")) == [0.1 / sum(tenths)] * 10
 
 
 @pytest.mark.parametrize(("exact", "samples"), [(1, 93), (2, 91), (2, 185)])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.index.orders.epoch import EpochIndex
@@ -75,7 +76,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_an_index_is_one_line_and_holds_its_datasets(kind: str, root: Path) -> None:
     index = KINDS[kind](root)
     assert len(index) == index.num_samples > 0

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import build_index
 from megaindex.index.array_index import (
@@ -150,7 +151,7 @@ def test_stages(tmp_path: Path, order: str) -> None:
             check(staged, chosen, source)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@for_each("seed", range(8))
 def test_blocks_of_epochs_that_end_in_empty_documents(seed: int) -> None:
     lengths = np.random.default_rng(seed).integers(-9, 40, 300).clip(0).astype(np.int32)
     epochs = EpochIndex(

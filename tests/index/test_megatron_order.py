@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.megatron_dataset import megatron_dataset
 
 import megaindex
@@ -123,7 +124,7 @@ def test_locate_refuses_samples_that_do_not_exist(corpus: IndexedDataset) -> Non
     assert source.size == document.size == offset.size == length.size == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         ({"sequence_length": 0}, "sequence_length must be from 1"),
@@ -152,8 +153,8 @@ def test_bad_arguments_are_named(
         megaindex.build_index(corpus, **{"sequence_length": 1024, "seed": 1, **arguments})
 
 
-@pytest.mark.parametrize("num_samples", [1, 3, 10])
-@pytest.mark.parametrize("extra", [0, 1])
+@for_each("num_samples", [1, 3, 10])
+@for_each("extra", [0, 1])
 def test_a_sample_may_need_several_epochs(
     tmp_path: Path, megatron_datasets: Any, num_samples: int, extra: int
 ) -> None:
@@ -183,8 +184,8 @@ def test_arrays_of_several_epochs_are_checked(tmp_path: Path, documents: Any) ->
         check_arrays(index.request, corpus.sequence_lengths, **arrays)
 
 
-@pytest.mark.parametrize("order", ["megatron", "neox", "epoch", "window", "packed"])
-@pytest.mark.parametrize("asked", [{}, {"epochs": 3}, {"num_samples": 5}])
+@for_each("order", ["megatron", "neox", "epoch", "window", "packed"])
+@for_each("asked", [{}, {"epochs": 3}, {"num_samples": 5}])
 def test_documents_without_tokens_are_refused(
     tmp_path: Path, order: str, asked: dict[str, int]
 ) -> None:

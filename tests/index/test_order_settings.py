@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex import (
@@ -35,7 +36,7 @@ BY_NAME: dict[str, type[Order]] = {
 }
 
 
-@pytest.mark.parametrize("name", FRAMEWORK_RULES)
+@for_each("name", FRAMEWORK_RULES)
 def test_a_name_is_the_object_with_default_settings(name: str, tmp_path: Path) -> None:
     order = BY_NAME[name]()
     assert order_of(name) == order == make_order(name, {}) == order_of_row(FRAMEWORK_RULES[name])
@@ -63,7 +64,7 @@ def test_the_frameworks_defaults_are_shown() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "message"),
     [
         (lambda: MegatronOrder(separate_final_epoch="maybe"),

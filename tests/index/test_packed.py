@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex import PackedOrder
@@ -158,8 +159,8 @@ def test_every_epoch_of_any_corpus_is_complete(
     assert index.packing.pieces[0].max() <= most
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("extra", [0, 1])
+@for_each("rule", RULES)
+@for_each("extra", [0, 1])
 def test_the_parts_of_a_split_are_complete(corpus: Any, rule: Any, extra: int) -> None:
     lengths = corpus.sequence_lengths.astype(np.int64)
     served: list[int] = []
@@ -275,10 +276,8 @@ def test_samples_of_one_token(corpus: Any) -> None:
         check_epochs(index, lengths)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "rule"), [([0, 0, 0], "split"), ([0, 0], "truncate"), ([9, 40, 0], "skip")]
-)
-@pytest.mark.parametrize("cached", [False, True])
+@for_each(("lengths", "rule"), [([0, 0, 0], "split"), ([0, 0], "truncate"), ([9, 40, 0], "skip")])
+@for_each("cached", [False, True])
 def test_no_document_gives_a_sample(
     tmp_path: Path, lengths: list[int], rule: Any, cached: bool
 ) -> None:
@@ -292,7 +291,7 @@ def test_no_document_gives_a_sample(
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"sequence_length": 0}, "sequence_length must be"),
@@ -308,7 +307,7 @@ def test_settings_out_of_range(corpus: Any, settings: dict[str, Any], message: s
         build(corpus, **settings)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"max_documents": 0}, "max_documents must be at least 1, got 0"),
@@ -335,7 +334,7 @@ def test_the_longest_sample(folder: Path) -> None:
     check_epochs(index, lengths)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sequence_length", "most"), [(8, 16), (543, 16), (544, 17), (575, 17), (1000, 31), (4096, 128)]
 )
 def test_the_default_number_of_documents(sequence_length: int, most: int) -> None:
@@ -351,7 +350,7 @@ def test_tokens_of_lengths_that_are_rare() -> None:
     assert packed.pack_counts(counts, None).rare_tokens == 2 * 7 + 9
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lengths", "likeness"),
     [([10, 6], 6 / 10), ([8, 8], 1), ([12, 3, 1], 1 / 12), ([16, 9], 1),
      ([10, 6, 9, 5], (6 / 10 + 5 / 9) / 2), ([10, 6, 16], 6 / 10)],

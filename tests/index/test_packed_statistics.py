@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 from megaindex.index.orders import packed
 from megaindex.index.orders.framework import Memory
@@ -73,7 +74,7 @@ def count_again(pairs: list[np.ndarray], lag: int) -> int:
     return sum(np.intersect1d(one, other, assume_unique=True).size for one, other in both)
 
 
-@pytest.mark.parametrize("n", [2, 3, 40, 1000, 4095, 4096, 9000])
+@for_each("n", [2, 3, 40, 1000, 4095, 4096, 9000])
 def test_two_lengths_meet_again_as_often_as_in_a_fair_draw(n: int) -> None:
     """n samples of 10 and 6 tokens: one pair on average is the same in two epochs."""
     index = index_of([10] * n + [6] * n)
@@ -86,7 +87,7 @@ def test_two_lengths_meet_again_as_often_as_in_a_fair_draw(n: int) -> None:
         assert abs(count_again(pairs, lag) - trials) < NORMAL * np.sqrt(trials)
 
 
-@pytest.mark.parametrize("n", [4, 6, 50, 1000, 4094, 4096, 9000])
+@for_each("n", [4, 6, 50, 1000, 4094, 4096, 9000])
 def test_one_length_meets_again_as_often_as_in_a_fair_draw(n: int) -> None:
     """n documents of 8 tokens in n / 2 samples: a pair is one of n * (n - 1) / 2."""
     index = index_of([8] * n)

@@ -178,7 +178,7 @@ def test_what_decides_the_arrays_is_in_the_cache_key(tmp_path: Path) -> None:
     assert counts == [1, 2, 3, 4, 5, 5, 5]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "message"),
     [
         ({"num_samples": None}, "num_samples must be at least 1 with pack_impl unpacked"),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
@@ -245,7 +246,7 @@ def test_damaged_receipts_are_refused(stored: dict[str, Any]) -> None:
 BLOCK = ["0" * 32, 1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stored", "message"),
     [
         ({}, "a stride and blocks"),

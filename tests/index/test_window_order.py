@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.index.orders import epoch as module
@@ -220,7 +221,7 @@ def test_arrays_of_a_window_index_are_refused(prefix: Path) -> None:
         index.locate([-1])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"documents": [0, 2, 1]}, "documents must be a range or a split"),

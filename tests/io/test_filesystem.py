@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.inputs import for_each
 
 from megaindex.io import paths
 
@@ -39,8 +40,8 @@ def test_the_longest_mount_point_that_holds_the_path_counts(
     assert paths.file_system_type(tmp_path) == "ext4"
 
 
-@pytest.mark.parametrize("kernel", ["copies", "cannot", "copies less"])
-@pytest.mark.parametrize(("offset", "nbytes"), [(0, 30), (7, 20), (10, 10), (13, 1), (90, 30)])
+@for_each("kernel", ["copies", "cannot", "copies less"])
+@for_each(("offset", "nbytes"), [(0, 30), (7, 20), (10, 10), (13, 1), (90, 30)])
 def test_a_range_of_a_file_is_copied(
     kernel: str, offset: int, nbytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.corpus import tokenize
@@ -32,14 +33,14 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     assert stat_path(str(tmp_path / "file")) == (str(tmp_path / "file"), 0, "of 7.000000000")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("number", "reason", "remedy"),
     [
         (errno.EACCES, "Permission denied", "check the permissions"),
         (errno.EIO, "Input/output error", "check the device"),
     ],
 )
-@pytest.mark.parametrize("act", ["open", "merge", "verify", "inspect", "repair"])
+@for_each("act", ["open", "merge", "verify", "inspect", "repair"])
 def test_what_cannot_be_looked_at_is_not_called_missing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -92,7 +93,7 @@ def test_a_long_name_that_is_there_is_looked_at(tmp_path: Path) -> None:
 ZERO = "a\0b"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "act",
     [
         lambda: merge("o", [ZERO]),

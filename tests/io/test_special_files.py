@@ -17,6 +17,7 @@ import pytest
 from support.array_sets import Request
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.tokenizing import run
 
 import megaindex
@@ -80,8 +81,8 @@ def put(kind: str, path: Path) -> None:
 KINDS = ("pipe", "device", "endless")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", NAMED)
+@for_each("kind", KINDS)
+@for_each("name", NAMED)
 def test_files_that_a_flag_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
@@ -169,8 +170,8 @@ class Sound(Request):
         np.testing.assert_array_equal(arrays["a"], np.arange(self.size))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["set-megaindex.json", "set-a.npy"])
+@for_each("kind", KINDS)
+@for_each("name", ["set-megaindex.json", "set-a.npy"])
 def test_files_under_a_frameworks_names(tmp_path: Path, kind: str, name: str) -> None:
     """Arrays whose sidecar is not a small file are checked as if they had none."""
     request = Sound(tmp_path, "set", 3)
@@ -213,7 +214,7 @@ def npy(header: str) -> bytes:
 FIELDS = "{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "content",
     [
         npy("{'descr': '<i8'  "),  # cut short within its tokens

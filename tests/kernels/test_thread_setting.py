@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import num_threads
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text", ["0", "000000", "-1", "+1", " 1", "1_0", "1.5", "x", "٣", "²", "1000000", "9" * 5000]
 )
 def test_what_is_no_number_of_threads_is_refused(

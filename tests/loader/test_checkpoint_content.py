@@ -29,9 +29,9 @@ from megaindex.loader import (
     GPTDataset,
     Loader,
     MicroBatchSampler,
-    RecipeLoader,
     Recorder,
     SampleOptions,
+    loader_of_recipe,
 )
 from megaindex.loader.receipts import check_receipts, join_states, receipted
 from megaindex.loader.sampler_state import RankLayout
@@ -64,8 +64,8 @@ def change(path: Path, begin: int, count: int) -> None:
 def test_a_recipe_refuses_changed_tokens_labels_and_masks(
     folder: Path, source: str, content: Any
 ) -> None:
-    def loader(content: Any) -> RecipeLoader:
-        return RecipeLoader(runs.opened(folder), micro_batch_size=2, content=content)
+    def loader(content: Any) -> Loader:
+        return loader_of_recipe(runs.opened(folder), micro_batch_size=2, content=content)
 
     state = after(loader(content), 5)
     loader("sampled").load_state_dict(state)
@@ -135,7 +135,7 @@ def test_damaged_contents_are_refused(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="the number of sources must be 2, .*, got 1"):
         runs.text_loader(folder, 0).load_state_dict(two)
     with pytest.raises(InvalidArgument, match="content must be 'sampled', 'whole' or None"):
-        RecipeLoader(runs.opened(folder), content="all")  # type: ignore[arg-type]
+        loader_of_recipe(runs.opened(folder), content="all")  # type: ignore[arg-type]
 
 
 # receipts of all ranks
@@ -395,7 +395,7 @@ def test_an_equivalent_recipe_is_accepted(folder: Path, batching: Any) -> None:
         stages = (replace(first, streams=streams, batching=batching), second)
         return runs.recipe(folder, stages=stages)
 
-    old = RecipeLoader(open_recipe(recipe(web=4, chat=2)), micro_batch_size=2)
+    old = loader_of_recipe(open_recipe(recipe(web=4, chat=2)), micro_batch_size=2)
     state = after(old, 20)
     whole = list(runs.take(old))
     scaled = recipe(web=2, chat=1)
@@ -410,19 +410,19 @@ def test_an_equivalent_recipe_is_accepted(folder: Path, batching: Any) -> None:
         others += [other, replace(other, sources=(chat, qa, web))]
     swapped = open_recipe(replace(scaled, sources=(qa, chat, web)))
     with pytest.raises(InvalidArgument, match="source chat: its shuffle name must be"):
-        RecipeLoader(swapped, micro_batch_size=2).load_state_dict(state)
+        loader_of_recipe(swapped, micro_batch_size=2).load_state_dict(state)
     names = old.layout.shuffle_names
     named = [replace(qa, shuffle_name=names[2]), replace(chat, shuffle_name=names[1])]
     others.append(replace(scaled, sources=(*named, web)))
     for other in others:
-        loader = RecipeLoader(open_recipe(other), micro_batch_size=2)
+        loader = loader_of_recipe(open_recipe(other), micro_batch_size=2)
         loader.load_state_dict(state)
         assert list(runs.take(loader)) == whole
         check = check_receipts([loader.state_dict()], loader._index)
         assert check.equal
     changed = open_recipe(recipe(web=4, chat=3))
     with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):
-        RecipeLoader(changed, micro_batch_size=2).load_state_dict(state)
+        loader_of_recipe(changed, micro_batch_size=2).load_state_dict(state)
 
 
 # arguments

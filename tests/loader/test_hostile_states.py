@@ -24,7 +24,7 @@ from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.index.receipts import BlockReceipts
 from megaindex.index.spans import Index
-from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, Recorder
+from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, Recorder, loader_of_recipe
 from megaindex.loader.token_readers import MappedTokens
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 
@@ -251,8 +251,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenRecipe:
 def test_any_value_in_the_state_of_a_recipe(
     opened: OpenRecipe, data: st.DataObject, batches: int
 ) -> None:
-    def make(batches: int) -> RecipeLoader:
-        made = RecipeLoader(opened, micro_batch_size=MICRO, read_ahead=0)
+    def make(batches: int) -> Loader:
+        made = loader_of_recipe(opened, micro_batch_size=MICRO, read_ahead=0)
         iterator = iter(made)
         for _ in range(batches):
             next(iterator)
@@ -267,7 +267,7 @@ def test_any_value_in_the_state_of_a_recipe(
     except MegaIndexError:
         assert loader.state_dict() == before
         return
-    assert consumed_of(loader) == loader.consumed_samples == state["loader"]["consumed_samples"]
+    assert consumed_of(loader) == loader.consumed_samples == state["consumed_samples"]
     expected = range(loader.consumed_samples, loader.consumed_samples + MICRO)
     batch = next(iter(loader), None)
     if batch is not None:
@@ -317,7 +317,7 @@ def test_values_that_are_not_states_are_refused(
         loader_of(index, corpus, 0).load_state_dict,
         sampler(index).load_state_dict,
         recorder.load_state_dict,
-        RecipeLoader(opened, micro_batch_size=MICRO).load_state_dict,
+        loader_of_recipe(opened, micro_batch_size=MICRO).load_state_dict,
     ):
         with pytest.raises(FormatError, match=r"^not the state of .* from an intact checkpoint$"):
             load(wrong)
@@ -370,9 +370,10 @@ def test_states_with_integers_of_numpy_still_load(corpus: IndexedDataset, index:
 
 
 def test_a_recipe_says_what_is_wrong_with_its_sources(opened: OpenRecipe, tmp_path: Path) -> None:
-    loader = RecipeLoader(opened, micro_batch_size=MICRO)
+    loader = loader_of_recipe(opened, micro_batch_size=MICRO)
     state = loader.state_dict()
-    web, code = state["sources"]
+    part = state["recipe"]
+    web, code = part["sources"]
     for sources, message in (
         ([{**web, "tokens": 5}, code], "source web must have .* tokens, .* content, got 5"),
         ([{**web, "tokens": 10**30}, code], "tokens must be a whole number from 1 to 46116860184"),
@@ -382,10 +383,10 @@ def test_a_recipe_says_what_is_wrong_with_its_sources(opened: OpenRecipe, tmp_pa
         ([web, web, code], "sources must equal those of its recipe"),
     ):
         with pytest.raises(FormatError, match=message):
-            loader.load_state_dict({**state, "sources": sources})
-    for recipe, message in (
+            loader.load_state_dict({**state, "recipe": {**part, "sources": sources}})
+    for text, message in (
         ("[" * 5_000, "recipe cannot be read .*RecursionError"),
         ("{}", "recipe cannot be read .*sequence_length is missing"),
     ):
         with pytest.raises(FormatError, match=message):
-            loader.load_state_dict({**state, "recipe": recipe})
+            loader.load_state_dict({**state, "recipe": {**part, "text": text}})

@@ -404,7 +404,7 @@ def test_any_iterable_is_a_sampler_without_state(corpus: IndexedDataset, index: 
     with pytest.raises(InvalidArgument, match="type list has no state;"):
         loader.state_dict()
     with pytest.raises(InvalidArgument, match="type list cannot load"):
-        loader.load_state_dict({"version": 2, "sampler": {}})
+        loader.load_state_dict({"version": 5, "identity": None, "recipe": None, "sampler": {}})
     assert list(Loader(index, corpus, [])) == []
 
 

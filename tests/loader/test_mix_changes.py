@@ -23,9 +23,16 @@ from megaindex import IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.index.mixing import row_of_weights
 from megaindex.kernels.reference.blending import UNIT
-from megaindex.loader import CostModel, RecipeLoader, SampleOptions, check_receipts, join_states
+from megaindex.loader import (
+    CostModel,
+    Loader,
+    SampleOptions,
+    check_receipts,
+    join_states,
+    loader_of_recipe,
+)
 from megaindex.lock import make_lock
-from megaindex.plan.recipe_plan import make_recipe_plan
+from megaindex.plan import make_plan
 from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
 from megaindex.recipe.amend import earliest_repeats
 from megaindex.recipe.mix_changes import MixChanges
@@ -69,7 +76,7 @@ class Cluster:
 
     def __init__(self, recipe: Recipe, ranks: int, micro: int, state: Any = None, **more: Any):
         self.loaders = [
-            RecipeLoader(
+            loader_of_recipe(
                 open_recipe(recipe),
                 data_parallel_rank=rank,
                 data_parallel_size=ranks,
@@ -88,7 +95,7 @@ class Cluster:
             self.batches = [iter(loader) for loader in self.loaders]
 
     @property
-    def first(self) -> RecipeLoader:
+    def first(self) -> Loader:
         return self.loaders[0]
 
     def set_mix(self, weights: Mapping[str, Any], at: int | None = None) -> None:
@@ -181,7 +188,7 @@ def check_model(
     whole.run(mixes)
     assert whole.rows == rows
     joined = cluster.state()
-    assert joined["loader"]["receipt"]["receipt"] == whole.state()["loader"]["receipt"]["receipt"]
+    assert joined["receipt"]["receipt"] == whole.state()["receipt"]["receipt"]
     index = open_recipe(cluster.first.recipe).index
     assert check_receipts([joined], index).equal
 
@@ -214,7 +221,7 @@ def check_batching(
         cluster.run(mixes, 19 * G // (shape[0] * shape[1]))
         cluster = Cluster(recipe_at(folder, batching), *shape, cluster.state(), balance=balance)
         cluster.run(mixes)
-        found.append(cluster.state()["loader"]["receipt"]["receipt"])
+        found.append(cluster.state()["receipt"]["receipt"])
         by_step = [
             Counter(source for source, _ in cluster.rows[k : k + G]) for k in range(0, 40, G)
         ]
@@ -306,7 +313,7 @@ WRONG = {
 def test_wrong_mixes_are_refused_and_change_nothing(folder: Path, case: str) -> None:
     weights: Any
     weights, message = WRONG[case]
-    loader = RecipeLoader(open_recipe(recipe_at(folder)))
+    loader = loader_of_recipe(open_recipe(recipe_at(folder)))
     state = loader.state_dict()
     with pytest.raises(InvalidArgument, match=message):
         loader.set_mix(weights)
@@ -327,7 +334,7 @@ def test_stages_and_policies_that_a_mix_does_not_fit(folder: Path, tmp_path: Pat
     ):
         path = tmp_path / f"{policy}.yaml"
         path.write_text(f"{content}\nexhaustion: {policy}\n")
-        loader = RecipeLoader(open_recipe(read_recipe(path)))
+        loader = loader_of_recipe(open_recipe(read_recipe(path)))
         before = loader.state_dict()
         with pytest.raises(InvalidArgument, match=message):
             loader.set_mix(weights)
@@ -364,7 +371,7 @@ def test_ranks_with_other_mixes_are_named(folder: Path) -> None:
     cluster.set_mix({"web": 1}, at=2)
     cluster.loaders[0].set_mix({"web": 1, "math": 1}, at=5)
     cluster.loaders[1].set_mix({"web": 1, "math": 2}, at=5)
-    with pytest.raises(InvalidArgument, match="ranks 0 and 1 differ .* from sample 40 on, step 5"):
+    with pytest.raises(InvalidArgument, match="ranks 0 and 1 differ .* from sample 40 on"):
         join_states([loader.state_dict() for loader in cluster.loaders])
 
 
@@ -376,26 +383,29 @@ def test_states_that_are_damaged_or_of_another_past(folder: Path, tmp_path: Path
     other = Cluster(recipe, 1, 8)
     other.run({2: {"math": 1}, 5: {"code": 2, "web": 1}}, 6)
     changed = replace(recipe, mix_changes=other.first.recipe.mix_changes)
-    loader = RecipeLoader(open_recipe(changed))
+    loader = loader_of_recipe(open_recipe(changed))
     before = loader.state_dict()
     with pytest.raises(InvalidArgument, match=r"other changes of the mix .* step 4 \(sample 32\)"):
         loader.load_state_dict(state)
     assert loader.state_dict() == before
     loader.load_state_dict(state, allow=("past",))
+    part = state["recipe"]
+    changes = part["mix_changes"]
     for change in (
-        {"data": state["mix_changes"]["data"][:-4]},
+        {"data": changes["data"][:-4]},
         {"data": "?"},
         {"changes": 3},
         {"sources": ["web", "code", "maths"]},
         {"sources": "web"},
     ):
-        damaged = {**state, "mix_changes": {**state["mix_changes"], **change}}
+        damaged = {**state, "recipe": {**part, "mix_changes": {**changes, **change}}}
         with pytest.raises(FormatError):
-            RecipeLoader(open_recipe(recipe)).load_state_dict(damaged)
-    with pytest.raises(FormatError, match="if and only if its version is 4"):
-        RecipeLoader(open_recipe(recipe)).load_state_dict({**state, "version": 3})
+            loader_of_recipe(open_recipe(recipe)).load_state_dict(damaged)
+    without = {**state, "recipe": {name: part[name] for name in ("text", "sources")}}
+    with pytest.raises(FormatError, match="it has no mix_changes, which must be a mapping or null"):
+        loader_of_recipe(open_recipe(recipe)).load_state_dict(without)
     # 16 bytes a source and change, at most
-    assert len(state["mix_changes"]["data"]) <= 16 * 3 * 2
+    assert len(changes["data"]) <= 16 * 3 * 2
 
 
 def test_balanced_steps_after_a_change_are_those_of_a_run_that_had_it(folder: Path) -> None:
@@ -414,10 +424,10 @@ def test_a_refused_state_leaves_the_mix_as_it_was(folder: Path) -> None:
     cluster = Cluster(recipe_at(folder), 1, 8)
     cluster.run({2: {"math": 1}}, 6)
     state = cluster.state()
-    order = {**state["loader"]["order"], "last": "0" * 32}
+    order = {**state["order"], "last": "0" * 32}
     other = Cluster(recipe_at(folder), 1, 8)
     with pytest.raises(InvalidArgument, match="the index serves other samples than the 48"):
-        other.first.load_state_dict({**state, "loader": {**state["loader"], "order": order}})
+        other.first.load_state_dict({**state, "order": order})
     assert other.first.recipe.mix_changes is None
     other.run({})
     fresh = Cluster(recipe_at(folder), 1, 8)
@@ -480,7 +490,7 @@ def test_changes_set_for_later_are_not_taken_into_another_stage(folder: Path) ->
     cluster.set_mix({"math": 1}, at=5)
     first, *others = recipe.stages
     shorter = replace(first, length=Target(kind="iterations", value=Fraction(3)))
-    loader = RecipeLoader(open_recipe(replace(recipe, stages=(shorter, *others))))
+    loader = loader_of_recipe(open_recipe(replace(recipe, stages=(shorter, *others))))
     before = loader.state_dict()
     with pytest.raises(InvalidArgument, match="the state changes the mix at step 5, in stage "):
         loader.load_state_dict(cluster.state())
@@ -488,7 +498,7 @@ def test_changes_set_for_later_are_not_taken_into_another_stage(folder: Path) ->
 
 
 def test_the_mix_cannot_change_under_a_dataset(folder: Path) -> None:
-    loader = RecipeLoader(open_recipe(recipe_at(folder)))
+    loader = loader_of_recipe(open_recipe(recipe_at(folder)))
     loader.set_mix({"math": 1}, at=2)
     state = loader.state_dict()
     loader.dataset()
@@ -535,7 +545,7 @@ def test_a_controller_gets_statistics_and_sets_the_mix(folder: Path) -> None:
 def test_bounds_of_the_recipe_hold(folder: Path) -> None:
     third = Fraction(1, 3)
     recipe = replace(recipe_at(folder), mix_bounds=(("web", third, Fraction(1, 2)),))
-    loader = RecipeLoader(open_recipe(recipe))
+    loader = loader_of_recipe(open_recipe(recipe))
     loader.set_mix({"web": 1, "code": 1, "math": 1})
     for web in (0.2, 2.5):
         with pytest.raises(InvalidArgument, match=r"out of its mix_bounds \[0.333333, 0.5\]"):
@@ -544,13 +554,13 @@ def test_bounds_of_the_recipe_hold(folder: Path) -> None:
     bounds = tuple(
         (name, Fraction(n, 7), Fraction(n, 7)) for name, n in zip(NAMES, (3, 2, 2), strict=True)
     )
-    loader = RecipeLoader(open_recipe(replace(recipe, mix_bounds=bounds)))
+    loader = loader_of_recipe(open_recipe(replace(recipe, mix_bounds=bounds)))
     loader.set_mix({"web": 3, "code": 2, "math": 2})
 
 
 def test_a_change_at_the_end_of_the_run_is_refused(folder: Path) -> None:
     recipe = recipe_at(folder)
-    loader = RecipeLoader(open_recipe(recipe))
+    loader = loader_of_recipe(open_recipe(recipe))
     loader.set_mix({"web": 1}, at=STEPS - 1)
     changes = loader.recipe.mix_changes
     assert changes is not None
@@ -613,7 +623,7 @@ def test_rows_of_a_file_of_changes(tmp_path: Path, rows: list[list[int]], wrong:
 PROCESS = """
 import sys
 import torch.distributed as dist
-from megaindex.loader import RecipeLoader, join_states
+from megaindex.loader import Loader, join_states, loader_of_recipe
 from megaindex.recipe import open_recipe, read_recipe
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -625,7 +635,7 @@ def broadcast(mix):
     return box[0]
 
 recipe = read_recipe(f"{folder}/stratified.yaml")
-loader = RecipeLoader(open_recipe(recipe), data_parallel_rank=rank, data_parallel_size=2)
+loader = loader_of_recipe(open_recipe(recipe), data_parallel_rank=rank, data_parallel_size=2)
 batches = iter(loader)
 while True:
     if loader.next_step % 5 == 1 and loader.consumed_samples % 8 == 0:
@@ -639,7 +649,7 @@ while True:
 states = [None, None]
 dist.all_gather_object(states, loader.state_dict())
 joined = join_states(states)
-print(joined["mix_changes"]["changes"], joined["loader"]["receipt"]["samples"])
+print(joined["recipe"]["mix_changes"]["changes"], joined["receipt"]["samples"])
 dist.destroy_process_group()
 """
 
@@ -674,21 +684,21 @@ def test_two_processes_share_the_mix_of_a_controller(folder: Path, tmp_path: Pat
 def test_the_earliest_repeat_under_any_mix(folder: Path) -> None:
     """No mix within the bounds repeats a source before; drawing it alone does at that step."""
     recipe = recipe_at(folder)
-    plan = make_recipe_plan(plan_recipe(recipe), mix_bounds=True)
+    plan = make_plan(recipe, mix_bounds=True)
     assert [row.source for row in plan.mix_bounds] == list(NAMES)
     for number, row in enumerate(plan.mix_bounds):
-        loader = RecipeLoader(open_recipe(recipe))
+        loader = loader_of_recipe(open_recipe(recipe))
         for step in (0, 16):
             loader.set_mix({row.source: 1}, at=step)
         layout, size = loader.layout, loader.layout.sizes[number].samples
-        first = make_recipe_plan(layout, mix_bounds=True).mix_bounds[number].planned_step
+        first = make_plan(layout, mix_bounds=True).mix_bounds[number].planned_step
         assert row.first_step == first == (None if size >= STEPS * G else size // G)
     half = replace(recipe, mix_bounds=(("math", Fraction(0), Fraction(1, 2)),))
-    bound = make_recipe_plan(plan_recipe(half), mix_bounds=True).mix_bounds[2].first_step
-    loader = RecipeLoader(open_recipe(half))
+    bound = make_plan(half, mix_bounds=True).mix_bounds[2].first_step
+    loader = loader_of_recipe(open_recipe(half))
     for step in (0, 16):
         loader.set_mix({"math": 1, "web": 1}, at=step)
-    rows = make_recipe_plan(loader.layout, mix_bounds=True).mix_bounds
+    rows = make_plan(loader.layout, mix_bounds=True).mix_bounds
     assert bound is not None
     assert rows[2].planned_step is not None
     assert bound <= rows[2].planned_step <= bound + 2

@@ -19,7 +19,7 @@ from megaindex.configs.run import Target
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.receipts import Receipt, fingerprint_keys, planned_receipt
-from megaindex.loader import CostModel, RecipeLoader, check_receipts, join_states
+from megaindex.loader import CostModel, Loader, check_receipts, join_states, loader_of_recipe
 from megaindex.recipe.amend import amend
 from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 
@@ -91,7 +91,7 @@ def expected_row(opened: OpenRecipe, folder: Path, sample: int) -> dict[str, lis
     return {key: (values + [0] * S)[:S] for key, values in row.items()}
 
 
-def served(loader: RecipeLoader, batches: int | None = None) -> list[dict[str, list[float]]]:
+def served(loader: Loader, batches: int | None = None) -> list[dict[str, list[float]]]:
     """The rows of so many batches."""
     rows = []
     iterator = iter(loader)
@@ -106,7 +106,7 @@ def served(loader: RecipeLoader, batches: int | None = None) -> list[dict[str, l
 
 def test_every_token_has_the_right_loss(folder: Path) -> None:
     opened = open_recipe(recipe_of(folder))
-    rows = served(RecipeLoader(opened, micro_batch_size=4))
+    rows = served(loader_of_recipe(opened, micro_batch_size=4))
     assert len(rows) == opened.index.num_samples == 11 * 12
     for sample, row in enumerate(rows):
         assert row == expected_row(opened, folder, sample)
@@ -124,7 +124,7 @@ def packed_recipe(folder: Path) -> Recipe:
 
 def test_order_packed_has_the_right_loss_in_every_source(folder: Path) -> None:
     opened = open_recipe(packed_recipe(folder))
-    rows = served(RecipeLoader(opened, micro_batch_size=4))
+    rows = served(loader_of_recipe(opened, micro_batch_size=4))
     assert len(rows) == opened.index.num_samples
     for sample, row in enumerate(rows):
         assert row == expected_row(opened, folder, sample)
@@ -142,7 +142,7 @@ def test_a_run_goes_on_with_other_ranks(
     opened = open_recipe(recipe_of(folder))
     total, states = Receipt(), []
     for rank in range(first[0]):
-        loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=first[0],
+        loader = loader_of_recipe(opened, data_parallel_rank=rank, data_parallel_size=first[0],
                               micro_batch_size=first[1], read_ahead=1)  # fmt: skip
         served(loader, steps * 12 // (first[0] * first[1]))
         states.append(json.loads(json.dumps(loader.state_dict())))
@@ -150,10 +150,10 @@ def test_a_run_goes_on_with_other_ranks(
         total += loader.recorder.receipt
     rows = []
     for rank in range(second[0]):
-        loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=second[0],
+        loader = loader_of_recipe(opened, data_parallel_rank=rank, data_parallel_size=second[0],
                               micro_batch_size=second[1], read_ahead=1)  # fmt: skip
         state = states[0]
-        state["loader"]["receipt"] = None  # the old ranks' receipts were added up above
+        state["receipt"] = None  # the old ranks' receipts were added up above
         loader.load_state_dict(state)
         rows += served(loader)
         total += loader.recorder.receipt
@@ -165,14 +165,14 @@ def test_a_run_goes_on_with_other_ranks(
 def test_a_changed_recipe_keeps_its_past_and_its_receipt(folder: Path) -> None:
     """A new source and another blend from step 4 on: both receipts together are the new plan's."""
     old = open_recipe(recipe_of(folder))
-    before = RecipeLoader(old, micro_batch_size=4)
+    before = loader_of_recipe(old, micro_batch_size=4)
     served(before, 4 * 3)
     state = before.state_dict()
     more = RecipeSource(name="web2", path=str(folder / "web"))
     changed = amend(old.layout, consumed_samples=48, sources=[more],
                     stages=[stage("new", 3, web=1, web2=1, qa=1)])  # fmt: skip
     new = open_recipe(changed)
-    after = RecipeLoader(new, micro_batch_size=2)
+    after = loader_of_recipe(new, micro_batch_size=2)
     after.load_state_dict(state)
     assert len(served(after)) == 36
     keys = fingerprint_keys(new.fingerprints)
@@ -186,7 +186,7 @@ def test_a_changed_recipe_keeps_its_past_and_its_receipt(folder: Path) -> None:
 @pytest.mark.parametrize("change", ["past", "content", "gone", "targets"])
 def test_another_past_is_refused_unless_allowed(folder: Path, tmp_path: Path, change: str) -> None:
     recipe = recipe_of(folder)
-    loader = RecipeLoader(open_recipe(recipe), micro_batch_size=4)
+    loader = loader_of_recipe(open_recipe(recipe), micro_batch_size=4)
     served(loader, 6)
     state: dict[str, Any] = loader.state_dict()
     other = replace(recipe, seed=77)
@@ -204,37 +204,40 @@ def test_another_past_is_refused_unless_allowed(folder: Path, tmp_path: Path, ch
         kept = stage("one", 6, web=2)
         other = replace(recipe, sources=recipe.sources[:1], stages=(kept,))
         says = "source chat: .* the recipe has no such source"
-    fresh = RecipeLoader(open_recipe(other), micro_batch_size=4)
+    fresh = loader_of_recipe(open_recipe(other), micro_batch_size=4)
     with pytest.raises(InvalidArgument, match=says):
         fresh.load_state_dict(state)
     if change == "past":
         fresh.load_state_dict(state, allow=["past"])
         assert fresh.consumed_samples == 24
+    part = state["recipe"]
     for damaged in ({"version": 1}, {**state, "version": 99}, {**state, "recipe": "["},
-                    {**state, "sources": [{"name": "web"}]}, {**state, "loader": []}):  # fmt: skip
-        with pytest.raises(FormatError, match="not the state of a recipe's loader"):
+                    {**state, "recipe": {**part, "sources": [{"name": "web"}]}},
+                    {**state, "content": state["content"][:1]},
+                    {**state, "sampler": []}):  # fmt: skip
+        with pytest.raises(FormatError, match="not (the|a source of the) (state|recipe)"):
             fresh.load_state_dict(damaged)
     shuffled = json.loads(json.dumps(state, sort_keys=True))
-    RecipeLoader(open_recipe(recipe), micro_batch_size=4).load_state_dict(shuffled)
+    loader_of_recipe(open_recipe(recipe), micro_batch_size=4).load_state_dict(shuffled)
 
 
 def test_documents_of_other_lengths_are_other_content(folder: Path, tmp_path: Path) -> None:
     """The same tokens in two documents more: as many samples, which hold other documents."""
     recipe = recipe_of(folder)
-    loader = RecipeLoader(open_recipe(recipe), micro_batch_size=4)
+    loader = loader_of_recipe(open_recipe(recipe), micro_batch_size=4)
     served(loader, 6)
     web = IndexedDataset(str(folder / "web"))
     documents = [web[k] for k in range(len(web))]
     halves = [half for each in documents[:2] for half in np.array_split(each, 2)]
     write(tmp_path / "web", [*halves, *documents[2:]])
     other = replace(recipe.sources[0], path=str(tmp_path / "web"))
-    fresh = RecipeLoader(
+    fresh = loader_of_recipe(
         open_recipe(replace(recipe, sources=(other, *recipe.sources[1:]))), micro_batch_size=4
     )
     with pytest.raises(InvalidArgument, match="source web: content must be"):
         fresh.load_state_dict(loader.state_dict())
     state = json.loads(json.dumps({**loader.state_dict()}))
-    state["loader"]["receipt"] = None  # a sum over samples of the other corpus
+    state["receipt"] = None  # a sum over samples of the other corpus
     fresh.load_state_dict(state, allow=["content"])
     assert fresh.consumed_samples == loader.consumed_samples
 
@@ -255,7 +258,7 @@ def test_an_evaluation_scores_each_sample_once(
     rows: list[list[int]] = []
     counts = set()
     for rank in range(ranks):
-        loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=ranks,
+        loader = loader_of_recipe(opened, data_parallel_rank=rank, data_parallel_size=ranks,
                               micro_batch_size=micro)  # fmt: skip
         for round_number in range(2):
             batches = [
@@ -278,7 +281,7 @@ def test_an_evaluation_scores_each_sample_once(
 
 def test_no_evaluation_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="the run must have an evaluation"):
-        RecipeLoader(open_recipe(recipe_of(folder)), micro_batch_size=4).evaluation()
+        loader_of_recipe(open_recipe(recipe_of(folder)), micro_batch_size=4).evaluation()
 
 
 def test_padding_never_reaches_the_loss(folder: Path) -> None:
@@ -288,7 +291,7 @@ def test_padding_never_reaches_the_loss(folder: Path) -> None:
     assert opened.layout.samples_masked == 7
     counts = []
     for rank in range(3):
-        loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=3,
+        loader = loader_of_recipe(opened, data_parallel_rank=rank, data_parallel_size=3,
                               micro_batch_size=2)  # fmt: skip
         rows = served(loader)
         assert len(rows) == 12
@@ -303,9 +306,9 @@ def test_a_balanced_run_has_the_samples_of_each_step_and_their_receipts(folder: 
     opened = open_recipe(recipe)
     cost = CostModel(linear=0, attention=1)
 
-    def loaders(ranks: int, opened: OpenRecipe = opened, **settings: Any) -> list[RecipeLoader]:
+    def loaders(ranks: int, opened: OpenRecipe = opened, **settings: Any) -> list[Loader]:
         return [
-            RecipeLoader(
+            loader_of_recipe(
                 opened, data_parallel_rank=rank, data_parallel_size=ranks, micro_batch_size=2,
                 balance=cost, **settings,
             )
@@ -315,11 +318,11 @@ def test_a_balanced_run_has_the_samples_of_each_step_and_their_receipts(folder: 
     first = loaders(3)
     rows = [served(loader, 5) for loader in first]  # two rounds a step
     joined = join_states([loader.state_dict() for loader in first])
-    sampler = joined["loader"]["sampler"]
+    sampler = joined["sampler"]
     assert (sampler["consumed_samples"], sampler["rows_left"]) == (30, 6)
     assert sampler["balance"] == cost.to_dict()
     with pytest.raises(InvalidArgument, match="balance must be"):
-        RecipeLoader(opened, micro_batch_size=2).load_state_dict(joined)
+        loader_of_recipe(opened, micro_batch_size=2).load_state_dict(joined)
     # the samples of the step begun must stay: sample 30 is served, or to be served
     shorter = open_recipe(recipe_of(folder, stage("one", 2, web=2, chat=1), stage("two", 5, qa=1)))
     with pytest.raises(InvalidArgument, match="before sample 36"):

@@ -55,11 +55,11 @@ from megaindex.loader import (  # noqa: E402
     GPTDataset,
     Loader,
     MicroBatchSampler,
-    RecipeLoader,
     Recorder,
     SampleOptions,
     check_receipts,
     join_states,
+    loader_of_recipe,
 )
 from megaindex.loader.receipts import Round  # noqa: E402
 
@@ -280,7 +280,7 @@ def read_all(
     for number in range(launches):
         ranks, micro = draw([(1, 2), (2, 1), (2, 2), (4, 2), (1, 8)])
         loaders = [
-            RecipeLoader(
+            loader_of_recipe(
                 opened[number] if isinstance(opened, list) else opened,
                 data_parallel_rank=rank,
                 data_parallel_size=ranks,
@@ -294,7 +294,7 @@ def read_all(
         ]
         if states is not None:
             joined = json.loads(json.dumps(join_states(states)))
-            if joined["loader"]["sampler"]["rows_left"] % (ranks * micro):
+            if joined["sampler"]["rows_left"] % (ranks * micro):
                 continue
             for loader in loaders:
                 loader.load_state_dict(joined)
@@ -336,7 +336,7 @@ def test_a_recipe_with_skips_serves_the_rows_of_a_list(
         found, states = read_all(opened, lambda values: values[rng.integers(len(values))], balance)
         expected = sorted(expected_rows(opened, skip).values())
         served = sorted(row for rows in found for row in rows if any(row[0]))
-        if json.loads(json.dumps(states))[0]["loader"]["sampler"]["rows_left"]:
+        if json.loads(json.dumps(states))[0]["sampler"]["rows_left"]:
             continue  # the last launch could not divide the step begun
         assert served == expected
         assert any(0.0 in mask for _, mask in served)
@@ -350,7 +350,7 @@ def test_a_recipe_with_skips_serves_the_rows_of_a_list(
 def test_statistics_of_the_mix_count_moved_steps(tmp_path: Path) -> None:
     two_sources(tmp_path)
     skip = [Skip(steps=[2, 3], move=True), Skip(steps=[5])]
-    loader = RecipeLoader(open_recipe(recipe(tmp_path, skip)), micro_batch_size=8)
+    loader = loader_of_recipe(open_recipe(recipe(tmp_path, skip)), micro_batch_size=8)
     counts = [sum(row.samples for row in loader.mix_statistics()) for _ in loader]
     assert counts == [8 * k for k in range(1, len(counts) + 1)]
 
@@ -361,7 +361,7 @@ def test_packed_documents_keep_their_place_without_loss(tmp_path: Path) -> None:
     plain, with_skip = (
         open_recipe(recipe(tmp_path, each, order="packed")) for each in ((), (skip,))
     )
-    for one, other in zip(*(RecipeLoader(o, micro_batch_size=8) for o in (plain, with_skip)),
+    for one, other in zip(*(loader_of_recipe(o, micro_batch_size=8) for o in (plain, with_skip)),
                           strict=True):  # fmt: skip
         assert all(torch.equal(one[name], other[name]) for name in one if name != "loss_mask")
         assert (other["loss_mask"] <= one["loss_mask"]).all()
@@ -372,15 +372,15 @@ def test_skips_are_added_at_a_resume(tmp_path: Path) -> None:
     """A loss spike at step 8: resume before it, skip 6 and 7 and mask documents from there on."""
     two_sources(tmp_path)
     before = open_recipe(recipe(tmp_path))
-    loader = RecipeLoader(before, micro_batch_size=8)
+    loader = loader_of_recipe(before, micro_batch_size=8)
     batches = iter(loader)
     for _ in range(5):
         next(batches)
     state = json.loads(json.dumps(loader.state_dict()))
-    assert state["loader"]["sampler"]["version"] == 1
+    assert state["sampler"]["version"] == 1
     skip = [Skip(steps="6-7"), Skip(source="code", from_step=5)]
     after = open_recipe(recipe(tmp_path, skip))
-    resumed = RecipeLoader(after, micro_batch_size=8)
+    resumed = loader_of_recipe(after, micro_batch_size=8)
     resumed.load_state_dict(state)
     rest = list(resumed)
     assert len(rest) == len(loader) - 5 - 2
@@ -401,19 +401,19 @@ def test_skips_are_added_at_a_resume(tmp_path: Path) -> None:
     assert "loss of" in str(whole)
     served = {
         **late,
-        "loader": {**late["loader"], "receipt": loader.state_dict()["loader"]["receipt"]},
+        "receipt": loader.state_dict()["receipt"],
     }
     assert not compare_records([loader.state_dict()], [served]).holds  # it served what it says not
-    assert late["loader"]["sampler"]["version"] == 3
+    assert late["sampler"]["version"] == 3
     with pytest.raises(InvalidArgument, match="skips samples 48 to 63 .dropped., and this one"):
-        RecipeLoader(before, micro_batch_size=8).load_state_dict(late)
-    again = RecipeLoader(open_recipe(recipe(tmp_path, skip)), micro_batch_size=8)
+        loader_of_recipe(before, micro_batch_size=8).load_state_dict(late)
+    again = loader_of_recipe(open_recipe(recipe(tmp_path, skip)), micro_batch_size=8)
     again.load_state_dict(late)
     for wrong, reason in (
         (Skip(steps="4"), "samples 32 to 39 are to be skipped, and 40 samples were served"),
         (Skip(source="web"), "all documents of web from sample 0 on, and 40 samples were served"),
     ):
-        other = RecipeLoader(open_recipe(recipe(tmp_path, (wrong,))), micro_batch_size=8)
+        other = loader_of_recipe(open_recipe(recipe(tmp_path, (wrong,))), micro_batch_size=8)
         with pytest.raises(InvalidArgument, match=reason):
             other.load_state_dict(state)
 
@@ -459,7 +459,7 @@ def test_evaluation_is_not_skipped(tmp_path: Path) -> None:
     web, _ = two_sources(tmp_path)
     evaluation = RecipeEvaluation(source=RecipeSource(name="validation", path=web.path_prefix))
     skip = Skip(source="web", from_step=0)
-    loader = RecipeLoader(open_recipe(recipe(tmp_path, skip, evaluation=evaluation)))
+    loader = loader_of_recipe(open_recipe(recipe(tmp_path, skip, evaluation=evaluation)))
     assert all(batch["loss_mask"].all() for batch in loader.evaluation())
 
 

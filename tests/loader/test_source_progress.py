@@ -13,7 +13,13 @@ from support.corpora import write_corpus
 
 from megaindex import InvalidArgument, OutOfRange, Skip, build_blend, build_index
 from megaindex.index.spans import Spans
-from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, SourceProgress
+from megaindex.loader import (
+    CyclicSampler,
+    Loader,
+    MicroBatchSampler,
+    SourceProgress,
+    loader_of_recipe,
+)
 from megaindex.recipe import (
     BatchSchedule,
     Recipe,
@@ -186,7 +192,7 @@ def test_moved_samples_count_in_their_stage(folder: Path) -> None:
 
 
 def test_the_ledger_follows_a_change_of_the_mix(folder: Path) -> None:
-    loader = RecipeLoader(open_recipe(recipe(folder, ())), micro_batch_size=4)
+    loader = loader_of_recipe(open_recipe(recipe(folder, ())), micro_batch_size=4)
     before, end = loader.ledger, loader.layout.num_samples
     assert [row.source for row in before.totals(end)] == ["web", "code"]
     loader.set_mix({"web": 1}, at=1)

@@ -120,7 +120,7 @@ def refusals(path: str, kind: str) -> int:
         ("prove", f"{kind}.lock", path),
         ("diff-order", path, f"{kind}.lock"),
         ("trace", "--lock", path, "--step", 1),
-        ("report", path),
+        ("report", "--lock", path),
     ):
         status, _, err = cli(*words)
         assert status in (0, 1, 2), words

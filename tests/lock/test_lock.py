@@ -17,7 +17,6 @@ from support.command_line import cli
 from support.corpora import write_corpus
 from support.locked_runs import RUNS, write_inputs
 
-from megaindex import BlendChange, amend_run
 from megaindex.audit.lock_side import side_from_lock
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
@@ -106,7 +105,8 @@ def test_settings_are_read_as_they_were_written(name: str) -> None:
     if kind == "run":
         rows, named = ({path: row for row, path in enumerate(each)} for each in (paths, files))
         assert settings.to_json(rows, named) == content["settings"][kind]
-    again = make_lock(settings.settings).write("again.lock", overwrite=True)
+    amend = getattr(settings, "amend", None)
+    again = make_lock(settings.settings, amend=amend).write("again.lock", overwrite=True)
     assert again.content["subsets"] == {**content["subsets"]}
 
 
@@ -616,13 +616,6 @@ def test_a_lock_is_not_written_over_another() -> None:
     with pytest.raises(StorageError, match=r"kept\.lock: already exists"):
         lock.write("kept.lock")
     assert lock.write("kept.lock", overwrite=True).content == lock.content
-
-
-def test_an_amended_run_is_refused_with_a_remedy() -> None:
-    change = BlendChange(consumed_samples=40, weights={"data/web": 1, "data/chat": 1})
-    run: Any = amend_run(["data/web"], num_samples=80, sequence_length=32, changes=[change])
-    with pytest.raises(InvalidArgument, match="lock the run as it began and keep the changes"):
-        make_lock(run)
 
 
 @pytest.mark.parametrize(

@@ -178,12 +178,12 @@ def test_a_lock_with_other_receipts_is_no_record() -> None:
 
 def run(of: Any, rounds: int, ranks: int) -> list[dict[str, Any]]:
     """States of the ranks of a locked run, or of a recipe, after so many micro batches."""
-    from megaindex.loader import RecipeLoader
+    from megaindex.loader import loader_of_recipe
 
     states = []
     for rank in range(ranks):
         loader = (
-            RecipeLoader(open_recipe(of), data_parallel_rank=rank, data_parallel_size=ranks)
+            loader_of_recipe(open_recipe(of), data_parallel_rank=rank, data_parallel_size=ranks)
             if isinstance(of, Recipe)
             else open_run(of, data_parallel_rank=rank, data_parallel_size=ranks)
         )

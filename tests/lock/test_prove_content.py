@@ -55,9 +55,9 @@ def recipe(name: str, data: str = "first", change: Callable[[str], str] = str) -
 def checkpoint(made: Any, *, rounds: int = 40, **loading: Any) -> list[dict[str, Any]]:
     """The state after so many micro batches, as JSON."""
     pytest.importorskip("torch")
-    from megaindex.loader import RecipeLoader
+    from megaindex.loader import loader_of_recipe
 
-    loader = RecipeLoader(open_recipe(made), **loading)
+    loader = loader_of_recipe(open_recipe(made), **loading)
     for _ in zip(range(rounds), loader, strict=False):
         pass
     return json.loads(json.dumps([loader.state_dict()]))  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from support.object_server import Proxy, request, upload
 from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.loader import RecipeLoader
+from megaindex.loader import loader_of_recipe
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
 from megaindex.verify.verify import verify, verify_all
 
@@ -191,7 +191,7 @@ def test_a_recipe_names_urls(
         again = recipe_of(to_mapping(recipe), "state", tmp_path)
         assert [c.path for c in again.sources] == [c.path for c in recipe.sources]
         output(capsys, "plan", "--recipe", str(file))
-        loader = RecipeLoader(open_recipe(recipe))
+        loader = loader_of_recipe(open_recipe(recipe))
         batches[name] = (
             [{field: values.tolist() for field, values in batch.items()} for batch in loader],
             loader.recorder.state_dict(),

@@ -17,10 +17,10 @@ from support.command_line import plan_json
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex.index.blending import GreedyDraws
-from megaindex.plan import make_plan, make_recipe_plan
+from megaindex.index.draws import GreedyDraws
+from megaindex.plan import make_plan
 from megaindex.plan.model import epochs_text
-from megaindex.recipe import plan_recipe, read_recipe
+from megaindex.recipe import read_recipe
 
 SIZED = {"tokens_per_epoch": 100_000, "sequence_length": 64, "global_batch_size": 8}
 SIZED_FLAGS = "--tokens-per-epoch 100000 --seq-length 64 --global-batch-size 8"
@@ -221,11 +221,11 @@ def test_numbers_of_epochs_as_text() -> None:
 
 
 def test_names_are_those_of_the_flags() -> None:
-    status, out, _ = cli("--help")
+    status, out, _ = cli("--help-all")
     assert status == 0
     flags = {flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", out, re.MULTILINE)}
     own = {"recipe", "lock", "nanotron_config", "llm_foundry_config", "json", "print_config",
-           "check", "help", "balance", "cost_model", "state", "mix_bounds",
+           "check", "help", "help_all", "as", "balance", "cost_model", "state", "mix_bounds",
            "skip_steps", "move_skipped", "skip_documents", "skip_from_step"}  # fmt: skip
     names = set(inspect.signature(megaindex.make_plan).parameters) - {"run", "progress"}
     assert names == flags - own - {"seq_length"} | {"sequence_length"}
@@ -249,7 +249,7 @@ def test_names_are_those_of_the_flags() -> None:
         ({**SIZED, "epochs": 1, "order": "nox"}, "^order must be one of megatron"),
         ({**SIZED, "epochs": 1, "order": megaindex.EpochOrder(epochs_mixed=2), "epochs_mixed": 2},
          "^epochs_mixed is a setting of the order too"),
-        ({"recipe": "run.yaml"}, "make_recipe_plan"),
+        ({"recipe": "run.yaml"}, "megaindex.make_plan"),
         ({"neox_config": ["neox.yml"], "megatron_args": "x"}, "--neox-config and --megatron-args"),
         ({"data_path": "none", "sequence_length": 8, "global_batch_size": 1, "epochs": 1}, "none"),
     ],
@@ -318,7 +318,7 @@ def test_a_plan_in_a_notebook_is_a_table_with_every_text_escaped(kind: str) -> N
                               global_batch_size=8, epochs=1)  # fmt: skip
         shown = ["<i>math", f"train_iters {plan.train_iters}", f"{plan.samples_consumed:,}"]
     else:
-        plan = make_recipe_plan(plan_recipe(read_recipe("run.yaml")))
+        plan = make_plan(read_recipe("run.yaml"))
         shown = ["<b>main", f"train_iters {plan.train_iters}"]
     page = Cells()
     page.feed(plan._repr_html_())

@@ -11,7 +11,7 @@ import pytest
 from support.command_line import plan_json
 from support.corpora import write_corpus
 
-from megaindex.index.blending import request_weights
+from megaindex.index.blend import request_weights
 from megaindex.index.frameworks import framework_rules
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_plan.json").read_text())

@@ -20,10 +20,9 @@ from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format.dataset import read_length_histogram
 from megaindex.index.orders import packed
 from megaindex.plan import coverage as coverage_module
-from megaindex.plan import make_recipe_plan
 from megaindex.plan import packing as packing_module
 from megaindex.plan.render import packing_texts
-from megaindex.recipe import open_recipe, plan_recipe, read_recipe
+from megaindex.recipe import open_recipe, read_recipe
 
 LENGTHS = np.random.default_rng(8).lognormal(3, 1.2, 400).astype(np.int32)
 
@@ -181,7 +180,7 @@ def recipe_in_two_stages(corpus: str, folder: Path) -> Any:
 
 def test_a_recipe_has_the_facts_and_leaves_padding_out(corpus: str, tmp_path: Path) -> None:
     recipe = recipe_in_two_stages(corpus, tmp_path)
-    plan = make_recipe_plan(plan_recipe(recipe))
+    plan = make_plan(recipe)
     index = open_recipe(recipe).index
     spans = index.locate(np.arange(index.num_samples))
     of_sample = np.add.reduceat(spans.input_lengths(32), spans.row_splits[:-1])
@@ -213,9 +212,9 @@ def test_tokens_of_a_recipe_that_are_not_counted(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_in_two_stages(corpus, tmp_path)
-    counted = make_recipe_plan(plan_recipe(recipe)).tokens_consumed
+    counted = make_plan(recipe).tokens_consumed
     monkeypatch.setattr(packing_module, "BUILD_LIMIT", LENGTHS.size - 1)
-    plan = make_recipe_plan(plan_recipe(recipe))
+    plan = make_plan(recipe)
     assert plan.tokens_consumed == pytest.approx(counted, rel=0.01)
     assert "tokens of web are means over seeds" in plan.warnings[-1]
 

@@ -18,7 +18,7 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
 from megaindex.index.receipts import fingerprint_keys, planned_receipt
-from megaindex.plan.recipe_plan import make_recipe_plan
+from megaindex.plan import make_plan
 from megaindex.recipe.amend import amend, check_past
 from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
@@ -100,7 +100,7 @@ def test_the_rest_of_an_epoch_follows_the_past(folder: Path, data: st.DataObject
         ours = opened.index.locate(at)
         np.testing.assert_array_equal(ours.document, theirs.document)
         np.testing.assert_array_equal(ours.offset, theirs.offset)
-    plan = make_recipe_plan(layout)
+    plan = make_plan(layout)
     assert plan.train_iters == steps + 30
     assert plan.samples_consumed == 120
     assert plan.past is not None
@@ -175,7 +175,7 @@ def test_plan_and_audit_begin_at_the_first_step(folder: Path) -> None:
 
     made = recipe(folder, "{steps: 160000, read: {a: {samples: 7}, b: {epochs: 1}}}")
     opened = open_recipe(made)
-    plan = make_recipe_plan(opened.layout)
+    plan = make_plan(opened.layout)
     assert plan.past is not None
     rows = {row.source: row for row in plan.past.sources}
     size = opened.sources[0].size.samples
@@ -184,7 +184,7 @@ def test_plan_and_audit_begin_at_the_first_step(folder: Path) -> None:
     assert (rows["b"].assumed, rows["b"].drawn) == ("", 0)
     assert plan.to_json()["past"]["first_sample"] == 640_000
     assert plan.draws[0].first_step == 160_000
-    assert "past" not in make_recipe_plan(plan_without_past(folder)).to_json()
+    assert "past" not in make_plan(plan_without_past(folder)).to_json()
     stream = run_of_recipe(made)
     assert (stream.samples_served, stream.num_steps, stream.past_steps) == (120, 160_030, 160_000)
     tokens = audit(stream).exposure.step_tokens
@@ -201,16 +201,16 @@ def plan_without_past(folder: Path) -> Any:
 
 def test_a_joined_run_stops_and_goes_on_with_other_ranks(folder: Path) -> None:
     pytest.importorskip("torch")
-    from megaindex.loader import RecipeLoader, join_states
+    from megaindex.loader import Loader, join_states, loader_of_recipe
     from megaindex.loader.receipts import check_receipts
 
     (folder / "read.txt").write_text("1 2 3 17")
     text = "{steps: 160000, read: {a: {documents: read.txt}, b: {epochs: 0.5}}}"
     opened = open_recipe(recipe(folder, text))
 
-    def loaders(opened: OpenRecipe, ranks: int) -> list[RecipeLoader]:
+    def loaders(opened: OpenRecipe, ranks: int) -> list[Loader]:
         return [
-            RecipeLoader(
+            loader_of_recipe(
                 opened, data_parallel_rank=rank, data_parallel_size=ranks, micro_batch_size=1
             )
             for rank in range(ranks)
@@ -224,7 +224,7 @@ def test_a_joined_run_stops_and_goes_on_with_other_ranks(folder: Path) -> None:
         for _ in range(14):
             next(batches)
     state = join_states([loader.state_dict() for loader in before])
-    assert state["loader"]["consumed_samples"] == 640_028
+    assert state["consumed_samples"] == 640_028
     stage = RecipeStage(
         name="end",
         streams=(Stream(source="b", proportion=Fraction(1)),),
@@ -279,7 +279,7 @@ def test_stages_of_several_lengths_go_on_from_a_past(
     assert opened.index.num_samples == layout.end_sample
     spans = opened.index.locate(np.arange(end, layout.end_sample))
     assert (spans.input_lengths(16).sum(), spans.document.size > 0) == (4 * 16, True)
-    plan = make_recipe_plan(layout)
+    plan = make_plan(layout)
     assert plan.past is not None
     assert plan.past.sources[0].samples == begin
     facts = plan.sources[0].blocks
@@ -292,7 +292,7 @@ def test_stages_of_several_lengths_go_on_from_a_past(
 def test_a_joined_run_of_several_lengths_is_trained_and_audited(folder: Path) -> None:
     pytest.importorskip("torch")
     from megaindex.audit import audit, run_of_recipe
-    from megaindex.loader import RecipeLoader, join_states
+    from megaindex.loader import join_states, loader_of_recipe
     from megaindex.loader.receipts import check_receipts
 
     (folder / "lengths.yaml").write_text(
@@ -306,7 +306,7 @@ def test_a_joined_run_of_several_lengths_is_trained_and_audited(folder: Path) ->
     state = None
     for ranks, steps in ((2, 7), (1, 3)):
         loaders = [
-            RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=ranks)
+            loader_of_recipe(opened, data_parallel_rank=rank, data_parallel_size=ranks)
             for rank in range(ranks)
         ]
         for loader in loaders:
@@ -408,7 +408,7 @@ def test_a_past_beyond_the_limits_is_refused(folder: Path) -> None:
 def test_steps_behind_a_past_are_compared(folder: Path) -> None:
     """Records of runs whose batches differ only behind the samples that are served here alone."""
     pytest.importorskip("torch")
-    from megaindex.loader import RecipeLoader
+    from megaindex.loader import loader_of_recipe
     from megaindex.lock import compare_records
 
     records = []
@@ -416,7 +416,7 @@ def test_steps_behind_a_past_are_compared(folder: Path) -> None:
         text = RECIPE.replace("micro_batch_size: 2, data_parallel_size: 2", f"schedule: '{batch}'")
         (folder / "schedule.yaml").write_text(text + "past: {steps: 10, read: {a: {samples: 3}}}\n")
         opened = open_recipe(read_recipe(folder / "schedule.yaml"))
-        loader = RecipeLoader(opened, data_parallel_size=1, micro_batch_size=4)
+        loader = loader_of_recipe(opened, data_parallel_size=1, micro_batch_size=4)
         for _ in itertools.islice(loader, 30):
             pass
         records.append([loader.state_dict()])

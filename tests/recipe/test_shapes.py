@@ -30,9 +30,8 @@ from megaindex.index.skips import Skip
 from megaindex.index.spans import sequence_lengths_at
 from megaindex.lock import make_lock, open_run, verify_lock
 from megaindex.lock.opening import locked_index
-from megaindex.plan import recipe_plan
-from megaindex.plan.recipe_plan import RecipePlan, make_recipe_plan
-from megaindex.recipe import amend, check_past, plan_recipe
+from megaindex.plan import RecipePlan, make_plan, recipe_plan
+from megaindex.recipe import amend, check_past
 from megaindex.recipe.past import Past, PastRead
 from megaindex.recipe.recipe import (
     Recipe,
@@ -49,10 +48,10 @@ pytest.importorskip("torch")
 
 from megaindex.loader import (
     MicroBatchSampler,
-    RecipeLoader,
     SourceProgress,
     check_receipts,
     join_states,
+    loader_of_recipe,
 )
 
 TOKENS = {"web": 1500, "code": 400}
@@ -165,7 +164,7 @@ def test_a_stage_in_which_a_source_ends_has_one_shape(folder: Path) -> None:
     opened = open_recipe(ending)
     pieces = [piece.name for piece in opened.layout.stages]
     assert pieces == ["short", "long", "long", "longest", "longest"]
-    loader = RecipeLoader(opened, data_parallel_rank=0)
+    loader = loader_of_recipe(opened, data_parallel_rank=0)
     shapes = [tuple(batch["tokens"].shape) for batch in loader]
     assert shapes == [(3, 4)] * 14 + [(1, 16)] * 7 + [(1, 32)] * 3
 
@@ -188,10 +187,7 @@ def test_the_first_epoch_of_a_source_ends_where_it_is_restarted(folder: Path) ->
     last = recipe.stages[2]
     again = replace(last, streams=tuple(replace(s, restart=True) for s in last.streams))
     facts = [
-        [
-            source.blocks
-            for source in make_recipe_plan(plan_recipe(replace(recipe, stages=s))).sources
-        ]
+        [source.blocks for source in make_plan(replace(recipe, stages=s)).sources]
         for s in (
             recipe.stages[:2],
             (*recipe.stages[:2], again, replace(last, name="more")),
@@ -401,19 +397,19 @@ def check_stages(folder: Path, data: st.DataObject) -> None:
     opened = open_recipe(data.draw(recipes(folder)))
     # a stage that names a source ends its block of another length, even if it draws none of it
     assume(all(min(each.counts) > 0 for each in opened.layout.stages))
-    check_against_model(opened, make_recipe_plan(opened.layout))
+    check_against_model(opened, make_plan(opened.layout))
     states: list[dict[str, Any]] = []
     read: list[tuple[int, ...]] = []
     for _ in range(5):
         ranks, micro = data.draw(st.sampled_from(CLUSTERS))
         loaders = [
-            RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=ranks,
+            loader_of_recipe(opened, data_parallel_rank=rank, data_parallel_size=ranks,
                          micro_batch_size=micro, read_ahead=0, content=None)
             for rank in range(ranks)
         ]  # fmt: skip
         if states:
             joined = join_states(states)
-            if joined["loader"]["sampler"]["rows_left"] % (ranks * (micro or 2)):
+            if joined["sampler"]["rows_left"] % (ranks * (micro or 2)):
                 continue  # within a step, micro batches must divide its rows left
             for loader in loaders:
                 loader.load_state_dict(joined)
@@ -467,7 +463,7 @@ def test_streams_with_batches_of_their_own_keep_their_mix(
         stages=(RecipeStage(name="s", streams=streams, batching="per_stream", length=length),),
         sequence_length=16, batch=BatchSchedule.constant(4), exhaustion="repeat",
     )  # fmt: skip
-    plan = make_recipe_plan(plan_recipe(recipe), mix_bounds=True)
+    plan = make_plan(recipe, mix_bounds=True)
     bound = plan.mix_bounds[0]
     assert (bound.first_step, bound.planned_step) == (first, planned)
 
@@ -480,11 +476,11 @@ def check_mix_bounds(folder: Path, data: st.DataObject) -> None:
             st.sampled_from([3, 9, 30])))))
         for each in recipe.stages
     ))  # fmt: skip
-    plan = make_recipe_plan(open_recipe(recipe).layout, mix_bounds=True)
+    plan = make_plan(open_recipe(recipe).layout, mix_bounds=True)
     assert plan.mix_bounds is not None
     for bound in plan.mix_bounds:
         for alone in (True, False):
-            loader = RecipeLoader(open_recipe(recipe), data_parallel_size=1, micro_batch_size=4)
+            loader = loader_of_recipe(open_recipe(recipe), data_parallel_size=1, micro_batch_size=4)
             for begin, each in zip(stage_steps(plan), recipe.stages, strict=True):
                 names = list(TOKENS)  # with one length, any source
                 if recipe.has_lengths:
@@ -494,7 +490,7 @@ def check_mix_bounds(folder: Path, data: st.DataObject) -> None:
                     weights = {bound.source: 1}
                 with contextlib.suppress(InvalidArgument):  # steps of several sizes keep theirs
                     loader.set_mix(weights, at=begin)
-            changed = make_recipe_plan(loader.layout, mix_bounds=True)
+            changed = make_plan(loader.layout, mix_bounds=True)
             repeats = [row.first_repeat for row in changed.draws
                        if row.source == bound.source and row.first_repeat is not None]  # fmt: skip
             found = min(repeats, default=None)
@@ -541,7 +537,7 @@ def check_lock(folder: Path, data: st.DataObject) -> None:
     recipe, given_past = data.draw(recipes(folder)), data.draw(st.sampled_from(PASTS))
     past = given_past and Past(steps=given_past["steps"], read=tuple(given_past["read"]))
     recipe = replace(recipe, past=past)
-    loader = RecipeLoader(open_recipe(recipe), data_parallel_size=1, micro_batch_size=4)
+    loader = loader_of_recipe(open_recipe(recipe), data_parallel_size=1, micro_batch_size=4)
     first = 0 if past is None else past.steps
     for at in sorted(data.draw(st.sets(st.integers(0, 20), max_size=4))):
         with contextlib.suppress(InvalidArgument):  # stages that keep their weights
@@ -566,7 +562,7 @@ def check_lock(folder: Path, data: st.DataObject) -> None:
 def test_three_lengths_end_to_end(folder: Path) -> None:
     recipe = three_stages(folder)
     opened = open_recipe(recipe)
-    plan = make_recipe_plan(opened.layout)
+    plan = make_plan(opened.layout)
     check_against_model(opened, plan)
     assert opened.layout.batch.stages == ((0, 12), (84, 2), (90, 4), (98, 2))
     rows = [(r.stage, r.first_step, r.end_step, r.batch_size) for r in plan.steps]
@@ -578,7 +574,7 @@ def test_three_lengths_end_to_end(folder: Path) -> None:
     ]
     assert plan.to_json()["steps"][3]["first_token"] == 84 * 4 + 14 * 16
     assert "4 → 16 → 32 tokens a sample" in repr(plan)
-    loaders = [RecipeLoader(opened, data_parallel_rank=rank) for rank in range(2)]
+    loaders = [loader_of_recipe(opened, data_parallel_rank=rank) for rank in range(2)]
     shapes = Counter(tuple(batch["tokens"].shape) for batch in loaders[0])
     assert shapes == {(3, 4): 14, (1, 16): 7, (1, 32): 3}
     counted = audit(run_of_recipe(recipe)).exposure.total.tokens.tolist()
@@ -597,7 +593,7 @@ def test_a_stage_that_draws_none_of_a_source_is_counted(folder: Path) -> None:
     ))  # fmt: skip
     opened = open_recipe(recipe)
     assert opened.layout.stages[1].counts[0] == 0
-    web = make_recipe_plan(opened.layout).sources[0]
+    web = make_plan(opened.layout).sources[0]
     seen = {
         place
         for position in range(opened.index.num_samples)
@@ -644,7 +640,7 @@ def test_amended_with_a_longer_stage(folder: Path) -> None:
         replace(source, order="blocks", block_tokens=None) for source in sources(folder)
     ), stages=three_stages(folder).stages[:1])  # fmt: skip
     old = open_recipe(recipe)
-    loader = RecipeLoader(old, data_parallel_size=1, micro_batch_size=12)
+    loader = loader_of_recipe(old, data_parallel_size=1, micro_batch_size=12)
     for _ in itertools.islice(loader, 4):
         pass
     state = loader.state_dict()
@@ -654,7 +650,7 @@ def test_amended_with_a_longer_stage(folder: Path) -> None:
     check_past(old.layout, new.layout, 48)
     blocks = [source.block_tokens for source in new.layout.recipe.sources]
     assert blocks == [size.blocks.blocks.block_tokens for size in old.layout.sizes if size.blocks]
-    going_on = RecipeLoader(new, data_parallel_size=1)
+    going_on = loader_of_recipe(new, data_parallel_size=1)
     going_on.load_state_dict(state)
     rest = [tuple(batch["tokens"].shape) for batch in going_on]
     assert rest == [(1, 32)] * 8
@@ -669,10 +665,10 @@ def test_a_past_in_order_epoch_cannot_change_its_length(folder: Path) -> None:
     new = open_recipe(amend(old.layout, consumed_samples=48, stages=[longer]))
     with pytest.raises(InvalidArgument, match="begin such runs with order: blocks"):
         check_past(old.layout, new.layout, 48)
-    loader = RecipeLoader(old, data_parallel_size=1)
+    loader = loader_of_recipe(old, data_parallel_size=1)
     _ = list(itertools.islice(loader, 16))
     with pytest.raises(InvalidArgument, match="read it in order epoch"):
-        RecipeLoader(new, data_parallel_size=1).load_state_dict(loader.state_dict())
+        loader_of_recipe(new, data_parallel_size=1).load_state_dict(loader.state_dict())
 
 
 @pytest.mark.parametrize("length", [4, 16])
@@ -706,14 +702,16 @@ def test_stages_of_other_numbers_of_ranks(folder: Path) -> None:
     alone = replace(recipe.stages[2], data_parallel_size=1, batch=BatchSchedule.constant(1))
     opened = open_recipe(replace(recipe, stages=(*recipe.stages[:2], alone)))
     with pytest.raises(InvalidArgument, match="data_parallel_size is missing"):
-        RecipeLoader(opened)
-    loaders = [RecipeLoader(opened, data_parallel_rank=r, data_parallel_size=2) for r in range(2)]
+        loader_of_recipe(opened)
+    loaders = [
+        loader_of_recipe(opened, data_parallel_rank=r, data_parallel_size=2) for r in range(2)
+    ]
     for loader in loaders:
         iterator = iter(loader)
         assert len([next(iterator) for _ in range(len(loader))]) == 14 + 7
         with pytest.raises(InvalidArgument, match="is not for 2 ranks"):
             next(iterator)
-    last = RecipeLoader(opened, data_parallel_size=1)
+    last = loader_of_recipe(opened, data_parallel_size=1)
     last.load_state_dict(join_states([loader.state_dict() for loader in loaders]))
     assert [tuple(batch["tokens"].shape) for batch in last] == [(1, 32)] * 3
     assert check_receipts([last.state_dict()], opened.index).equal
@@ -722,17 +720,17 @@ def test_stages_of_other_numbers_of_ranks(folder: Path) -> None:
 def test_ranks_that_no_stage_is_for_are_refused(folder: Path) -> None:
     recipe = three_stages(folder)
     with pytest.raises(InvalidArgument, match="global batch size 12 must be a multiple"):
-        RecipeLoader(open_recipe(recipe), data_parallel_size=16)
+        loader_of_recipe(open_recipe(recipe), data_parallel_size=16)
     alone = replace(recipe.stages[2], data_parallel_size=1)
     opened = open_recipe(replace(recipe, stages=(*recipe.stages[:2], alone)))
     with pytest.raises(InvalidArgument, match="no stage is for 16 ranks"):
-        RecipeLoader(opened, data_parallel_size=16)
+        loader_of_recipe(opened, data_parallel_size=16)
 
 
 def test_large_blocks_are_warned_of(folder: Path) -> None:
     """A block of the whole epoch defers all that the first stage left of it."""
     whole = tuple(replace(source, block_tokens=10**6) for source in sources(folder))
-    plan = make_recipe_plan(open_recipe(replace(three_stages(folder), sources=whole)).layout)
+    plan = make_plan(open_recipe(replace(three_stages(folder), sources=whole)).layout)
     assert [draw.first_repeat for draw in plan.draws[2:4]] == [7, 8]
     assert plan.warnings[0].startswith("web: ")
     assert "lower its block_tokens, 1,000,000" in plan.warnings[0]
@@ -856,7 +854,7 @@ def test_limits_are_places_in_the_source(folder: Path) -> None:
     )
     recipe = replace(recipe, sources=limited, stages=long, exhaustion="continue")
     opened = open_recipe(recipe)
-    plan = make_recipe_plan(opened.layout)
+    plan = make_plan(opened.layout)
     check_against_model(opened, plan)
     assert plan.stopped_by
     assert all(draw.epochs_end <= 1 and draw.first_repeat is None for draw in plan.draws)
@@ -867,7 +865,7 @@ def test_evaluation_has_a_length_of_its_own(folder: Path) -> None:
     source = RecipeSource(name="validation", path=str(folder / "code"))
     evaluation = RecipeEvaluation(source=source, sequence_length=16, batch_size=4)
     opened = open_recipe(replace(three_stages(folder), evaluation=evaluation))
-    rows = [row for batch in RecipeLoader(opened).evaluation() for row in batch["tokens"]]
+    rows = [row for batch in loader_of_recipe(opened).evaluation() for row in batch["tokens"]]
     assert {row.numel() for row in rows} == {16}
 
 
@@ -889,7 +887,7 @@ def test_batch_sizes_of_streams_end_to_end(folder: Path) -> None:
     recipe = sized(folder)
     assert recipe_of(to_mapping(recipe), "again", Path("/")).stages == recipe.stages
     opened = open_recipe(recipe)
-    plan = make_recipe_plan(opened.layout)
+    plan = make_plan(opened.layout)
     assert [(d.source, d.batch_size, d.samples) for d in plan.draws[:2]] == [
         ("web", 8, 24), ("code", 4, 24),
     ]  # fmt: skip
@@ -911,7 +909,7 @@ def test_batch_sizes_of_streams_end_to_end(folder: Path) -> None:
     states: list[dict[str, Any]] = []
     for ranks, micro, rounds in ((2, 2, 4), (4, 1, 3), (1, 4, 99)):
         loaders = [
-            RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=ranks,
+            loader_of_recipe(opened, data_parallel_rank=rank, data_parallel_size=ranks,
                          micro_batch_size=micro)
             for rank in range(ranks)
         ]  # fmt: skip
@@ -922,7 +920,7 @@ def test_batch_sizes_of_streams_end_to_end(folder: Path) -> None:
         states = [loader.state_dict() for loader in loaders]
     assert len(read) == opened.index.num_samples == bounds[-1]
     assert check_receipts(states, opened.index).equal
-    whole = RecipeLoader(opened, data_parallel_size=1, micro_batch_size=4)
+    whole = loader_of_recipe(opened, data_parallel_size=1, micro_batch_size=4)
     assert sorted(read) == sorted(row.tolist() for batch in whole for row in batch["tokens"])
 
 
@@ -944,9 +942,9 @@ def test_batch_sizes_that_cannot_be_are_refused(folder: Path) -> None:
     assert "give evaluation a batch_size" in message
     assert "leave move out" in refused(recipe, skip=Skip(steps="2", move=True))
     with pytest.raises(InvalidArgument, match="must be a multiple of micro batch"):
-        RecipeLoader(open_recipe(recipe), data_parallel_size=8)
+        loader_of_recipe(open_recipe(recipe), data_parallel_size=8)
     opened = open_recipe(recipe)
-    loader = RecipeLoader(opened)
+    loader = loader_of_recipe(opened)
     with pytest.raises(InvalidArgument, match="batches of several sizes.*recipe.amend"):
         loader.set_mix({"web": 1, "code": 2}, at=3)
     assert loader.set_mix({"web": 1, "code": 2}, at=9) == 9

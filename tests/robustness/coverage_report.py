@@ -44,7 +44,8 @@ REASONS_OF_FUNCTIONS = {
     "cache/npy:MappedArrays.write": "64 MB or more: make slow",
     "cache/sidecar:_verified": _RACE,
     "format/pair:map_pair": _RACE,
-    "index/blending:GreedyDraws.longest": "an assertion",
+    "index/draws:BlendDraws.end": "an assertion",
+    "index/draws:GreedyDraws.longest": "an assertion",
 }
 """Why lines of a function are not reached by the tests that are not slow."""
 _COUNTED = ("num_statements", "covered_lines", "num_branches", "covered_branches")

@@ -16,7 +16,7 @@ import megaindex
 from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.corpus import corpus_fingerprint
 from megaindex.index.spans import Index, datasets_of
-from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, Recorder
+from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, Recorder, loader_of_recipe
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states
 from megaindex.recipe import (
     BatchSchedule,
@@ -109,8 +109,8 @@ def opened(folder: Path, cache_dir: Path | None = None) -> OpenRecipe:
     return open_recipe(recipe(folder), cache_dir=cache_dir)
 
 
-def recipe_loader(folder: Path, rank: int) -> RecipeLoader:
-    return RecipeLoader(
+def recipe_loader(folder: Path, rank: int) -> Loader:
+    return loader_of_recipe(
         opened(folder), data_parallel_rank=rank, data_parallel_size=RANKS, micro_batch_size=2
     )
 

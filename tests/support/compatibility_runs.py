@@ -29,11 +29,11 @@ from megaindex.loader import (
     CyclicSampler,
     Loader,
     MicroBatchSampler,
-    RecipeLoader,
     Recorder,
     SampleOptions,
     check_receipts,
     join_states,
+    loader_of_recipe,
 )
 from megaindex.recipe import open_recipe, read_recipe
 
@@ -821,9 +821,9 @@ def recipe_rest(name: str, states: list[Any]) -> list[Any]:
     return rest
 
 
-def _recipe_loader(name: str, rank: int, ranks: int = 2) -> RecipeLoader:
+def _recipe_loader(name: str, rank: int, ranks: int = 2) -> Loader:
     opened = open_recipe(read_recipe(name))
-    return RecipeLoader(
+    return loader_of_recipe(
         opened, data_parallel_rank=rank, data_parallel_size=ranks, micro_batch_size=2
     )
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import xxhash
@@ -28,8 +26,7 @@ def write_corpus(
     tokens = (np.arange(sizes.sum()) % limit).astype(dtype)
     if eod is not None:
         tokens[ends[sizes > 0] - 1] = eod
-    # a disk that is waited for would take longer than most tests
-    with patch.object(os, "fsync"), IndexedDatasetWriter(str(prefix), dtype) as writer:
+    with IndexedDatasetWriter(str(prefix), dtype) as writer:
         writer.add_documents(tokens, sizes)
     return IndexedDataset(str(prefix))
 

@@ -15,9 +15,10 @@ def for_each(
 ) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that calls a test with every input, as ``parametrize`` does, in one test.
 
-    Fixtures are made once for all inputs. All inputs are tried; the failure names those that
-    failed, and is caused by that of the first. A skip, as of a backend that is not installed,
-    skips the test.
+    Fixtures are made once for all inputs, but each has a folder below ``tmp_path``, and what it
+    sets with ``monkeypatch`` is undone after it. All inputs are tried; the failure names those
+    that failed, and is caused by that of the first. A skip, as of a backend that is not
+    installed, skips the test.
     """
     words = (names,) if isinstance(names, str) else names
     rows = [(row,) if isinstance(names, str) else row for row in inputs]
@@ -29,7 +30,10 @@ def for_each(
         @functools.wraps(test)
         def of_all(**fixtures: Any) -> None:
             __tracebackhide__ = True
-            errors = [(case, _error(functools.partial(body, **fixtures, **case))) for case in cases]
+            errors = [
+                (case, _error(body, _own(fixtures, number) | case))
+                for number, case in enumerate(cases)
+            ]
             failed = [(case, error) for case, error in errors if error is not None]
             if failed:
                 lines = [f"{len(failed)} of {len(cases)} inputs failed:"]
@@ -49,11 +53,23 @@ def for_each(
     return decorate
 
 
-def _error(call: Callable[[], None]) -> BaseException | None:
-    try:
-        call()
-    except (Exception, pytest.fail.Exception) as error:
-        return error
+def _own(fixtures: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return the fixtures with a folder of the input's own."""
+    if "tmp_path" not in fixtures:
+        return fixtures
+    folder = fixtures["tmp_path"] / str(number)
+    folder.mkdir()
+    return fixtures | {"tmp_path": folder}
+
+
+def _error(body: Callable[..., None], arguments: dict[str, Any]) -> BaseException | None:
+    with pytest.MonkeyPatch.context() as patch:
+        if "monkeypatch" in arguments:
+            arguments = arguments | {"monkeypatch": patch}
+        try:
+            body(**arguments)
+        except (Exception, pytest.fail.Exception) as error:
+            return error
     return None
 
 

@@ -76,6 +76,14 @@ skip:
   - {documents: bad.ids, source: data/web, from_step: 3}
   - {source: "1", from_step: 12}
 """
+AMEND = """
+data_path: [0.7, data/web, 0.3, data/code]
+num_samples: 200
+changes:
+- {consumed_samples: 90, data_path: [0.5, data/code, 0.5, data/chat]}
+- {consumed_samples: 150, data_path: [0.6, data/web, 0.2, data/code, 0.2, data/chat]}
+"""
+EXTEND = "{data_path: [2, data/web, 1, data/code], num_samples: 250, consumed_samples: 101}"
 RUNS = {
     "recipe": "--recipe run.yaml",
     "lengths": "--recipe lengths.yaml",
@@ -88,6 +96,10 @@ RUNS = {
     "--phase-transition-iterations 4 --global-batch-size 4 --eval-iters 0",
     "skips": "--data-path 1 data/web 2 data/code --seq-length 32 --train-iters 20 --split 90,10,0 "
     "--global-batch-size 4 --eval-iters 1 --skip skips.yaml",
+    "amended": "--data-path 0.6 data/web 0.2 data/code 0.2 data/chat --seq-length 32 "
+    "--train-iters 70 --split 90,10,0 --global-batch-size 4 --eval-iters 1 --amend amend.yaml",
+    "extended": "--order neox --train-data-path 2 data/web 1 data/code --seq-length 32 "
+    "--train-iters 120 --global-batch-size 4 --eval-iters 0 --amend extend.yaml",
 }
 
 
@@ -110,6 +122,8 @@ def write_inputs(folder: Path) -> None:
     (folder / "bad.ids").write_text(" ".join(map(str, range(0, 100, 3))))
     (folder / "neox.yml").write_text(NEOX)
     (folder / "train.sh").write_text(SCRIPT)
+    (folder / "amend.yaml").write_text(AMEND)
+    (folder / "extend.yaml").write_text(EXTEND)
 
 
 def assert_receipt(state: Mapping[str, Any], lock: Lock, samples: int) -> None:

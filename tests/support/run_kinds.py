@@ -5,6 +5,7 @@ Every token of the corpora occurs once, so that a batch says which of them it ho
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 
 import megaindex
-from megaindex import BlendChange, IndexedDatasetWriter
+from megaindex import AmendedBlend, BlendChange, IndexedDatasetWriter
+from megaindex.lock import Lock, make_lock
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 S = 16
@@ -32,6 +34,7 @@ class Kind:
         words: the run by the names of the flags of ``megaindex plan``; ``recipe`` and
             ``neox_config`` are the content of the file.
         made: function that makes a run or an index without settings.
+        locked: function that makes its lock.
         files: other files, by name: text, or an array.
         to: framework for which it is exported; empty: its arrays cannot hold it.
         cells: what is not answered beside another answer: a rule or a gap, by question.
@@ -40,6 +43,7 @@ class Kind:
     name: str
     words: Mapping[str, Any] = field(default_factory=dict)
     made: Callable[[], Any] | None = None
+    locked: Callable[[], Lock] | None = None
     files: Mapping[str, Any] = field(default_factory=dict)
     to: str = ""
     cells: Mapping[str, str] = field(default_factory=dict)
@@ -77,18 +81,24 @@ REFUSALS = {
     "ranks": ("dataloader.type cyclic: its order",),
     "stops": ("the run fails or repeats samples", "less than one micro batch"),
     "own": ("run must be a recipe or settings of a framework, got",),
-    "settings": ("run must be RunSettings", "takes settings or a lock"),
+    "settings": ("takes settings or a lock",),
     "format": (
         "the arrays are those of one corpus", "joins tokens .* to other documents",
         "the framework drops the samples", "skips are applied by megaindex",
-        "labels are read with other arrays",
+        "labels are read with other arrays", "the arrays are those of a whole run",
+        "reads the arrays of one epoch again", "the arrays hold an order from its first sample on",
+        "trains on the padding or fails at it", "a run of the framework has one of each",
+        "give the batch sizes of its run",
     ),
     NONE: ("has no subset valid", "the run has no valid data", "reads nothing of the valid data"),
 }  # fmt: skip
 """Words of the errors of each rule."""
 
 GAPS = {
-    "gap 1": ("an amended or extended run has no lock", "an amended or extended run cannot be"),
+    "gap 1": (
+        "the lock of an amended or extended run is not planned, and so not exported",
+        "of a run whose blend changed on the way, of which there is no plan",
+    ),
     "gap 2": (
         "`pack_impl: pack_until_overflow` is planned, and nothing else",
         "can be neither audited nor locked",
@@ -101,13 +111,17 @@ GAPS = {
         "a state names a skipped source as its settings do, and a lock by its absolute path",
         "skip: unknown source code",
     ),
-    "gap 5": (
-        "`--check` passes where a later phase repeats the data of an earlier one, of which the "
-        "plan warns", "",
-    ),
     "gap 6": (
         "the evaluation of a recipe is audited and traced by its lock alone",
         "--subset valid: a recipe has training data only",
+    ),
+    "gap 7": (
+        "a plan counts the samples of skipped steps too where a loader starts over or phases "
+        "follow, and says so", "",
+    ),
+    "gap 8": (
+        "`train_epochs` under `install(exact=True)` is planned, and nothing else",
+        "train_epochs under install.exact=True. is planned, and neither audited nor locked",
     ),
 }  # fmt: skip
 """Cells that are to be answered: the reason, and words of the error; empty: the answers differ."""
@@ -139,8 +153,7 @@ def only_planned(reason: str, **others: str) -> dict[str, str]:
 
 def without_settings(reason: str) -> dict[str, str]:
     """Cells of an index that is made in Python."""
-    return {"plan": "settings", "check": "settings", "export": "settings",
-            **dict.fromkeys(_LOCKS, reason)}  # fmt: skip
+    return {"export": "settings", **dict.fromkeys(_LOCKS, reason)}
 
 
 def neox(**keys: Any) -> dict[str, Any]:
@@ -153,11 +166,33 @@ def neox(**keys: Any) -> dict[str, Any]:
 _SIZES = {"seq_length": S, "micro_batch_size": 1, "data_parallel_size": 2,
           "gradient_accumulation_steps": 2}  # fmt: skip
 _BATCH = "{micro_batch_size: 1, data_parallel_size: 2, global_batch_size: 4}"
-_OTHERS = ("lock", "verify", "audit", "trace", "diff-order", "export", "load", "resume", "prove",
-           "evaluation")  # fmt: skip
-_LOCKS = ("lock", "verify", "diff-order", "prove", "evaluation")
+_OTHERS = ("lock", "verify", "audit", "report", "trace", "diff-order", "export", "load", "resume",
+           "prove", "evaluation")  # fmt: skip
+_LOCKS = ("lock", "verify", "report", "diff-order", "prove", "evaluation")
 _ONE = "all: {steps: 12, mix: {web: 3, code: 1}}"
 _HALF = 2**30
+_NANOTRON = {
+    "data_stages": [
+        {"name": name, "start_training_step": first, "data": {"seed": 42, "dataset": {
+            "dataset_folder": ["web", "code"], "dataset_weights": weights}}}
+        for name, first, weights in (("stable", 1, [0.9, 0.1]), ("decay", 9, [0.5, 0.5]))
+    ],
+    "parallelism": {"dp": 2, "tp": 1, "pp": 1},
+    "tokens": {"sequence_length": S, "train_steps": 12, "micro_batch_size": 1,
+               "batch_accumulation_per_replica": 2, "val_check_interval": -1,
+               "limit_val_batches": 0},
+}  # fmt: skip
+_LLM_FOUNDRY = {
+    "max_seq_len": S, "max_duration": "2ep", "global_train_batch_size": 4,
+    "device_train_microbatch_size": 2,
+    "train_loader": {"name": "text", "dataset": {
+        "shuffle": True, "epoch_size": 24, "streams": {
+            "web": {"local": "web", "proportion": 0.75},
+            "code": {"local": "code", "proportion": 0.25}}}},
+}  # fmt: skip
+_MAXTEXT = {"dataset_type": "grain", "grain_file_type": "arrayrecord",
+            "grain_train_files": "web.array_record", "max_target_length": S,
+            "per_device_batch_size": 2, "steps": 8, "num_epoch": 2}  # fmt: skip
 
 
 class Backwards:
@@ -177,17 +212,36 @@ def _own() -> Any:
     return Backwards(megaindex.build_index("web", sequence_length=S, order="epoch"))
 
 
+_CHANGES = [BlendChange(consumed_samples=24, weights={"web": 0.2, "code": 0.4, "chat": 0.4})]
+
+
 def _amended() -> Any:
-    changes = [BlendChange(consumed_samples=24, weights={"web": 0.2, "code": 0.4, "chat": 0.4})]
     return megaindex.amend_run(
-        ["web", "code"], weights=[3, 1], sequence_length=S, num_samples=56, changes=changes
+        ["web", "code"], weights=[3, 1], sequence_length=S, num_samples=56, changes=_CHANGES
     )
+
+
+def _lock_of_amended() -> Lock:
+    today = ["0.2", "web", "0.4", "code", "0.4", "chat"]
+    began = AmendedBlend(data_path=[3, "web", 1, "code"], num_samples=56, changes=_CHANGES)
+    return make_lock(
+        amend=began, data_path=today, sequence_length=S, global_batch_size=4, train_iters=14,
+        tokens=True,
+    )  # fmt: skip
 
 
 def _extended() -> Any:
     return megaindex.extend_run(
-        "web", sequence_length=S, num_samples=30, consumed_samples=20, more_samples=30
+        "web", sequence_length=S, num_samples=30, consumed_samples=20, more_samples=32
     )
+
+
+def _lock_of_extended() -> Lock:
+    began = AmendedBlend(data_path=["web"], num_samples=30, consumed_samples=20)
+    return make_lock(
+        amend=began, data_path=["web"], sequence_length=S, global_batch_size=4, train_iters=13,
+        tokens=True,
+    )  # fmt: skip
 
 
 KINDS = (
@@ -211,14 +265,14 @@ KINDS = (
     Kind("a blend in order epoch", blend("epoch", 3, 1)),
     Kind("a blend in order window", blend("window", 3, 1)),
     Kind("a blend in order packed", blend("packed", 3, 1)),
-    Kind("phases of Megatron-LM", blend("megatron", phase_transition_iterations=[5]),
-         cells={"check": "gap 5"}),
+    Kind("phases of Megatron-LM", blend("megatron", phase_transition_iterations=[5])),
     Kind("a resumed run", blend("megatron", 3, 1, consumed_samples=20)),
     Kind("a ramp of batch sizes", one("megatron", rampup_batch_size=[2, 2, 12], global_batch_size=6,
          gradient_accumulation_steps=None, train_samples=60, train_iters=None), to="neox"),
     Kind("a schedule of batch sizes", one("epoch", batch_schedule="0:2 320:4", train_samples=60,
          gradient_accumulation_steps=None, train_iters=None), to="neox"),
-    Kind("a padded last batch", one("epoch", epochs=1, train_iters=None, tail="pad")),
+    Kind("a padded last batch", one(
+        "epoch", epochs=1, train_iters=None, tail="pad", gradient_accumulation_steps=3)),
     Kind("evaluations", one("megatron", split="80,10,10", eval_interval=5, eval_iters=1),
          to="neox", cells={"evaluation": YES}),
     Kind("the cyclic loader of Megatron-LM", one("megatron", dataloader_type="cyclic"),
@@ -229,6 +283,26 @@ KINDS = (
         "megatron", split="80,20,0", skip_train=True, eval_iters=1), cells=only_planned("gap 3")),
     Kind("a configuration of GPT-NeoX", neox(data_path="web", train_iters=14, split="90,10,0"),
          to="neox"),
+    Kind("train_epochs under install(exact=True)", {
+        "neox_config": json.dumps(neox(data_path="web", train_epochs=2)["neox_config"])
+        + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2},
+         cells=only_planned("gap 8")),
+    Kind("weights of GPT-NeoX by numbers of documents", neox(
+        train_data_paths=["web", "code"], valid_data_paths=["chat"], test_data_paths=["chat"],
+        train_iters=14, weight_by_num_documents=True, weighted_sampler_alpha=0.3)),
+    Kind("epochs of each source", blend("epoch", epochs="1,2", train_iters=None)),
+    Kind("a wrapped last batch", one(
+        "epoch", epochs=1, train_iters=None, tail="wrap", gradient_accumulation_steps=3)),
+    Kind("a launch script of Megatron-LM", {"megatron_args": (
+        f"python pretrain_gpt.py --data-path 0.3 web 0.7 code --seq-length {S} --split 90,10,0 "
+        "--micro-batch-size 1 --global-batch-size 4 --train-iters 14 --eval-iters 1 "
+        "--eval-interval 5\n"), "world_size": 2}, cells={"evaluation": YES}),
+    Kind("a configuration of Nanotron", {"nanotron_config": _NANOTRON}),
+    Kind("a configuration of LLM-Foundry", {"llm_foundry_config": _LLM_FOUNDRY}),
+    Kind("a configuration of MaxText", {"maxtext_config": _MAXTEXT, "world_size": 2}),
+    Kind("a configuration of MaxText in Megatron-LM's order", {
+        "maxtext_config": {**_MAXTEXT, "grain_file_type": "mmap_npy",
+                           "grain_train_files": "cache|web"}, "world_size": 2}, to="neox"),
     Kind("train_epochs of GPT-NeoX", neox(
         train_data_paths=["web", "code"], valid_data_paths=["web"], test_data_paths=["web"],
         train_epochs=2)),
@@ -239,6 +313,9 @@ KINDS = (
         data_path="chat", train_iters=9, pack_impl="pack_until_overflow"),
         cells=only_planned("gap 2")),
     Kind("skipped steps", blend("megatron", 3, 1, skip_steps=["2", "5-6"])),
+    Kind("skipped steps where the loader starts over", {
+        **neox(data_path="web", split="60,20,20", train_epochs=3), "skip_steps": ["1"]},
+         cells={"plan": "gap 7"}),
     Kind("moved steps", one("epoch", skip_steps=["2", "5-6"], move_skipped=True)),
     Kind("skipped documents", blend("megatron", 3, 1, skip_documents=["ids.txt:code"],
          skip_from_step=3), files={"ids.txt": "0 1 2 3 4 5 6 7 8 9"}, cells={"prove": "gap 4"}),
@@ -278,8 +355,8 @@ KINDS = (
     Kind("skips of a recipe", recipe(
         _ONE, skip="[{steps: '2 7'}, {steps: '4', move: true}, "
         "{documents: ids.txt, source: web, from_step: 3}]"), files={"ids.txt": "0 1 2 3 4 5"}),
-    Kind("an amended run", made=_amended, cells=without_settings("gap 1")),
-    Kind("an extended run", made=_extended, cells=without_settings("gap 1")),
+    Kind("an amended run", made=_amended, locked=_lock_of_amended, cells={"export": "gap 1"}),
+    Kind("an extended run", made=_extended, locked=_lock_of_extended, cells={"export": "gap 1"}),
     Kind("an index of one's own", made=_own, cells=without_settings("own")),
     Kind("tokens without files", {
         **one("epoch", tokens_per_epoch=["650"]), "data_path": None},

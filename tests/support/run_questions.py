@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,13 +16,13 @@ import numpy as np
 from support.command_line import cli, shares_by_times
 from support.run_kinds import FIRST_TOKEN, Kind
 
+import megaindex
 from megaindex import IndexedDataset, Skip
 from megaindex.audit import (
     Run,
     RunSource,
     documents_of,
     run_of_index,
-    run_of_recipe,
     run_of_settings,
 )
 from megaindex.audit import audit as audit_run
@@ -28,11 +30,13 @@ from megaindex.corpus import corpus_fingerprint
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.spans import datasets_of
-from megaindex.loader import Loader, RecipeLoader, Recorder, join_states
+from megaindex.loader import Loader, Recorder, join_states
 from megaindex.loader.run_sampler import sampler_of
-from megaindex.lock import Lock, make_lock, open_run, read_lock, run_of_lock
+from megaindex.lock import Lock, make_lock, read_lock, run_of_lock
 from megaindex.plan import make_plan
-from megaindex.recipe import open_recipe, read_recipe
+
+RECIPE_FILES = {"recipe", "nanotron_config", "llm_foundry_config", "maxtext_config"}
+FILES = {*RECIPE_FILES, "neox_config", "megatron_args"}
 
 
 class Alone(Exception):
@@ -55,26 +59,39 @@ class Asked:
             else:
                 np.save(name, content)
         self.settings = {name: value for name, value in kind.words.items() if value is not None}
-        for name, suffix in (("recipe", "yaml"), ("neox_config", "yml")):
-            if name in self.settings:
-                content, path = self.settings[name], f"{self.stem}.{suffix}"
-                Path(path).write_text(content if name == "recipe" else json.dumps(content))
-                self.settings[name] = path
+        for name in FILES & self.settings.keys():
+            content, path = self.settings[name], f"{self.stem}.txt"
+            Path(path).write_text(content if isinstance(content, str) else json.dumps(content))
+            self.settings[name] = path
+
+    @property
+    def is_recipe(self) -> bool:
+        """True for a recipe, by whatever file; False for MaxText in the order of Megatron-LM."""
+        of_framework = "mmap_npy" in str(self.kind.words)
+        return bool(RECIPE_FILES & self.settings.keys()) and not of_framework
+
+    @cached_property
+    def named(self) -> tuple[list[str], dict[str, Any]]:
+        """What names the run, and its other settings."""
+        given = dict(self.settings)
+        names = [given.pop(name) for name in FILES & given.keys()]
+        return given.pop("data_path", names), given
 
     @property
     def words(self) -> list[str]:
-        """The run as flags."""
-        found = []
-        for name, value in self.settings.items():
+        """The run on a command line."""
+        names, settings = self.named
+        found = [*names]
+        for name, value in settings.items():
             values = value if isinstance(value, list) else [] if value is True else [value]
             found += [f"--{name.replace('_', '-')}", *map(str, values)]
         return found
 
     @property
     def past(self) -> int:
-        """Samples that this loader serves before the run goes on."""
+        """Samples that are served before the run goes on."""
         run = self.run
-        return int(run.step_bounds[run.past_steps] - run.step_bounds[0])
+        return int((served_positions(run) < run.step_bounds[run.past_steps]).sum())
 
     def answer(self, verb: str, *more: object, statuses: tuple[int, ...] = (0,)) -> str:
         """What a command prints about the run of its settings."""
@@ -92,15 +109,24 @@ class Asked:
         """The run, in Python."""
         if self.made is not None:
             return run_of_index(getattr(self.made, "index", self.made), global_batch_size=4)
-        if "recipe" in self.settings:
-            return run_of_recipe(read_recipe(self.settings["recipe"]))
-        return run_of_settings(**python_settings(self.settings))
+        return run_of_settings(**self.arguments) if self.opened is None else self.opened.run
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The settings in Python."""
+        return python_settings(self.settings)
+
+    @cached_property
+    def opened(self) -> Any:
+        """The run by its names; None without any."""
+        names, settings = self.named
+        return megaindex.open_run(*names, **python_settings(settings)) if names else None
 
     @cached_property
     def plan(self) -> dict[str, Any]:
         """The plan, as JSON."""
         if self.made is not None:
-            make_plan(self.made)
+            return make_plan(self.run).to_json()
         return json.loads(self.answer("plan", "--json"))
 
     @cached_property
@@ -108,7 +134,8 @@ class Asked:
         """The lock."""
         path = f"{self.stem}.lock"
         if self.made is not None:
-            make_lock(self.made).write(path)
+            made = make_lock(self.made) if self.kind.locked is None else self.kind.locked()
+            made.write(path)
         else:
             self.answer("lock", "--out", path, "--tokens")
         return read_lock(path)
@@ -133,12 +160,17 @@ class Asked:
     def loader(self, rank: int, ranks: int) -> Any:
         """The loader of a rank, by its settings."""
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
-        if "recipe" in self.settings:
-            opened = open_recipe(read_recipe(self.settings["recipe"]))
-            return RecipeLoader(opened, **sizes, micro_batch_size=1)
+        if self.made is None and (self.is_recipe or not self.run.past_steps):
+            sizes |= {} if self.is_recipe else {"recorder": self.recorder}
+            return self.opened.loader(**sizes, micro_batch_size=1)
         run = replace(self.run, past_steps=0)
         sampler = sampler_of(run, **sizes, micro_batch_size=1)
-        return Loader(run.index, sampler, recorder=Recorder(self.fingerprints))
+        return Loader(run.index, sampler, recorder=self.recorder)
+
+    @property
+    def recorder(self) -> Recorder:
+        """A recorder of receipts."""
+        return Recorder(self.fingerprints)
 
     @property
     def order(self) -> str:
@@ -162,7 +194,7 @@ def command(verb: str, *words: object, statuses: tuple[int, ...] = (0,)) -> str:
     """What a command prints; InvalidArgument if it refuses its words."""
     status, out, err = cli(verb, *words)
     if status == 2:
-        raise InvalidArgument(err.partition(": ")[2].strip())
+        raise InvalidArgument(err.splitlines()[-1].partition(": ")[2])
     assert status in statuses, (status, out, err)
     return out
 
@@ -234,8 +266,7 @@ def range_of(source: RunSource) -> slice:
 
 def receipt_of(state: Mapping[str, Any]) -> str:
     """The receipt of a state of one rank."""
-    joined = join_states([state])
-    return str(joined.get("loader", joined)["receipt"]["receipt"])
+    return str(join_states([state])["receipt"]["receipt"])
 
 
 def spans_of(run: Run) -> list[list[int]]:
@@ -260,18 +291,18 @@ def beside(asked: Asked) -> Run:
 def plan(asked: Asked) -> None:
     """Samples of each source and steps in the plan are those of the run."""
     planned = asked.plan
-    asked.answer("plan")
+    if asked.made is None:
+        asked.answer("plan")
     run = beside(asked)
-    rows = planned.get("datasets", planned.get("sources"))
-    rows = [row for row in rows if row.get("split", "train") == "train"]
-    names = list(dict.fromkeys(row["source"] for row in rows))
-    drawn = [sum(row["drawn"] for row in rows if row["source"] == name) for name in names]
+    rows = [row for row in planned["datasets"] if row["split"] == "train"]
+    numbers = range(1, len(run.sources) + 1)
+    drawn = [sum(row["drawn"] for row in rows if row["source"] == n) for n in numbers]
     assert drawn == run_counts(run)
     if planned.get("skip"):
         steps = run.step_of(served_positions(run)).tolist()
         assert planned["skip"]["steps_made"] == len(set(steps))
     else:  # of a recipe, steps that another system made count too
-        past = 0 if "recipe" in asked.settings else run.past_steps
+        past = 0 if asked.is_recipe else run.past_steps
         assert planned["train_iters"] == run.num_steps - past
         assert planned["samples_consumed"] == run.samples_served
     check_coverage(asked, rows)
@@ -298,21 +329,32 @@ def check_first_repeats(asked: Asked, draws: Sequence[Mapping[str, Any]]) -> Non
 
 
 def check(asked: Asked) -> None:
-    """The check fails where the audit finds a token twice."""
-    asked.answer("plan", "--check", statuses=(0, 1))
+    """The check fails for the reasons of the plan, and where the audit finds a token more often
+    than the epochs asked for."""
+    reasons = asked.plan["check_failures"]
+    if asked.made is None:
+        asked.answer("plan", "--check", statuses=(int(bool(reasons)),))
     beside(asked)
+    lengths = [each["length"] for each in asked.plan.get("stages", ())]
+    asks = max(lengths, default=asked.plan.get("target", ""))
+    numbers = [float(number) for number in re.findall(r"[\d.]+", asks) if "epoch" in asks]
+    epochs = math.ceil(max(numbers, default=1))
     seen = [source["tokens_by_times_seen"]["total"] for source in asked.audit["sources"]]
-    if any(sum(each[2:]) for each in seen):
-        asked.answer("plan", "--check", statuses=(1,))
+    assert reasons or not any(sum(each[epochs + 1 :]) for each in seen)
 
 
 def lock(asked: Asked) -> None:
-    """Counts, spans, steps and receipts of the lock are those of the run."""
+    """Counts, spans, steps, receipts and plan of the lock are those of the run."""
     run, locked = asked.run, asked.locked
     assert run_counts(locked) == run_counts(run)
     assert spans_of(locked) == spans_of(run)
     assert locked.step_bounds.tolist() == run.step_bounds.tolist()
     assert asked.locked_receipt == total_receipt(run, asked.fingerprints)
+    if asked.made is not None:
+        return
+    planned = json.loads(command("plan", asked.lock.path, "--json"))
+    for name in asked.plan.keys() - {"warnings", "caution"}:  # which name the settings of a file
+        assert in_place(planned[name]) == in_place(asked.plan[name])
 
 
 def verify(asked: Asked) -> None:
@@ -332,11 +374,30 @@ def audit(asked: Asked) -> None:
         mine = seen[range_of(source)]
         by_times = np.trim_zeros(counted["tokens_by_times_seen"]["total"], "b")
         assert by_times == np.bincount(mine).tolist()
-    if asked.made is not None:
+    if asked.made is not None and asked.kind.locked is None:
         return
-    theirs = json.loads(command("audit", "--lock", asked.lock.path, "--json"))
-    for name in audited.keys() - {"run_settings"}:
-        assert in_place(audited[name]) == in_place(theirs[name])
+    theirs = json.loads(command("audit", asked.lock.path, "--json"))
+    notes = (
+        {"run_settings"} if asked.made is None else {"run_settings", "order", "num_epochs_built"}
+    )
+    for name in audited.keys() - notes:
+        assert in_place(audited[name]) == in_place(theirs[name]), name
+
+
+def report(asked: Asked) -> None:
+    """Tokens that are served, unseen and served again are those of the audit, and of the lock."""
+    theirs = json.loads(command("report", asked.lock.path, "--json"))
+    ours = theirs if asked.made is not None else json.loads(asked.answer("report", "--json"))
+    assert (ours["receipt"], ours["identity"]) == (asked.locked_receipt, asked.lock.identity)
+    assert ours["samples"] == served_positions(asked.run).size
+    for name in ours.keys() - {"lock", "content"}:  # which depend on the hashes of tokens
+        assert in_place(ours[name]) == in_place(theirs[name])
+    for told, counted in zip(ours["sources"], asked.audit["sources"], strict=True):
+        by_times = np.array(counted["tokens_by_times_seen"]["total"])
+        served = int(by_times @ np.arange(by_times.size))
+        again = served - int(by_times[1:].sum())
+        assert (told["served"], told["unseen"]) == (served, by_times[0])
+        assert told["served_again"] == again
 
 
 def trace(asked: Asked) -> None:
@@ -348,14 +409,13 @@ def trace(asked: Asked) -> None:
     columns = (pieces.document.tolist(), pieces.offset.tolist(), pieces.length.tolist())
     expected = [*zip(*columns, strict=True)]
     if asked.made is not None:
-        found = [(s.document, s.offset, s.length) for s in documents_of(run, step)]
-        assert found == expected
+        for each in run, *([] if asked.kind.locked is None else [asked.locked]):
+            found = [(s.document, s.offset, s.length) for s in documents_of(each, step)]
+            assert found == expected
         return
     ours = json.loads(asked.answer("trace", "--step", step, "--json"))["spans"]
-    assert [(s["document"], s["offset"], s["length"]) for s in ours] == [
-        *zip(*columns, strict=True)
-    ]
-    theirs = json.loads(command("trace", "--lock", asked.lock.path, "--step", step, "--json"))
+    assert [(s["document"], s["offset"], s["length"]) for s in ours] == expected
+    theirs = json.loads(command("trace", asked.lock.path, "--step", step, "--json"))
     assert in_place(theirs["spans"]) == in_place(ours)
 
 
@@ -370,12 +430,11 @@ def diff_order(asked: Asked) -> None:
 def export(asked: Asked) -> None:
     """The arrays that are written are those of the lock's order, in all of its samples."""
     words = ["--to", asked.kind.to or "neox", "--subset", "train", "--json", "--overwrite"]
-    order = [] if {"recipe", "order"} & asked.settings.keys() else ["--order", asked.order]
-    exported = [
-        json.loads(asked.answer("export", *order, *words)),
-        json.loads(command("export", "--lock", asked.lock.path, *words)),
-    ]
-    ours, theirs = (each["datasets"][0] for each in exported)
+    order = [] if asked.is_recipe or "order" in asked.settings else ["--order", asked.order]
+    if asked.kind.locked is not None:
+        command("export", asked.lock.path, *words)
+    exported = asked.answer("export", *order, *words), command("export", asked.lock.path, *words)
+    ours, theirs = (json.loads(each)["datasets"][0] for each in exported)
     for name in ("num_samples", "samples_requested", "samples_served"):
         assert ours[name] == theirs[name]
     assert ours["samples_served"] == asked.run.samples_served
@@ -387,9 +446,10 @@ def load(asked: Asked) -> None:
     """Rows and receipts of the loader are those of the run and of the opened lock's loader."""
     assert served_counts(asked) == run_counts(asked.run)
     assert receipt_of(asked.state) == total_receipt(asked.run, asked.fingerprints)
-    if asked.made is not None:
+    if asked.made is not None and asked.kind.locked is None:
         return
-    loader = open_run(asked.lock, data_parallel_size=1, micro_batch_size=1)
+    opened = megaindex.open_run(asked.lock.path)
+    loader = opened.loader(data_parallel_size=1, micro_batch_size=1)
     theirs = [as_arrays(batch) for batch in loader]
     ours = asked.batches[asked.past :]
     assert [rows_of([each]) for each in theirs] == [rows_of([each]) for each in ours]
@@ -427,13 +487,13 @@ def evaluation(asked: Asked) -> None:
     """Samples and audit of the evaluation are those of the lock."""
     locked = run_of_lock(asked.lock, subset="valid")
     words = ["--subset", "valid", "--json"]
-    theirs = json.loads(command("audit", "--lock", asked.lock.path, *words))
-    if "recipe" in asked.settings:
+    theirs = json.loads(command("audit", asked.lock.path, *words))
+    if asked.is_recipe:
         loader = asked.loader(0, 1)
         served = sum(int(batch["tokens"].any(dim=1).sum()) for batch in loader.evaluation())
         assert served == locked.num_samples == asked.plan["evaluation_samples"]
     else:
-        run = run_of_settings(**python_settings(asked.settings), subset="valid")
+        run = run_of_settings(**asked.arguments, subset="valid")
         rows = [row["drawn"] for row in asked.plan["datasets"] if row["split"] == "valid"]
         assert run_counts(run) == run_counts(locked) == rows
         assert spans_of(run) == spans_of(locked)
@@ -448,6 +508,7 @@ QUESTIONS: dict[str, Callable[[Asked], None]] = {
     "lock": lock,
     "verify": verify,
     "audit": audit,
+    "report": report,
     "trace": trace,
     "diff-order": diff_order,
     "export": export,

@@ -9,7 +9,8 @@ All examples of a page run in one empty folder, from top to bottom:
 - ``<!-- setup … -->`` is Python that runs there too and that readers do not see;
 - ``<!-- not executed: REASON -->`` on the line before a block leaves it out.
 
-Times and rates of an output may differ from those shown.
+Times and rates of an output may differ from those shown. A line ``…`` of an output stands for lines
+that the page leaves out; if others differ, the whole output is written.
 
     PYTHONPATH=.:tests python tests/support/worked_pages.py    # rewrite the outputs of all pages
 """
@@ -78,7 +79,7 @@ def run_page(text: str, folder: Path) -> str:
                 _execute(body, names)
         return example[0]
 
-    with _inside(folder):
+    with inside(folder):
         return _EXAMPLE.sub(with_output, text)
 
 
@@ -105,11 +106,19 @@ def _run(command: str, shown: str) -> str:
             raise ValueError(f"pages run megaindex and python, not {command!r}")
     text = "\n".join(line.rstrip() for line in out.getvalue().strip("\n").split("\n"))
     text = f"{text}\n" if text else ""
-    return shown if _TIME.sub("#", text) == _TIME.sub("#", shown) else text
+    return shown if _is_shown(text, shown) else text
+
+
+def _is_shown(text: str, shown: str) -> bool:
+    """Return True if a page shows this output, but for times and lines that it leaves out."""
+    parts = re.split(r"(?m)^…\n", _TIME.sub("#", shown))
+    pattern = r"(?:.*\n)+?".join(map(re.escape, parts))
+    return re.fullmatch(pattern, _TIME.sub("#", text)) is not None
 
 
 @contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
+def inside(folder: Path) -> Iterator[None]:
+    """Work in a folder for a while."""
     before = Path.cwd()
     os.chdir(folder)
     try:

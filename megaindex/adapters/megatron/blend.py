@@ -13,12 +13,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from megaindex._types import I16, I64, IntArray
 from megaindex.adapters.amended_blend import TrainSource, amended_data
 from megaindex.adapters.megatron.arrays import ARRAYS, DatasetIdentifiers, unchecked_cache_reason
 from megaindex.adapters.megatron.batches import index_of, samples_index
@@ -29,78 +27,13 @@ from megaindex.cache.array_group import ArrayWriter
 from megaindex.cache.claim import build_once
 from megaindex.cache.sidecar import find_arrays, map_arrays
 from megaindex.configs.amended import AmendedBlend
-from megaindex.errors import FormatError, InvalidArgument
-from megaindex.helpers import build_blending_indices, build_exhaustive_blending_indices
+from megaindex.errors import InvalidArgument
 from megaindex.index.counts import drawn_counts
+from megaindex.index.draws import BlendArrays, BlendDraws, ExhaustiveDraws, GreedyDraws
 
 logger = logging.getLogger("megaindex")
 
-CountedDraws = tuple[Arrays, list[int]]
-"""The arrays of a blend, and the number of draws of each source."""
 BLEND_ARRAYS = ("dataset_index", "dataset_sample_index")
-_COMPARED = 1_000_000  # draws of found arrays that are compared
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlendDraw:
-    """The weights and the size of a blend, from which its draws are computed."""
-
-    weights: list[Any]
-    """Normalised weights; without a size, the number of samples of each source."""
-    size: int | None
-
-    @property
-    def num_samples(self) -> int:
-        return int(sum(self.weights)) if self.size is None else int(self.size)
-
-    def first(self, count: int) -> tuple[I16, I64]:
-        """Return the first ``count`` draws, int16 and int64."""
-        dataset_index: I16 = np.zeros(count, np.int16)
-        dataset_sample_index: I64 = np.zeros(count, np.int64)
-        build_blending_indices(
-            dataset_index, dataset_sample_index, self.weights, len(self.weights), count
-        )
-        return dataset_index, dataset_sample_index
-
-    def arrays_and_counts(self) -> CountedDraws:
-        """Return all draws, and their number for each source."""
-        if self.size is not None:
-            drawn = self.first(self.num_samples)
-        else:
-            drawn = np.zeros(self.num_samples, np.int16), np.zeros(self.num_samples, np.int64)
-            sizes = [int(size) for size in self.weights]
-            build_exhaustive_blending_indices(*drawn, sizes, len(sizes))
-        arrays: Arrays = dict(zip(BLEND_ARRAYS, drawn, strict=True))
-        return arrays, self.counts(drawn[0])
-
-    def counts(self, dataset_index: IntArray) -> list[int]:
-        counted: list[int] = drawn_counts(dataset_index, len(self.weights)).tolist()
-        return counted
-
-    def check(self, arrays: Arrays) -> None:
-        """Check that arrays that Megatron wrote hold these draws.
-
-        Raises:
-            FormatError: they do not.
-        """
-        which, sample = (arrays[name] for name in BLEND_ARRAYS)
-        shape = (self.num_samples,)
-        if which.dtype != np.int16 or sample.dtype != np.int64 or not which.shape == sample.shape:
-            raise FormatError(f"must be int16 and int64, are {which.dtype} and {sample.dtype}")
-        if which.shape != shape:
-            raise FormatError(f"must have shape {shape}, have {which.shape}")
-        if shape[0] and not 0 <= which.min() <= which.max() < len(self.weights):
-            raise FormatError(f"must draw from {len(self.weights)} sources")
-        if self.size is None:
-            matches = self.counts(which) == [int(size) for size in self.weights]
-        else:
-            count = min(self.num_samples, _COMPARED)
-            ours = self.first(count)
-            matches = np.array_equal(ours[0], which[:count]) and np.array_equal(
-                ours[1], sample[:count]
-            )
-        if not matches:
-            raise FormatError("are not the draws of these weights and this size")
 
 
 def sizes_per_dataset(
@@ -116,17 +49,9 @@ def sizes_per_dataset(
     if not asks_for_surplus or None in target_size_per_split:  # which Megatron refuses
         original = core().originals["", SIZES]
         return cast("list[list[int]]", original(normalized_weights, target_size_per_split))
-    twice = np.array(_normalized(normalized_weights))
-    columns = [
-        policy.requests(size, list(normalized_weights), twice) for size in target_size_per_split
-    ]
-    return [list(sizes) for sizes in zip(*columns, strict=True)]
-
-
-def _normalized(weights: Sequence[float]) -> list[float]:
-    values = np.array(weights, np.float64)
-    normalized: list[float] = (values / values.sum()).tolist()
-    return normalized
+    blend = policy.blend(normalized_weights, explicit=False)
+    columns = [blend.requests(size) for size in target_size_per_split]
+    return [list(sizes) for sizes in zip(*cast("list[list[int]]", columns), strict=True)]
 
 
 def build_indices(self: Any) -> tuple[Any, Any]:
@@ -146,65 +71,71 @@ def build_indices(self: Any) -> tuple[Any, Any]:
         )
         return dataset_index, dataset_sample_index
     started = time.perf_counter()
-    draw = BlendDraw(weights=list(self.weights), size=self.size)
+    draws, size = _draws(self)
     if self.config.path_to_cache:
-        (arrays, counts), how, cache = _cached(self, draw)
+        arrays, how, cache = _cached(self, draws, size)
     else:
-        (arrays, counts), how, cache = draw.arrays_and_counts(), "built", None
-    _extend_overdrawn(self, counts)
+        arrays, how, cache = draws.arrays(size), "built", None
+    _extend_overdrawn(self, arrays.counts.tolist())
     seconds = time.perf_counter() - started
-    MEGATRON.serve(kind, name, how, samples=draw.num_samples, seconds=seconds, cache=cache)
+    MEGATRON.serve(kind, name, how, samples=size, seconds=seconds, cache=cache)
     for method in ("__getitem__", "__getitems__"):
         if not core().is_plain(type(self), "BlendedDataset", method):
             MEGATRON.leave("reading", kind, f"it has a {method} of its own")
-    return arrays["dataset_index"], arrays["dataset_sample_index"]
+    return arrays.dataset_index, arrays.dataset_sample_index
 
 
-def _cached(self: Any, draw: BlendDraw) -> tuple[CountedDraws, str, str]:
-    """Return the draws, ``opened`` or ``built``, and the common prefix of their files' names."""
+def _draws(self: Any) -> tuple[BlendDraws, int]:
+    """Return the draws of a blend and its size, by default that of its datasets together."""
+    if self.size is None:
+        sizes = np.array(self.weights, np.int64)
+        return ExhaustiveDraws(sizes), int(sizes.sum())
+    return GreedyDraws(np.array(self.weights, np.float64)), int(self.size)
+
+
+def _cached(self: Any, draws: BlendDraws, size: int) -> tuple[BlendArrays, str, str]:
+    """Return the arrays, ``opened`` or ``built``, and the common prefix of their files' names."""
     directory = self.config.path_to_cache
     base = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
     files = _files(os.path.join(directory, base))
     beyond = _files(os.path.join(directory, f"{base}-overdrawn"), with_marker=False)
 
-    def find() -> tuple[CountedDraws, str] | None:
-        found = _find(files, draw) or _find(beyond, draw)
+    def identity(facts: Mapping[str, Any]) -> Identity:  # draws do not depend on a corpus
+        weights = [float(weight) for weight in self.weights]
+        settings = {"weights": weights, "size": self.size}
+        return Identity(settings=lambda: settings, corpus=str, facts=lambda: facts)
+
+    def find_in(files: ArrayFiles) -> BlendArrays | None:
+        known: dict[str, Any] = {}
+
+        def check(arrays: Arrays) -> None:
+            known["drawn"] = draws.check(**arrays, size=size).tolist()
+
+        sidecar = find_arrays(files, identity(known), check)
+        if sidecar is None:
+            return None
+        arrays, drawn = map_arrays(files, sidecar), sidecar.facts.get("drawn")
+        if drawn is None:
+            drawn = drawn_counts(arrays["dataset_index"], len(self.weights))
+        return BlendArrays(**arrays, counts=np.array(drawn, np.int64))
+
+    def find() -> tuple[BlendArrays, str] | None:
+        found = find_in(files) or find_in(beyond)
         return None if found is None else (found, "opened")
 
-    def build() -> tuple[CountedDraws, str]:
-        arrays, counts = draw.arrays_and_counts()
+    def build() -> tuple[BlendArrays, str]:
+        made = draws.arrays(size)
+        counts = made.counts.tolist()
         fits = all(n <= len(dataset) for n, dataset in zip(counts, self.datasets, strict=True))
         with ArrayWriter(files if fits else beyond) as writer:
-            for name, array in arrays.items():
+            for name in BLEND_ARRAYS:
+                array = getattr(made, name)
                 writer.allocate(name, array.shape, array.dtype.name)[...] = array
                 writer.seal(name)
-            writer.publish(_identity(draw, {"drawn": counts}), self.unique_description)
-        return (arrays, counts), "built"
+            writer.publish(identity({"drawn": counts}), self.unique_description)
+        return made, "built"
 
     return *build_once(directory, base, find, build), str(files)
-
-
-def _find(files: ArrayFiles, draw: BlendDraw) -> CountedDraws | None:
-    known: dict[str, Any] = {}
-
-    def check(arrays: Arrays) -> None:
-        draw.check(arrays)
-        known["drawn"] = draw.counts(arrays["dataset_index"])
-
-    sidecar = find_arrays(files, _identity(draw, known), check)
-    if sidecar is None:
-        return None
-    mapped_arrays = map_arrays(files, sidecar)
-    drawn: list[int] | None = sidecar.facts.get("drawn")
-    return mapped_arrays, draw.counts(mapped_arrays["dataset_index"]) if drawn is None else drawn
-
-
-def _identity(draw: BlendDraw, facts: Mapping[str, Any]) -> Identity:
-    """Return the identity of draws, which do not depend on a corpus."""
-    weights = [float(weight) for weight in draw.weights]
-    return Identity(
-        settings=lambda: {"weights": weights, "size": draw.size}, corpus=str, facts=lambda: facts
-    )
 
 
 def _files(path: str, *, with_marker: bool = True) -> ArrayFiles:

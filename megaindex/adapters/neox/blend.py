@@ -13,11 +13,11 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from megaindex._types import F64, I64, DatasetIndex
+from megaindex._types import F64, I64
 from megaindex.adapters.amended_blend import TrainSource, amended_data
 from megaindex.adapters.neox.arrays import grouped
 from megaindex.adapters.neox.datasets import (
@@ -33,11 +33,11 @@ from megaindex.adapters.neox.framework import framework, make_dataset
 from megaindex.adapters.neox.samples import NeoxSamples
 from megaindex.adapters.neox.skips import is_training, joint_index, samples_index
 from megaindex.adapters.reports import NEOX
-from megaindex.cache.cache import fetch
+from megaindex.builders.blend import CachedBlend, cached_blend
 from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
-from megaindex.index.blending import exact_values, fill_blend
-from megaindex.index.orders.framework import Sink
+from megaindex.index.blend import normalized
+from megaindex.index.draws import BlendDraws, ExhaustiveDraws, GreedyDraws
 from megaindex.io.paths import absolute
 from megaindex.loader.neox_dataset import TextRows
 
@@ -63,24 +63,29 @@ def init_unchanged(self: Any, datasets: Sequence[Any], weights: Sequence[float])
     sizes = np.array([len(dataset) for dataset in datasets], np.int64)
     samples = [getattr(dataset, "megaindex", None) for dataset in datasets]
     directory = None if samples[0] is None else samples[0].request().directory
+    draws: BlendDraws = GreedyDraws(normalized(weights))
     if self._exact and all(one is not None and one.requested is None for one in samples):
-        drawn = draw("exhaustive", sizes, int(sizes.sum()), directory)  # epochs are requested
-    else:
-        drawn = draw("greedy", normalized(weights), int(sizes.sum()), directory)
-    end = _end(drawn, sizes) if self._exact else drawn.source.size
-    self.dataset_index, self.dataset_sample_index = drawn.source[:end], drawn.sample[:end]
+        draws = ExhaustiveDraws(sizes)  # epochs are requested
+    blend = draw(draws, int(sizes.sum()), directory)
+    arrays = blend.arrays
+    end = draws.end(arrays, sizes) if self._exact else arrays.dataset_index.size
+    if end < arrays.dataset_index.size:
+        number = int(arrays.dataset_index[end])
+        logger.info("the blend ends after %d samples, where dataset %d is spent", end, number)
+    self.dataset_index = arrays.dataset_index[:end]
+    self.dataset_sample_index = arrays.dataset_sample_index[:end]
     self.size = end
-    _report(self, weights, drawn, time.perf_counter() - started)
+    _report(self, normalized(weights), blend, time.perf_counter() - started)
 
 
-def _report(self: Any, weights: Sequence[float], drawn: _Drawn, seconds: float) -> None:
+def _report(self: Any, shares: F64, blend: CachedBlend, seconds: float) -> None:
     """Record the blend, and print GPT-NeoX's own lines about it."""
     show = framework().print_line
     show(f"> elapsed time for building blendable dataset indices: {seconds:.2f} (sec)")
-    shares = normalized(weights).tolist()
+    achieved = blend.arrays.counts / max(1, blend.arrays.dataset_index.size)
     ratios = [
-        f"   dataset {number}, input: {share:g}, achieved: {count / max(1, drawn.source.size):g}"
-        for number, (share, count) in enumerate(zip(shares, drawn.counts.tolist(), strict=True))
+        f"   dataset {number}, input: {share:g}, achieved: {drawn:g}"
+        for number, (share, drawn) in enumerate(zip(shares, achieved, strict=True))
     ]
     show("\n".join([" > sample ratios:", *ratios]))
     kind = type(self).__name__
@@ -88,85 +93,37 @@ def _report(self: Any, weights: Sequence[float], drawn: _Drawn, seconds: float) 
     NEOX.serve(
         kind,
         f"{first} and {len(self.datasets) - 1} more",
-        "built" if drawn.was_built else "opened",
+        "built" if blend.was_built else "opened",
         samples=self.size,
         seconds=seconds,
-        cache=drawn.entry,
+        cache=blend.entry or None,
     )
     if type(self).__getitem__ is not read_blend_sample:
         NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
 
 
-class _Drawn(NamedTuple):
-    """The draws of a blend, read-only."""
-
-    source: DatasetIndex
-    sample: I64
-    counts: I64
-    """Number of draws of each dataset."""
-    entry: str | None
-    """Path of the cache entry; None for draws that are not cached."""
-    was_built: bool
-    """False if the cache entry was found."""
-
-
-def draw(
-    rule: Literal["greedy", "exhaustive"], values: F64 | I64, size: int, directory: str | None
-) -> _Drawn:
-    """Return the first ``size`` draws by the ``values`` of `fill_blend`.
+def draw(draws: BlendDraws, size: int, directory: str | None) -> CachedBlend:
+    """Return the first ``size`` draws, read-only.
 
     At least `_WORTH_KEEPING` of them are cached in ``directory``, for all processes to map.
     """
-    types = {
-        "source": ((size,), "uint8" if values.size <= _MOST_IN_UINT8 else "int16"),
-        "sample": ((size,), "int64"),
-        "counts": ((values.size,), "int64"),
-    }
-    built = []
-
-    def build(sink: Sink) -> None:
-        source, sample, counts = (sink.allocate(name, *each) for name, each in types.items())
-        counts[...] = fill_blend(rule, values, source, sample)
-        for name in types:
-            sink.seal(name)
-        built.append(True)
-
-    def parameters() -> dict[str, Any]:
-        return {"order": "neox blend", "rule": rule, "values": exact_values(values), "size": size}
-
+    dtype = "uint8" if draws.values.size <= _MOST_IN_UINT8 else "int16"
     folder = None
     if directory is not None and size >= _WORTH_KEEPING:
         folder = os.path.join(directory, FOLDER)
-    arrays: Any
     try:
-        arrays, entry = fetch(folder, parameters, build, types)
+        blend = cached_blend(draws, size, folder, dtype)
     except StorageError as error:
         logger.warning("%s; the blend is drawn anew at each start", error)
-        arrays, entry = fetch(None, parameters, build, types)
-    for array in arrays.values():
+        blend = cached_blend(draws, size, None, dtype)
+    for array in blend.arrays:
         array.flags.writeable = False
-    return _Drawn(**arrays, entry=entry or None, was_built=bool(built))
+    return blend
 
 
 FOLDER = "megaindex-blends"
 """Name of the cache of draws, in the directory of the first dataset's arrays."""
 _WORTH_KEEPING = 1 << 16  # draws that take longer to compute than to open a file
-
-
-def normalized(weights: Sequence[float]) -> F64:
-    """Return the normalised weights of a blend, summed in GPT-NeoX's order.
-
-    Raises:
-        InvalidArgument: no positive sum, or a weight that is negative or not finite.
-    """
-    values = np.array(weights, np.float64)
-    total = np.sum(values)
-    if not np.isfinite(values).all() or (values < 0).any() or not total > 0:
-        raise InvalidArgument(
-            f"weights must be finite, not negative, and not all 0, got {values.tolist()}"
-        )
-    divided: F64 = values / total
-    return divided
 
 
 def reshuffles(self: Any) -> bool:
@@ -249,16 +206,6 @@ def _make_text_rows(self: Any) -> TextRows | None:
 def get_blend_state(self: Any) -> dict[str, Any]:
     """``__getstate__``: without the reader of all its datasets."""
     return {name: value for name, value in vars(self).items() if name != TEXT_ROWS}
-
-
-def _end(drawn: _Drawn, sizes: I64) -> int:
-    """Return the number of draws before one of a sample that a dataset does not have."""
-    if (drawn.counts <= sizes).all():
-        return int(drawn.source.size)
-    end = int((drawn.sample >= sizes[drawn.source]).argmax())
-    number = int(drawn.source[end])
-    logger.info("the blend ends after %d samples, where dataset %d is spent", end, number)
-    return end
 
 
 def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> None:

@@ -31,7 +31,6 @@ from megaindex.adapters.reports import NEOX
 from megaindex.configs.amended import AmendedBlend
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel, check_sum
-from megaindex.index.blending import request_weights
 from megaindex.index.skips import Skip
 from megaindex.index.spans import Index
 from megaindex.io.paths import as_storage_error
@@ -297,11 +296,12 @@ def weights_and_num_samples(
     GPT-NeoX requests ⌈N·w·1.005⌉ samples of a source of weight w.
     """
     policy = framework().policy
-    divided = request_weights(weights, policy.row)
+    blend = policy.blend(weights, explicit=True)
     if num_samples is None:
-        return divided, [None] * len(divided)
-    asked = policy.requests(num_samples, divided, blend.normalized(divided))
-    return divided, [max(1, count) for count in asked]
+        return blend.shares, [None] * len(weights)
+    asked = blend.requests(num_samples)
+    assert asked is not None, "counted exactly"
+    return blend.shares, [max(1, count) for count in asked]
 
 
 def build_the_dataset(*args: Any, **kwargs: Any) -> Any:

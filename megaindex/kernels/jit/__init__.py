@@ -1,12 +1,11 @@
 """The kernels in Numba, compiled on first use and cached on disk."""
 
+from megaindex.kernels.jit.balance import balance_rows, squared_lengths
 from megaindex.kernels.jit.bijection import (
     bijection_apply,
     bijection_inverse_range,
     bijection_invert,
     bijection_range,
-    divisor_counts,
-    divisor_fill,
 )
 from megaindex.kernels.jit.blending import (
     blend_exhaustive,
@@ -14,6 +13,8 @@ from megaindex.kernels.jit.blending import (
     mix_fill,
     mix_table,
 )
+from megaindex.kernels.jit.counts import least_seen
+from megaindex.kernels.jit.divisor import divisor_counts, divisor_fill
 from megaindex.kernels.jit.gather import (
     documents_by_run,
     documents_by_token,
@@ -23,14 +24,13 @@ from megaindex.kernels.jit.gather import (
 )
 from megaindex.kernels.jit.mapping import map_blocks, map_sentences
 from megaindex.kernels.jit.packing import (
-    balance_rows,
     count_pieces,
     pack_pieces,
     packed_bins,
     packed_spans,
     sort_pieces,
-    squared_lengths,
 )
+from megaindex.kernels.jit.receipts import receipt_add
 from megaindex.kernels.jit.samples import (
     cut_samples,
     pack_documents,
@@ -44,8 +44,6 @@ from megaindex.kernels.jit.spans import (
     epoch_begins,
     epoch_spans,
     epoch_starts,
-    least_seen,
-    receipt_add,
     window_spans,
 )
 from megaindex.kernels.reference.gather import row_table, token_table

@@ -1,11 +1,9 @@
-"""Token runs of samples, receipts and the least-seen order in Numba.
+"""Token runs of samples in Numba.
 
 reference/spans.py documents the functions.
 """
 
 from __future__ import annotations
-
-import heapq
 
 import numba
 import numpy as np
@@ -13,7 +11,6 @@ import numpy as np
 from megaindex._types import I32, I64, U64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.jit.bijection import bijection_apply, bijection_invert, bijection_range
-from megaindex.kernels.reference.spans import HIGH_LANE, HIGH_MIX, LOW_LANE, LOW_MIX
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -306,71 +303,3 @@ def window_spans(
         _find_window_spans(*given, runs, splits)
     found = int(splits[-1])
     return runs[0, :found], runs[1, :found], runs[2, :found], splits
-
-
-_LANES = np.array([HIGH_LANE, LOW_LANE], np.uint64)
-_MIXES = np.array([HIGH_MIX, LOW_MIX], np.uint64)
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _after_run(h, key, document, offset, length, lane):  # type: ignore[no-untyped-def]
-    factors = _LANES[lane]
-    h = (h ^ (h >> np.uint64(32))) * factors[0] + key + np.uint64(document) * factors[1]
-    return h + np.uint64(offset) * factors[2] + np.uint64(length) * factors[3]
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _mixed(h, lane):  # type: ignore[no-untyped-def]
-    mix = _MIXES[lane]
-    h = (h ^ (h >> mix[0])) * mix[1]
-    h = (h ^ (h >> mix[2])) * mix[3]
-    return h ^ (h >> mix[4])
-
-
-@numba.njit(cache=True, nogil=True)
-def receipt_add(  # type: ignore[no-untyped-def]
-    positions, source, document, offset, length, row_splits, keys, blocks, sums
-):
-    for k in range(positions.size):
-        high = low = np.uint64(positions[k])
-        for at in range(row_splits[k], row_splits[k + 1]):
-            run = document[at], offset[at], length[at]
-            high = _after_run(high, keys[source[at], 0], run[0], run[1], run[2], 0)
-            low = _after_run(low, keys[source[at], 1], run[0], run[1], run[2], 1)
-        high, low = _mixed(high, 0), _mixed(low, 1)
-        total = sums[blocks[k], 1] + low
-        sums[blocks[k], 0] += high + np.uint64(total < low)  # the carry
-        sums[blocks[k], 1] = total
-
-
-@numba.njit(cache=True, nogil=True)
-def _score(begins, ends, first, last, widths, counts):  # type: ignore[no-untyped-def]
-    total = np.int64(0)
-    for run in range(first, last):
-        for segment in range(begins[run], ends[run]):
-            total += counts[segment] * widths[segment]
-    return total
-
-
-@numba.njit(cache=True, nogil=True)
-def least_seen(begins, ends, row_splits, widths, counts, num_samples):  # type: ignore[no-untyped-def]
-    """Take samples from a heap of scores, which are computed again: scores only grow."""
-    order = np.empty(num_samples, np.int64)
-    heap = [
-        (_score(begins, ends, row_splits[k], row_splits[k + 1], widths, counts), k)
-        for k in range(row_splits.size - 1)
-    ]
-    heapq.heapify(heap)
-    taken = 0
-    while taken < order.size:
-        sample = heapq.heappop(heap)[1]
-        first, last = row_splits[sample], row_splits[sample + 1]
-        now = (_score(begins, ends, first, last, widths, counts), sample)
-        if len(heap) > 0 and now > heap[0]:
-            heapq.heappush(heap, now)
-            continue
-        for run in range(first, last):
-            counts[begins[run] : ends[run]] += 1
-        order[taken] = sample
-        taken += 1
-    return order

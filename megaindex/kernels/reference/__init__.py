@@ -1,5 +1,6 @@
 """The specification of all kernels: plain loops over NumPy arrays, written to be read."""
 
+from megaindex.kernels.reference.balance import balance_rows, squared_lengths
 from megaindex.kernels.reference.bijection import (
     bijection_apply,
     bijection_inverse_range,
@@ -14,6 +15,7 @@ from megaindex.kernels.reference.blending import (
     mix_fill,
     mix_table,
 )
+from megaindex.kernels.reference.counts import least_seen
 from megaindex.kernels.reference.gather import (
     documents_by_run,
     documents_by_token,
@@ -25,14 +27,13 @@ from megaindex.kernels.reference.gather import (
 )
 from megaindex.kernels.reference.mapping import map_blocks, map_sentences
 from megaindex.kernels.reference.packing import (
-    balance_rows,
     count_pieces,
     pack_pieces,
     packed_bins,
     packed_spans,
     sort_pieces,
-    squared_lengths,
 )
+from megaindex.kernels.reference.receipts import receipt_add
 from megaindex.kernels.reference.samples import (
     cut_samples,
     pack_documents,
@@ -48,8 +49,6 @@ from megaindex.kernels.reference.spans import (
     epoch_begins,
     epoch_spans,
     epoch_starts,
-    least_seen,
-    receipt_add,
     span_table,
     window_spans,
 )

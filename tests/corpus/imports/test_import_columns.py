@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.files import closed
+from support.inputs import for_each
 
 from megaindex.corpus.imports.flat import import_pair
 from megaindex.corpus.imports.formats import open_columns
@@ -53,9 +54,9 @@ def write_columns(path: Path, kind: Any, documents: list[Any], **more: Any) -> N
             writer.write_table(table, max_chunksize=41)
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
-@pytest.mark.parametrize("item", ["uint16", "int32", "uint32"])
-@pytest.mark.parametrize("lists", ["list_", "large_list"])
+@for_each("suffix", ["parquet", "arrow", "feather"])
+@for_each("item", ["uint16", "int32", "uint32"])
+@for_each("lists", ["list_", "large_list"])
 def test_columns(tmp_path: Path, suffix: str, item: str, lists: str) -> None:
     kind = getattr(pa, lists)(getattr(pa, item)())
     text = pa.array(["a"] * 201)

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 from support.mds_writing import write_mds
 
 from megaindex.cli import main
@@ -111,7 +112,7 @@ def test_mds_compression_that_is_not_there(tmp_path: Path, monkeypatch: pytest.M
     assert names(tmp_path) == ["mds"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("columns", "column", "stored", "message"),
     [
         ({"a": "str", "b": "bytes"}, None, None, "no column of tokens; choose one of a, b"),
@@ -170,7 +171,7 @@ def with_size(raw: bytes, size: int) -> bytes:
     return raw[:begin] + struct.pack("<I", size) + raw[begin + 4 :]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("damage", "message"),
     [
         (lambda raw: raw[:-1], "ends before byte \\d+"),

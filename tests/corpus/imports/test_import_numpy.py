@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 from megaindex.corpus.imports.flat import import_pair
 from megaindex.corpus.imports.formats import open_numpy
@@ -35,8 +36,8 @@ def test_raw_tokens_cut_at_a_separator(tmp_path: Path, dtype: str) -> None:
     assert read(tmp_path / "a") == RAGGED
 
 
-@pytest.mark.parametrize("ends", [[4, 5, 8, 9], [0, 4, 5, 8, 9]])
-@pytest.mark.parametrize("dtype", ["int64", "uint64", "int32"])
+@for_each("ends", [[4, 5, 8, 9], [0, 4, 5, 8, 9]])
+@for_each("dtype", ["int64", "uint64", "int32"])
 def test_npy_is_copied_without_its_header(tmp_path: Path, ends: list[int], dtype: str) -> None:
     np.save(tmp_path / "t.npy", TOKENS.astype(np.uint16))
     np.save(tmp_path / "e.npy", np.array(ends, dtype))

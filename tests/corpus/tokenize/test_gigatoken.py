@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 from support.tokenizing import TEXTS, pair, run, train_bpe, write_jsonl
 
 from megaindex.cli import main
@@ -159,14 +160,14 @@ def assert_equal(file: module.TokenizerFile, texts: list[str]) -> None:
     np.testing.assert_array_equal(tokens, expected)
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+@for_each("name", ACCEPTED)
 def test_the_ids_are_those_of_tokenizers(tmp_path: Path, trained: Path, name: str) -> None:
     file = write(tmp_path, trained, ACCEPTED[name])
     assert_equal(file, random_texts(300))
     assert_equal(file, [])
 
 
-@pytest.mark.parametrize("reason", REFUSED)
+@for_each("reason", REFUSED)
 def test_a_tokenizer_with_other_ids_is_refused(tmp_path: Path, trained: Path, reason: str) -> None:
     file = write(tmp_path, trained, REFUSED[reason])
     with pytest.raises(InvalidArgument, match=rf"as tokenizers does: .*{reason}.*omit --encoder$"):

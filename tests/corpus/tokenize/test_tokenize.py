@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.inputs import for_each
 from support.tokenizing import (
     TEXTS,
     encoder_of,
@@ -101,11 +102,11 @@ def test_without_the_tokens_of_the_template(
     assert pair(tmp_path / "with") != pair(tmp_path / "ours")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "kind",
     [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
 )
-@pytest.mark.parametrize("part_bytes", [1, 1 << 20])
+@for_each("part_bytes", [1, 1 << 20])
 def test_parquet(
     tmp_path: Path, megatron_datasets: Any, bpe: Path, kind: Any, part_bytes: int
 ) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from support.inputs import for_each
 from support.tokenizing import (
     InThisProcess,
     names,
@@ -42,8 +43,8 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize("part_bytes", [3, 1 << 20])
-@pytest.mark.parametrize("name", BAD_LINES)
+@for_each("part_bytes", [3, 1 << 20])
+@for_each("name", BAD_LINES)
 def test_a_bad_line_stops_or_is_counted(tmp_path: Path, name: str, part_bytes: int) -> None:
     line, message = BAD_LINES[name]
     part_bytes = max(part_bytes, len(line) // 10)
@@ -252,7 +253,7 @@ def test_a_bad_file_always_stops(
     assert names(tmp_path) - {"o.parts"} == before
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "kind", "message"),
     [
         ({"eod": "<none>"}, InvalidArgument, "--eod must be a token of .*json.*, got '<none>'"),

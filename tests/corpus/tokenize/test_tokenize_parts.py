@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import one_in
+from support.inputs import for_each
 from support.tokenizing import (
     TEXTS,
     encoder_of,
@@ -87,9 +88,9 @@ def lines_of(data: bytes) -> list[bytes]:
     return data.removeprefix(codecs.BOM_UTF8).splitlines()
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
-@pytest.mark.parametrize("size", [311, 1 << 20])
+@for_each("suffix", ["", ".gz", ".zst"])
+@for_each("end", ["\r", "\n", "\r\n"])
+@for_each("size", [311, 1 << 20])
 def test_lines_and_byte_order_marks_are_those_of_text_mode(
     tmp_path: Path, suffix: str, end: str, size: int
 ) -> None:

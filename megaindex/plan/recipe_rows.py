@@ -1,0 +1,395 @@
+"""Rows of the plan of a recipe, and its figures about longer and shorter runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from megaindex.arithmetic import ceil_div
+from megaindex.configs.batch_schedule import SkippedSteps
+from megaindex.configs.run import Source, Target
+from megaindex.index.draws import Progress
+from megaindex.index.frameworks import framework_rules
+from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, built_coverage, coverage_of
+from megaindex.plan.model import Coverage, Row
+from megaindex.plan.packing import packing_facts
+from megaindex.recipe.layout import PlannedStage, RecipeLayout, resolve_recipe
+from megaindex.recipe.mixture import SourceSize, samples_per_epoch
+from megaindex.recipe.recipe import RecipeSource, RecipeStage
+from megaindex.run.parts import SplitPart
+from megaindex.run.passes import ServedRange
+
+_BY_SAMPLES = ("epoch", "window", "packed")  # orders with rules of their own
+
+
+@dataclass(frozen=True)
+class StreamReads:
+    """Samples ``begin`` to ``begin + count - 1`` of a source, which a stream of a stage draws."""
+
+    stage: PlannedStage
+    piece: int
+    stream: int
+    source: int
+    begin: int
+    count: int
+    goes_on: bool
+    """True if no earlier stage read them."""
+
+
+def reads_of(layout: RecipeLayout) -> Iterator[StreamReads]:
+    """Yield what the stages draw, of their own sources also where it is nothing."""
+    # one past the last sample that earlier stages read, by source and sequence length
+    first = layout.recipe.stage_lengths[0]
+    reached = {(source, first): begin for source, begin in enumerate(layout.begins)}
+    named = {stage.name: stage for stage in layout.recipe.stages}
+    for piece, stage in enumerate(layout.stages, 1):
+        own = {layout.recipe.number(each.source) for each in named[stage.name].streams}
+        for stream, (source, begin, count) in enumerate(stage.reads):
+            if count == 0 and source not in own:  # of other stages, without changed weights here
+                continue
+            goes_on = begin >= reached.get((source, stage.sequence_length), 0)
+            yield StreamReads(stage, piece, stream, source, begin, count, goes_on)
+        for source, begin, count in stage.reads:
+            read = source, stage.sequence_length
+            reached[read] = max(reached.get(read, 0), begin + count)
+
+
+def epochs_for(size: SourceSize, samples: int) -> int:
+    """Return the epochs, at least one, that hold the first ``samples`` samples of a source."""
+    if size.blocks is not None:
+        return size.blocks.epochs_for(samples)
+    return max(1, ceil_div(samples, size.samples))
+
+
+def first_repeat(layout: RecipeLayout, read: StreamReads) -> int | None:
+    """Return the first step that draws a sample of a stream again; None without such."""
+    stage, stream = read.stage, read.stream
+    fresh = _fresh(layout.size_at(read.source, stage.sequence_length), read)
+    if read.count <= fresh:
+        return None
+    limits = [stage.num_samples] * len(stage.mixed.sources)
+    limits[stream] = fresh
+    most, _ = stage.mixing.longest(limits, stage.num_samples)
+    return layout.batch.iterations_within(stage.first_sample + most)
+
+
+def _fresh(size: SourceSize, read: StreamReads) -> int:
+    """Return the samples of a stream before the first that is served again."""
+    return max(0, size.samples - read.begin) if read.goes_on else 0
+
+
+@dataclass(frozen=True)
+class RecipeRows:
+    """The rows of a recipe's plan.
+
+    Args:
+        layout: the layout of the recipe.
+        steps: its steps with skips; None without any.
+        coverage: ``--coverage``: auto, exact, expected or none.
+        progress: called with (done, total) while coverage is counted.
+    """
+
+    layout: RecipeLayout
+    steps: SkippedSteps | None
+    coverage: str
+    progress: Progress | None = None
+
+    def rows(self) -> tuple[Row, ...]:
+        """Return one row for each source of each piece of a stage, and of the evaluation."""
+        layout, several = self.layout, len(self.layout.stages) > 1
+        found = []
+        for read in reads_of(layout):
+            stage, corpus = read.stage, layout.recipe.sources[read.source]
+            row = self._row(
+                corpus,
+                read.source,
+                layout.size_at(read.source, stage.sequence_length),
+                stage.sequence_length,
+                self._served(read),
+                read.goes_on,
+            )
+            weight = read.count / stage.num_samples if len(stage.mixed.sources) > 1 else None
+            found.append(
+                replace(
+                    row,
+                    phase=read.piece if several else None,
+                    stage=stage.name,
+                    weight=weight,
+                )
+            )
+        return (*found, *self._evaluation())
+
+    def _evaluation(self) -> Iterator[Row]:
+        """Yield the row of the evaluation, whose rounds are all of the same samples."""
+        layout, recipe = self.layout, self.layout.recipe
+        rounds, size = layout.evaluation, layout.validation
+        if rounds is None or size is None or recipe.evaluation is None:
+            return
+        length = recipe.evaluation.sequence_length or recipe.stage_lengths[0]
+        served = [ServedRange(0, rounds.samples, rounds.count)] if rounds.count else []
+        yield replace(
+            self._row(recipe.evaluation.source, 0, size, length, served, True), split="valid"
+        )
+
+    def _served(self, read: StreamReads) -> list[ServedRange]:
+        """Return the samples of a stream that its stage serves, without skipped steps."""
+        stage = read.stage
+        if self.steps is None:
+            end = read.begin + read.count
+            return [ServedRange(read.begin, end, 1)] if read.count else []
+        found = []
+        for positions in self.steps.skips.served_samples(int(self.steps.bounds[-1])):
+            low, high = (
+                min(max(at - stage.first_sample, 0), stage.num_samples) for at in positions
+            )
+            if low < high:
+                start = int(stage.mixing.counts(low)[read.stream])
+                stop = int(stage.mixing.counts(high)[read.stream])
+                if start < stop:
+                    found.append(ServedRange(read.begin + start, read.begin + stop, 1))
+        return sorted(found, key=lambda part: part.begin)
+
+    def _row(
+        self,
+        corpus: RecipeSource,
+        number: int,
+        size: SourceSize,
+        length: int,
+        served: Sequence[ServedRange],
+        goes_on: bool,
+    ) -> Row:
+        drawn = sum(part.size for part in served)
+        distinct = sum(part.end - part.begin for part in served)
+        end = max((part.end for part in served), default=0)
+        first = sum(max(0, min(part.end, size.samples) - part.begin) for part in served)
+        epochs = epochs_for(size, end)
+        packed = size.packed
+        row = Row(
+            split="train",
+            source=number + 1,
+            path=corpus.path,
+            label=corpus.name,
+            weight=None,
+            tokens_per_epoch=size.tokens,
+            samples_per_epoch=size.samples,
+            requested=drawn,
+            drawn=drawn,
+            drawn_bounds=(drawn, drawn),
+            drawn_by_blend=drawn,
+            built=size.samples_in(Fraction(epochs)),
+            epochs=epochs,
+            distinct=distinct,
+            repeated=drawn - first if goes_on else drawn,
+            packing=None
+            if packed is None
+            else packing_facts(
+                packed.packing, size.tokens, packed.num_long_documents, corpus.max_documents
+            ),
+        )
+        return replace(row, coverage=self._coverage(corpus, size, length, served, row))
+
+    def _coverage(
+        self,
+        corpus: RecipeSource,
+        size: SourceSize,
+        length: int,
+        served: Sequence[ServedRange],
+        row: Row,
+    ) -> Coverage:
+        """Return the coverage of a row, by the rules of settings where the order has some.
+
+        Elsewhere samples of one epoch have a closed form, since none overlap, unless they hold
+        padding; others are counted in the index.
+        """
+        order = self.layout.recipe.order_of(corpus)
+        has_rules = order in _BY_SAMPLES and (corpus.kind == "pretraining" or order == "packed")
+        draw = self._draw(corpus, size, length, row, order if has_rules else "epoch")
+        first = tuple(served) == (ServedRange(0, draw.served, 1),) or not served
+        if has_rules and first:
+            return coverage_of(draw, None, self.coverage, self.progress)
+        if self.coverage == "none":
+            return Coverage(method="none")
+        epochs = {n // size.samples for part in served for n in (part.begin, part.end - 1)}
+        within = len(epochs) == 1 and (size.blocks is None or epochs == {0})
+        closed = self.coverage != "exact" or size.index is None
+        if within and closed and size.packed is None and corpus.kind == "pretraining":
+            return _of_one_epoch(served, length, size.tokens)
+        work = sum(part.size for part in served) + size.documents * draw.epochs
+        counts = self.coverage == "exact" or (self.coverage == "auto" and work <= BUILD_LIMIT)
+        if size.index is None or not counts or not served:
+            return Coverage(method="none")
+        return built_coverage(draw, self.progress, served)
+
+    def _draw(
+        self, corpus: RecipeSource, size: SourceSize, length: int, row: Row, order: str
+    ) -> SourceDraw:
+        index = size.index
+        path = corpus.path if index is not None else ""
+        packing = None if size.packed is None else size.packed.packing
+        end = size.samples_in(Fraction(row.epochs or 0))
+        return SourceDraw(
+            row=framework_rules(order),
+            part=SplitPart(
+                source=Source(path=path, tokens=None if path else size.tokens),
+                begin=0,
+                end=size.documents,
+                tokens=size.tokens,
+                packing=packing,
+                shuffle_name=size.shuffle_name,
+            ),
+            sequence_length=length,
+            seed=self.layout.recipe.seed,
+            requested=row.requested or 0,
+            epochs=row.epochs or 0,
+            built=end,
+            per_epoch=size.samples,
+            drawn=row.drawn or 0,
+            counted=True,
+            index=None if index is None else lambda: index(end, length),
+        )
+
+
+def _of_one_epoch(served: Sequence[ServedRange], length: int, tokens: int) -> Coverage:
+    """Return the coverage of samples of one epoch, which serve each token at most once a round."""
+    shares = [0.0] * (max(part.times for part in served) + 1)
+    for part in served:
+        shares[part.times] += (part.end - part.begin) * length / tokens
+    shares[0] = 1 - sum(shares[1:])
+    return Coverage(method="closed-form", tokens=tuple(shares))
+
+
+def recipe_limits(layout: RecipeLayout, rows: Sequence[Row]) -> tuple[int | None, int | None]:
+    """Return the most iterations that serve no sample twice, and that build no further epoch.
+
+    They are those of the run stopped earlier, or with its last stage made longer; None under
+    exhaustion redistribute, where the draws of a stage depend on its length.
+    """
+    if layout.recipe.exhaustion == "redistribute":
+        return None, None
+    epochs = _epochs_begun(rows)
+    once = _last_step(layout, None)
+    same = _last_step(layout, epochs)
+    if once is None or same is None:
+        longer = _longer(layout, epochs)
+        once = _last_step(longer, None) if once is None else once
+        same = _last_step(longer, epochs) if same is None else same
+        once, same = (longer.num_steps if each is None else each for each in (once, same))
+    return once, same
+
+
+def _epochs_begun(rows: Sequence[Row]) -> dict[int, int]:
+    """Return the epochs built of each source by its number, from the rows of train."""
+    epochs: dict[int, int] = {}
+    for row in rows:
+        if row.split == "train":
+            epochs[row.source - 1] = max(epochs.get(row.source - 1, 1), row.epochs or 1)
+    return epochs
+
+
+def _last_step(layout: RecipeLayout, epochs: dict[int, int] | None) -> int | None:
+    """Return the steps before a sample is served again, or one beyond these epochs of its source;
+    None if no step does so."""
+    for piece, reads in groupby(reads_of(layout), attrgetter("piece")):
+        stage = layout.stages[piece - 1]
+        limits = [stage.num_samples] * len(stage.mixed.sources)
+        for read in reads:
+            size = layout.size_at(read.source, stage.sequence_length)
+            if epochs is None:
+                limits[read.stream] = _fresh(size, read)
+            else:
+                held = size.samples_in(Fraction(epochs.get(read.source, 1)))
+                limits[read.stream] = max(0, held - read.begin)
+        most, _ = stage.mixing.longest(limits, stage.num_samples)
+        if most < stage.num_samples:
+            return layout.batch.iterations_within(stage.first_sample + most)
+    return None
+
+
+def _longer(layout: RecipeLayout, epochs: dict[int, int]) -> RecipeLayout:
+    """Return the layout with a last stage so long that it exceeds these epochs of a source, or ends
+    where a source is exhausted."""
+    recipe = layout.recipe
+    *before, last = recipe.stages
+    length = recipe.length_of(last)
+    held = sum(
+        layout.size_at(number, length).samples_in(Fraction(epochs.get(number, 1)))
+        for number in range(len(layout.sizes))
+    )
+    steps = held // min(layout.batch.sizes(0)) + 2
+    longer = replace(last, length=Target(kind="iterations", value=Fraction(steps)))
+    exhaustion = "stop" if recipe.exhaustion == "error" else recipe.exhaustion
+    return resolve_recipe(
+        replace(recipe, stages=(*before, longer), tail="drop", exhaustion=exhaustion), layout.sizes
+    )
+
+
+def samples_left_over(layout: RecipeLayout) -> int | None:
+    """Return the samples of the epochs aimed at that the run does not consume.
+
+    They are those of the stages' lengths if all are epochs, else of the whole epochs of all sources
+    that the run reaches into; None if the stages differ in sequence length.
+    """
+    recipe = layout.recipe
+    if recipe.has_lengths:
+        return None
+    if all(stage.length is None or stage.length.kind == "epochs" for stage in recipe.stages):
+        return max(0, sum(end.samples_wanted for end in layout.ends) - layout.num_samples)
+    consumed = sum(layout.begins) + layout.num_samples
+    epochs = max(1, consumed // _samples_in(layout, 1) - 1)
+    while (held := _samples_in(layout, epochs)) < consumed:
+        epochs += 1
+    return held - consumed
+
+
+def _samples_in(layout: RecipeLayout, epochs: int) -> int:
+    return sum(size.samples_in(Fraction(epochs)) for size in layout.sizes)
+
+
+def epochs_asked(layout: RecipeLayout) -> list[int]:
+    """Return the epochs of each source that the stages ask for by their lengths, at least one.
+
+    A stage of a number of steps, samples or tokens asks for none; by proportion, an epoch of the
+    mixture asks for one of each source.
+    """
+    recipe = layout.recipe
+    asked = [Fraction(0)] * len(layout.sizes)
+    for stage in recipe.stages:
+        length = Fraction(1) if stage.length is None else stage.length.value
+        if stage.length is not None and stage.length.kind != "epochs":
+            continue
+        for number, share in _of_a_mixture(layout, stage):
+            asked[number] += length * share
+    return [max(1, math.ceil(each)) for each in asked]
+
+
+def _of_a_mixture(layout: RecipeLayout, stage: RecipeStage) -> Iterator[tuple[int, Fraction]]:
+    """Yield the number of each source of a stage and its epochs in an epoch of the mixture."""
+    numbers = [layout.recipe.number(stream.source) for stream in stage.streams]
+    length = layout.recipe.length_of(stage)
+    sizes = [layout.size_at(number, length) for number in numbers]
+    counts: Any = samples_per_epoch(stage, sizes, layout.recipe.seed)
+    held: Any = [size.samples for size in sizes]
+    if stage.by_proportion:
+        counts, held = [sum(counts)] * len(sizes), [sum(held)] * len(sizes)
+    for number, count, samples in zip(numbers, counts, held, strict=True):
+        yield number, Fraction(count, samples)
+
+
+def epochs_read(layout: RecipeLayout) -> list[int]:
+    """Return the epochs that the run begins of each source; a restart begins one more."""
+    before = [0] * len(layout.sizes)
+    now = [0] * len(layout.sizes)
+    for read in reads_of(layout):
+        if read.count == 0:
+            continue
+        if not read.goes_on:
+            before[read.source] += now[read.source]
+            now[read.source] = 0
+        size = layout.size_at(read.source, read.stage.sequence_length)
+        now[read.source] = max(now[read.source], epochs_for(size, read.begin + read.count))
+    return [sum(pair) for pair in zip(before, now, strict=True)]
