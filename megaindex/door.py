@@ -12,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from megaindex._lazy import torch_needed
@@ -48,6 +49,11 @@ class OpenedRun(ABC):
     def __repr__(self) -> str:
         """Return what was opened."""
         return f"OpenedRun({self.name})"
+
+    def _repr_html_(self) -> str:
+        """Return what was opened and, once the run was built, its facts."""
+        run = vars(self).get("run")
+        return f"<p>{escape(repr(self))}</p>" + ("" if run is None else run._repr_html_())
 
     @cached_property
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 from glob import escape
 from pathlib import Path
@@ -77,9 +78,9 @@ def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:
     given = {_ALIASES.get(key, key): value for key, value in given.items() if value is not None}
     unknown = sorted(set(given) - set(_KEYS))
     if unknown:
-        raise InvalidArgument(
-            f"{text}: unknown setting {', '.join(unknown)}; use {', '.join(_KEYS)}"
-        )
+        near = get_close_matches(unknown[0], _KEYS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"use {', '.join(_KEYS)}"
+        raise InvalidArgument(f"{text}: unknown setting {', '.join(unknown)}; {hint}")
     base = dict(common)
     if "epochs" in given or "num_samples" in given:  # alternatives
         base = {key: value for key, value in base.items() if key not in ("epochs", "num_samples")}

@@ -18,12 +18,20 @@ from megaindex.settings.run_builder import named_as_in_files, read_settings, res
 if TYPE_CHECKING:
     from megaindex.lock.lock_file import Lock
 
+_NAMING = ("data_path", "tokens_per_epoch", "recipe", "state", "_config", "megatron_args")
+"""Ends of the options that name a run."""
+
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     take_run(options, "lock")
     from megaindex.io.atomic import AtomicFiles
 
+    if not any(value for name, value in vars(options).items() if name.endswith(_NAMING)):
+        raise InvalidArgument(
+            "no run is named; give its file or its pairs first, as in `megaindex lock run.yaml` or "
+            "`megaindex lock PREFIX --seq-length 2048 …`"
+        )
     if not options.out.endswith(".lock"):
         raise InvalidArgument(
             f"--out must end in .lock, by which the other commands know a lock, got {options.out}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from megaindex.engine import Engine
     from megaindex.index.order_settings import Order
 
+_ELSEWHERE = {"--html": "`megaindex audit RUN --html FILE` writes the page of a run"}
 _MOST_SPREAD = 24  # items of a list in JSON that may have several lines each
 
 
@@ -108,8 +109,11 @@ class Parser(argparse.ArgumentParser):
             name = word.partition("=")[0]
             known = any(flag.startswith(name) for flag in flags) if self.allow_abbrev else False
             if name.startswith("--") and name not in flags and not known:
-                for near in difflib.get_close_matches(name, flags, 1):
-                    yield f"{name}: did you mean {near}?"
+                near = difflib.get_close_matches(name, flags, 1)
+                if name in _ELSEWHERE:
+                    yield _ELSEWHERE[name]
+                elif near:
+                    yield f"{name}: did you mean {near[0]}?"
 
 
 class _HelpAll(argparse._HelpAction):

@@ -83,12 +83,13 @@ class Spans:
         return ends - self.length, ends
 
 
+@runtime_checkable
 class Index(Protocol):
     """Interface of an index: the samples of a run and the tokens that each of them reads.
 
     Planner, loader, receipts and audit use only this interface. The indices of megaindex also have
     ``len``, their number of samples, and ``datasets``, the dataset of each source, which `Loader`
-    reads by default.
+    reads by default. ``isinstance(index, megaindex.Index)`` is True for any class with the members.
     """
 
     @property

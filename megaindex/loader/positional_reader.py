@@ -22,7 +22,7 @@ import numpy as np
 from megaindex._types import U8
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.index.spans import Index, datasets_of
+from megaindex.index.spans import Index, check_index, datasets_of
 from megaindex.io.mapping import DescriptorCache, RangeReader
 from megaindex.io.paths import check_local, file_system_type, is_local, is_remote
 from megaindex.io.threads import Workers
@@ -360,13 +360,14 @@ def sources_of(index: Index, datasets: object | None) -> list[IndexedDataset]:
     """Return the given datasets, or those of the index.
 
     Raises:
-        InvalidArgument: no datasets are given and the index does not hold them, or they are not
-            datasets.
+        InvalidArgument: no datasets are given and the index does not hold them, they are not
+            datasets, or it is no index.
     """
+    check_index(index)
     if datasets is not None:
         return as_datasets(datasets)
     found = list(datasets_of(index))
-    if not found and hasattr(index, "locate"):  # others are refused with the type of the index
+    if not found:
         raise InvalidArgument(
             f"the datasets of {shown(index)} are missing, because it was built from arrays or "
             "lengths; give the IndexedDataset of each of its sources as datasets"

@@ -89,6 +89,14 @@ class Lock:
         )
         return f"Lock({self.path!r}: {len(self.sources)} pairs, {subsets})"
 
+    def _repr_html_(self) -> str:
+        from megaindex.console import html_table  # which imports rich
+
+        rows = [["pairs", f"{len(self.sources):,}", ""]]
+        for name, subset in self.content["subsets"].items():
+            rows.append([name, f"{subset['samples']:,} samples", f"{_count(subset):,} steps"])
+        return html_table([], rows, labels=1, caption=self.path or "lock, not written")
+
     @cached_property
     def sources(self) -> tuple[LockedSource, ...]:
         """The pairs, in the order of the lock."""

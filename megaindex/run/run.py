@@ -144,6 +144,25 @@ class Run:
                 "build it for more samples, or audit fewer steps"
             )
 
+    def __repr__(self) -> str:
+        """Return one line: order, samples, steps and sources."""
+        return f"Run({', '.join(f'{name}={value}' for name, value in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        from megaindex.console import html_table  # which imports rich
+
+        return html_table([], [[name, str(value)] for name, value in self._facts()], labels=2)
+
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        if self.order:
+            yield "order", self.order
+        yield "samples", f"{self.samples_served:,}"
+        yield "steps", f"{self.num_steps:,}"
+        if self.past_steps:
+            yield "past_steps", f"{self.past_steps:,}"
+        names = [source.name for source in self.sources]
+        yield "sources", shown(names[0] if len(names) == 1 else names)
+
     @property
     def micro_batch_size(self) -> int | None:
         """Samples of a micro batch of one rank; None if it is unknown or changes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +14,16 @@ from hypothesis import strategies as st
 from support.auditing import as_plain, brute_force
 from support.corpora import write_corpus
 
+import megaindex
 from megaindex import InvalidArgument, MegatronOrder, build_index
+from megaindex.audit import audit
 from megaindex.audit import exposure as exposure_module
 from megaindex.audit.exposure import SHARES, count_exposure
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import blend_index
 from megaindex.index.frameworks import Split, framework_rules
 from megaindex.index.spans import Spans, check_sample_ids
+from megaindex.loader import Loader
 from megaindex.run import run as run_module
 from megaindex.run.from_settings import run_of_settings
 from megaindex.run.run import Run, RunSource, run_of_index, step_bounds
@@ -280,3 +284,43 @@ def test_arguments_of_an_index_are_checked(prefix: Path) -> None:
         run_of_index(index, sources, global_batch_size=8, num_steps=10**6)
     with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to 80, the samples"):
         run_of_index(index, sources, global_batch_size=8, num_steps=10, consumed_samples=81)
+
+
+def test_what_is_no_index_or_run_is_refused_by_name(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "<b>c", np.full(40, 20))
+    index = megaindex.build_index(tmp_path / "<b>c", sequence_length=16, epochs=1)
+    assert isinstance(index, megaindex.Index)
+    no_index: Any = [1, 2]
+    assert not isinstance(no_index, megaindex.Index)
+    for take in (
+        lambda: run_of_index(no_index, global_batch_size=4),
+        lambda: Loader(no_index, [[0]]),
+        lambda: Loader(no_index, index.datasets, [[0]]),
+    ):
+        with pytest.raises(InvalidArgument, match=r"members of megaindex\.Index.*a list has no"):
+            take()
+    wrong: Any = index
+    with pytest.raises(InvalidArgument, match="audit needs a run, got .*run_of_index"):
+        audit(wrong)
+
+
+def test_runs_and_locks_are_tables_in_notebooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "<b>c", np.full(40, 20))
+    settings: Any = {"sequence_length": 16, "train_iters": 3, "global_batch_size": 4,
+                     "eval_iters": 0}  # fmt: skip
+    opened = megaindex.open_run(tmp_path / "<b>c", **settings)
+    shown = opened._repr_html_()
+    assert "run" not in vars(opened)  # nothing was built
+    assert "<b>" not in shown
+    run = opened.run
+    assert repr(run).startswith("Run(order=")
+    assert "samples=12, steps=3, sources=" in repr(run)
+    assert run._repr_html_() in opened._repr_html_()
+    assert "&lt;b&gt;c" in run._repr_html_()
+    assert "<b>" not in opened._repr_html_()
+    lock = opened.make_lock()
+    assert ">12 samples<" in lock._repr_html_()
+    assert ">3 steps<" in lock._repr_html_()
+    assert "<b>" not in lock.write(tmp_path / "<b>.lock")._repr_html_()

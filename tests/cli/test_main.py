@@ -187,3 +187,35 @@ def test_errors_with_json_stay_on_stderr(prefix: str) -> None:
         status, out, err = cli(*words, "--json")
         assert (status, out) == (2, "")
         assert err.startswith(f"megaindex {words[0]}: ")
+
+
+def test_a_question_to_the_wrong_verb_names_the_right_one(prefix: str) -> None:
+    sized = (prefix, "--seq-length", 8, "--global-batch-size", 2, "--train-iters", 3)
+    for words, part in (
+        (("plan", *sized, "--html", "x.html"), "`megaindex audit RUN --html FILE` writes the page"),
+        (("lock",), "no run is named; give its file or its pairs first"),
+        (("lock", "--out", "a.lock"), "no run is named"),
+        (("diff-order", f"data_path={prefix},ordre=epoch", f"data_path={prefix}"),
+         "unknown setting ordre; did you mean order?"),
+        (("diff-order", f"data_path={prefix},xyz=1", f"data_path={prefix}"),
+         "unknown setting xyz; use data_path, "),
+        (("prove", "run.lock"), "run.lock is one record of two; give the record with the skip"),
+    ):  # fmt: skip
+        status, out, err = cli(*words)
+        assert (status, out) == (2, "")
+        assert part in err
+        assert len(err.rstrip().splitlines()) <= 2  # a pair in first place is named first
+    assert "did you mean --tail" not in cli("plan", *sized, "--html", "x.html")[2]
+
+
+def test_a_skipped_step_says_so(prefix: str) -> None:
+    words = [prefix, "--seq-length", 8, "--global-batch-size", 2, "--train-iters", 4]
+    words += ["--split", "1,0,0", "--eval-iters", 0, "--skip-steps", 2, "--out", "skipped.lock"]
+    status, _, err = cli("lock", *words)
+    assert status == 0, err
+    status, out, _ = cli("trace", "skipped.lock", "--step", 2)
+    assert status == 0
+    assert out.splitlines() == [
+        "step 2 is skipped; the samples of moved steps are served behind the end"
+    ]
+    assert "is skipped" not in cli("trace", "skipped.lock", "--step", 1)[1]

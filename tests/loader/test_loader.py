@@ -227,6 +227,8 @@ class Interleaved:
         self.sequence_length = parts[0].sequence_length
         self.add_extra_token = parts[0].add_extra_token
         self.num_samples = len(parts) * min(part.num_samples for part in parts)
+        self.num_epochs = 1
+        self.tokens_per_epoch = sum(part.tokens_per_epoch for part in parts)
 
     def locate(self, sample_ids: Any) -> Any:
         located = [self.parts[k % 3].locate([k // 3]) for k in sample_ids]

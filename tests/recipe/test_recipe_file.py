@@ -314,7 +314,6 @@ def test_the_plan_of_many_sources_fits_a_page(sources: int, tmp_path: Path) -> N
     assert [line[-3] for line in lines if line[:1] == ["b"] or line[:1] == ["s1"]]
     if sources == 24:
         assert shown == names
-        assert "--json lists all" not in out
         return
     assert shown == names[:10]  # the smallest are read most often
     total = plan_json("--recipe", path)
