@@ -139,7 +139,7 @@ def _usage(*, more: bool = False) -> str:
             "usage: megaindex <verb> [RUN …] [options]",
             "",
             *lines,
-            "RUN is a lock, a recipe, a configuration or launch script of a framework, or pairs.",
+            "RUN is a lock, a recipe, a framework's configuration or launch script, or pairs.",
             f"megaindex help more: {', '.join(rest)}.",
             "megaindex help <verb> lists its options, megaindex --version the version and backend.",
         ]

@@ -35,6 +35,10 @@ def main(arguments: Sequence[str]) -> int:
             "and --b"
         )
     given = {name: getattr(options, name) for name in _COMMON}
+    names = [name for name, value in given.items() if value is not None]
+    if names and all(os.path.isfile(side) and _named(side) for side in sides):
+        flag = "--" + names[0].replace("_", "-").replace("sequence", "seq")
+        raise InvalidArgument(f"{flag} is for sides of settings, and both are runs; leave it out")
     common = {name: value for name, value in given.items() if value is not None}
     difference = compare(*(_side(text, common) for text in sides))
     if options.json:

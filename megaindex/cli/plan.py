@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -196,10 +196,15 @@ def described_by(options: argparse.Namespace) -> list[str]:
 
     How its coverage is planned describes none.
     """
-    files = [*_RECIPE_FILES, "neox_config", "megatron_args"]
+    files = [*_RECIPE_FILES, "neox_config", "megatron_args", "script_args"]
     given = {name: getattr(options, name) for name in files}
     given |= vars(settings_by_name(vars(options)))
-    return [name for name, value in given.items() if value and name != "coverage"]
+    missing: Collection[Any] = ("", (), [])
+    return [
+        name
+        for name, value in given.items()
+        if name != "coverage" and value is not None and value is not False and value not in missing
+    ]
 
 
 # files that describe a whole run, and the settings that may be given with each

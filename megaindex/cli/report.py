@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from megaindex.cli.lock import lock_of_options
 from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import add_run_arguments, check_lock_alone
+from megaindex.errors import InvalidArgument
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,6 +21,8 @@ def main(arguments: Sequence[str]) -> int:
 
     if options.lock:
         check_lock_alone(options)
+    elif options.search:
+        raise InvalidArgument("--search is for moved pairs of a lock; leave it out")
     lock = options.lock or lock_of_options(options)
     with counting_samples() as progress:
         report = report_run(

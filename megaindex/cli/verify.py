@@ -110,7 +110,7 @@ def _named_by(path: str) -> list[str]:
     """Return the pairs of a framework's configuration or launch script; else the path itself."""
     from megaindex.settings.run_words import KINDS, kinds_of_file, named_run
 
-    if not os.path.isfile(path) or path.endswith((".idx", ".bin", ".lock", SUFFIX)):
+    if not os.path.isfile(path) or path.endswith((".idx", ".bin", SUFFIX)):
         return [path]
     kinds = kinds_of_file(path)
     if len(kinds) != 1 or kinds[0] in ("lock", "recipe"):
@@ -136,6 +136,11 @@ def _lock_report(options: argparse.Namespace) -> Report:
                 f"{path}: --step, --all, --tokens, --search, --subset and --cache-dir check one "
                 "lock; give a file of `megaindex lock`"
             )
+    for name, value in (("vocab_size", None), ("eod", None), ("inputs", False),
+                        ("engine", "local"), ("workers", None)):  # fmt: skip
+        if getattr(options, name) != value:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidArgument(f"{flag} is no check of a lock; leave it out")
     if options.step is not None and (options.all or options.full):
         raise InvalidArgument("--step and --all exclude each other; give one of them")
     with counting_samples() as progress, copying("reading") as bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -18,6 +19,7 @@ from megaindex.io.paths import as_storage_error, check_file, is_remote, names_fo
 from megaindex.objects.files import list_remote, stat_path
 from megaindex.settings.recipe import Recipe, RecipeSource
 from megaindex.settings.recipe_file import read_recipe
+from megaindex.settings.run_words import kinds_of_file
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
 
@@ -59,14 +61,22 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
         raise MissingFile(f"{text}: does not exist, nor do {text}.idx and {text}.bin; check it")
     if text.endswith(SUFFIX):
         return [_json_subject(text)]
-    kind = _FILES.get(os.path.splitext(text)[1])
+    check_file(text)  # opening a pipe would block
+    kind = _FILES.get(os.path.splitext(text)[1]) or _kind_by_content(text)
     if kind is not None:
-        check_file(text)  # opening a pipe would block
         return [Subject(kind=kind, path=text)]
     raise InvalidArgument(
         f"{text}: must be an .idx, a .bin, a recipe (.yaml), a lock (.lock) or a sidecar "
         f"(…{SUFFIX}); give the prefix of a pair"
     )
+
+
+def _kind_by_content(text: str) -> SubjectKind | None:
+    kinds: dict[str, SubjectKind] = {"recipe": "recipe", "lock": "lock"}
+    with contextlib.suppress(InvalidArgument):
+        found = kinds_of_file(text)
+        return kinds.get(found[0]) if len(found) == 1 else None
+    return None
 
 
 def _is_there(text: str, suffix: str) -> bool:

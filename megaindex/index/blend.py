@@ -31,6 +31,8 @@ from megaindex.index.draws import (
 from megaindex.index.frameworks import FrameworkRules, sum_as
 from megaindex.index.mixing import Stratified
 
+_MOST_SAMPLES = 1 << 62
+
 _DIVISOR_WEIGHT_BITS = 52
 
 
@@ -193,8 +195,9 @@ class Blend:
         buffer = self.buffer
         if request(0) > limit:
             return 0
-        low, step = 0, max(1, int(limit / (share * buffer)))
-        while request(low + step) <= limit:
+        most = limit / (share * buffer) if share * buffer else math.inf
+        low, step = 0, max(1, int(min(most, _MOST_SAMPLES)))
+        while low < _MOST_SAMPLES and request(low + step) <= limit:
             low += step
         while step > 1:  # low is within the limit, low + step is not
             half = step // 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -262,19 +262,37 @@ class RunRecipe:
         return found
 
     def _with_changes_of(self, stored: StoredRecipe, here: Mapping[str, OpenSource]) -> OpenRecipe:
-        """Return the run with the changes of the mix in a state, if its recipe was given without;
-        those made by this loader since are not of the state."""
+        """Return the run with the changes of the mix in a state, which those of the recipe given
+        begin or continue; those made by this loader since are not of the state."""
         given = self._given.layout.recipe
-        changes = stored.changes
-        if given.mix_changes is not None:
+        ours, theirs = given.mix_changes, stored.changes
+        changes = theirs
+        if theirs is not None:
+            names = [here[n].corpus.name if n in here else n for n in theirs.sources]
+            changes = replace(theirs, sources=tuple(names))
+        if ours is not None and (changes is None or ours.begins_with(changes)):
             return self._given
-        if changes is not None:
-            self._check_later_changes(stored.layout(here), changes, stored.decided_samples)
-            names = [here[n].corpus.name if n in here else n for n in changes.sources]
-            changes = replace(changes, sources=tuple(names))
+        if ours is not None and changes is not None and not changes.begins_with(ours):
+            if changes.before(stored.decided_samples).size == changes.size:
+                return self._given  # whose past is compared
+            raise InvalidArgument(
+                "mix_changes: the state sets changes of the mix for steps to come, and the recipe "
+                "has others; write those of the state to the recipe's file, or leave the file out"
+            )
+        if theirs is not None and ours is not None:
+            later = theirs.positions[ours.size :].tolist()
+            if not self._are_of_one_stage(stored.layout(here), later):
+                return self._given  # an amended recipe, whose stages end the changes of others
+        elif theirs is not None:
+            self._check_later_changes(stored.layout(here), theirs, stored.decided_samples)
         if changes == self.recipe.mix_changes:
             return self.opened
         return self._given.changed(replace(given, mix_changes=changes))
+
+    def _are_of_one_stage(self, theirs: RecipeLayout, positions: Sequence[int]) -> bool:
+        """Return True if the recipe given has the same stages at all of the positions."""
+        ours = self._given.layout
+        return all(_stage_at(theirs, each) == _stage_at(ours, each) for each in positions)
 
     def _check_later_changes(self, theirs: RecipeLayout, changes: MixChanges, decided: int) -> None:
         """Refuse changes set for a later step of a stage that is another in the recipe given."""

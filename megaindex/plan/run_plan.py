@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from megaindex._types import I64
@@ -31,25 +33,27 @@ def plan_of_run(run: Run, *, coverage: str | None = None, progress: Progress | N
     counts = coverage == "exact" or (coverage == "auto" and within)
     rows = _rows(run, counts, progress)
     bounds, skips = run.step_bounds, run.skips
-    skip = None
-    if skips is not None:
+    skip, steps, end = None, run.num_steps, run.num_samples
+    if skips is not None:  # moved steps are made behind the others
+        steps = skips.num_steps
+        end = int(bounds[min(steps, run.num_steps)])
         past = int(bounds[run.past_steps])
         skip = effect_of(skips, bounds, masked_rows=run.masked_rows, consumed=past)
         skip = skip.counted(run.index, [source.name for source in run.sources])
+    size = int(bounds[-1] - bounds[-2]) + run.masked_rows
     tokens = [row.coverage.tokens_served for row in rows]
     served = [count for count in tokens if count is not None]
-    again = [row for row in rows if sum(row.coverage.tokens[2:])]
     return Plan(
         order=run.order or None,
         sequence_length=max(run.sequence_lengths),
         variance_buffer=None,
         tail=None,
-        train_iters=run.num_steps - run.past_steps,
-        global_batch_size=int(bounds[-1] - bounds[-2]) + run.masked_rows,
+        train_iters=steps - run.past_steps,
+        global_batch_size=size,
         batch_schedule=run.batch.plain_stages,
         tokens_per_epoch=sum(row.tokens_per_epoch for row in rows),
         samples_per_epoch=None,
-        samples_consumed=run.samples_served,
+        samples_consumed=end - int(bounds[0]),
         tokens_consumed=sum(served) if len(served) == len(tokens) else None,
         samples_built=None,
         samples_left_over=None,
@@ -58,11 +62,21 @@ def plan_of_run(run: Run, *, coverage: str | None = None, progress: Progress | N
         max_train_iters_same_epochs=None,
         datasets=rows,
         skip=skip,
-        check_failures=tuple(
-            f"{row.name}: {sum(row.coverage.tokens[2:]):.1%} of its tokens come twice or more"
-            for row in again
-        ),
+        check_failures=tuple(_failures(rows, counts, size * max(run.sequence_lengths))),
     )
+
+
+def _failures(rows: Sequence[Row], counts: bool, batch_tokens: int) -> Iterator[str]:
+    """Yield the reasons for which ``--check`` fails: no target says which epochs were meant."""
+    if not counts:
+        yield "its coverage was not counted; give --coverage exact"
+        return
+    for row in rows:
+        if again := sum(row.coverage.tokens[2:]):
+            yield f"{row.name}: {again:.1%} of its tokens come twice or more"
+    unseen = sum(round(row.coverage.tokens[0] * (row.tokens_per_epoch or 0)) for row in rows)
+    if unseen > batch_tokens:
+        yield f"{unseen} tokens stay unseen, more than one batch of {batch_tokens}"
 
 
 def _rows(run: Run, counts: bool, progress: Progress | None) -> tuple[Row, ...]:

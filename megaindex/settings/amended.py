@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,7 +115,8 @@ class AmendedBlend:
         none: Sequence[float | None] = [None] * len(paths)
         given = list(zip(paths, none if weights is None else weights, strict=True))
         ours, theirs = _shares(given), _shares(wanted)
-        if ours.keys() != theirs.keys() or any(abs(ours[k] - theirs[k]) > 1e-9 for k in theirs):
+        near = all(math.isclose(ours.get(k, 0), theirs[k], rel_tol=1e-9) for k in theirs)
+        if ours.keys() != theirs.keys() or not near:
             raise InvalidArgument(
                 "amend: the data path of the framework must be that of the last change, "
                 f"{_text(wanted)}, got {_text(given)}; change one of them"

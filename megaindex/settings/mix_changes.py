@@ -118,6 +118,11 @@ class MixChanges:
             sources = [str(column) for column in range(rows.shape[-1] - 1 if rows.ndim else 0)]
         return replace(cls.from_array(sources, rows, path), path=path)
 
+    def begins_with(self, other: MixChanges) -> bool:
+        """Return True if the first changes are all those of another record."""
+        first = self.to_array()[: other.size]
+        return self.sources == other.sources and np.array_equal(first, other.to_array())
+
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> MixChanges:
         """Write the record to a file, and return it with the path.
 

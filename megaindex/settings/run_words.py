@@ -17,7 +17,7 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError, visible
 from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_file, is_remote
 from megaindex.objects.files import stat_path
-from megaindex.settings.settings import flag_of
+from megaindex.settings.settings import argument_names, flag_of
 from megaindex.settings.yaml_sections import load_yaml
 from megaindex.validation import check_choice, read_number, shown
 
@@ -75,6 +75,7 @@ _SEVERAL = ("maxtext", "neox")
 """Kinds of which several files make one configuration."""
 _LOCK = b'"format": "megaindex run lock"'
 _FLAG = re.compile(r"(?<!\S)--[a-z][a-z0-9_-]+")
+_SHELL = re.compile(r"#!.*\b(ba|da|z|k)?sh\b")
 _WORD = re.compile(r"\w+=.*", re.DOTALL)
 
 
@@ -85,12 +86,16 @@ class NamedRun:
     kind: str
     """A key of `KINDS`."""
     words: tuple[str, ...]
+    is_told: bool = False
+    """True if the kind was given, and does not follow from the content."""
     settings: Mapping[str, Any]
     """Settings that say the same, such as ``{"recipe": "run.yaml"}``."""
 
     def __str__(self) -> str:
         """Return the line that says what the words were taken for."""
         noun = KINDS[self.kind].noun
+        if self.is_told:
+            return f"{visible(self.words[0])} is taken for {noun}"
         if self.kind == "pairs":
             count = len(self.settings["data_path"])
             return "a pair" if count == 1 else f"{count} pairs"
@@ -108,10 +113,10 @@ def named_run(words: Sequence[str | os.PathLike[str]], kind: str | None = None) 
         InvalidArgument: the words are of no kind, of several, or do not belong together.
         MissingFile, StorageError: a file does not exist, or is not a regular file.
     """
-    texts = tuple(os.fspath(word) for word in words)
+    texts, is_told = tuple(os.fspath(word) for word in words), kind is not None
     kind = _kind_of_words(texts) if kind is None else check_choice("--as", kind, tuple(KINDS))
     settings = _pairs(texts) if kind == "pairs" else _file_setting(kind, texts)
-    return NamedRun(kind=kind, words=texts, settings=settings)
+    return NamedRun(kind=kind, words=texts, settings=settings, is_told=is_told)
 
 
 def _kind_of_words(words: Sequence[str]) -> str:
@@ -229,7 +234,7 @@ def misplaced(error: str, given: Mapping[str, Any]) -> str:
         given: options by name, as they were read.
     """
     for name, value in given.items():
-        if name == "run":  # which takes all of them
+        if name in ("run", "out", "amend", "paths"):  # which take any, or none of them
             continue
         for word in value if isinstance(value, list) else [value]:
             if not isinstance(word, str) or word not in error or not os.path.isfile(word):
@@ -238,9 +243,8 @@ def misplaced(error: str, given: Mapping[str, Any]) -> str:
                 kinds = [kind for kind in kinds_of_file(word) if KINDS[kind].setting != name]
                 known = KINDS[kinds[0] if kinds else "pairs"]
                 if len(kinds) == 1 and f"is {known.noun}" not in error:
-                    return (
-                        f"; {visible(word)} is {known.noun}, which {flag_of(known.setting)} takes"
-                    )
+                    takes = f", which {flag_of(known.setting)} takes" * (known.setting in given)
+                    return f"; {visible(word)} is {known.noun}{takes}"
     return ""
 
 
@@ -257,7 +261,7 @@ def kind_of_file(path: str) -> str:
     if not found:
         raise InvalidArgument(
             f"{path}: is no lock, no recipe (sources and stages), no configuration of a framework "
-            "and no launch script; check it, or say what it is by --as"
+            f"and no launch script; check it, or say what it is by --as{_why_no_yaml(path)}"
         )
     nouns = " and ".join(KINDS[kind].noun for kind in found)
     raise InvalidArgument(f"{path}: may be {nouns}; say which by --as {found[0]}")
@@ -280,7 +284,19 @@ def kinds_of_file(path: str) -> list[str]:
         content = load_yaml(path, "", last_wins=True)
     except InvalidArgument:  # no YAML, as most scripts
         content = None
-    if isinstance(content, Mapping):
-        keys = {str(key).replace("-", "_") for key in content}
-        return [kind for kind, each in KINDS.items() if any(need <= keys for need in each.keys)]
-    return ["script"] if text.startswith("#!") or _FLAG.search(text) else []
+    keys = (
+        {str(key).replace("-", "_") for key in content} if isinstance(content, Mapping) else set()
+    )
+    kinds = [kind for kind, each in KINDS.items() if any(need <= keys for need in each.keys)]
+    known = argument_names("megatron") - {"help"}
+    has_flags = any(flag[2:] in known for flag in _FLAG.findall(text))
+    return kinds or ["script"] * bool(_SHELL.match(text) or has_flags)
+
+
+def _why_no_yaml(path: str) -> str:
+    """Return why a file cannot be read as YAML, if it has lines of keys and cannot."""
+    try:
+        load_yaml(path, "", last_wins=True)
+    except InvalidArgument as error:
+        return f"; as YAML: {str(error).partition(': ')[2]}"
+    return ""

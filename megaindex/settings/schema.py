@@ -24,7 +24,7 @@ from megaindex.settings.yaml_sections import COUNTS
 
 Schema = dict[str, Any]
 
-_SHARE: Schema = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}
+_SHARE: Schema = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}, {"type": "null"}]}
 _TEXT: Schema = {"type": "string"}
 _STEPS: Schema = {"anyOf": [{"type": "integer", "minimum": 0}, _TEXT]}
 _NOTHING: Schema = {"type": "null"}
@@ -38,7 +38,12 @@ def recipe_schema() -> Schema:
             **{name: _integer(name) for name in ("micro_batch_size", "data_parallel_size",
                "gradient_accumulation_steps", "global_batch_size")},
             "schedule": _TEXT,
-            "rampup": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 3},
+            "rampup": {
+                "type": ["array", "null"],
+                "items": {"type": "integer"},
+                "minItems": 3,
+                "maxItems": 3,
+            },
         }
     )  # fmt: skip
     of_stage = _fields(
@@ -108,13 +113,14 @@ def _mapping(properties: Schema, *required: str) -> Schema:
 
 def _each(value: Schema) -> Schema:
     """Return the schema of a mapping of names to values of one schema."""
-    return {"type": "object", "additionalProperties": value, "minProperties": 1}
+    return {"type": "object", "additionalProperties": value}
 
 
 def _integer(name: str, least: int = 1) -> Schema:
     number: Schema = {"type": "integer", "minimum": least}
-    text = {**_TEXT, "pattern": r"^[0-9._]+\s*[KMBT]?$" if name in COUNTS else "^[0-9_]+$"}
-    return {"anyOf": [number, text]}
+    ending = r"\s*[KMBT]?" if name in COUNTS else ""
+    text = {**_TEXT, "pattern": rf"^[0-9._]+([eE]\+?[0-9]+)?{ending}$"}
+    return {"anyOf": [number, text, _NOTHING]}
 
 
 def _fields(kind: type[Any], *left_out: str) -> Schema:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -282,6 +282,11 @@ def compare_records(
         end_of_steps=INT64_MAX if is_whole else None,
     )
     first_sample = min(plan.record.first_sample for plan in plans)
+    unknown = [
+        f"steps and what follows not compared: the {which} record names no run of known steps"
+        for which, plan in zip(("first", "second"), plans, strict=True)
+        if plan.step_bounds is None
+    ]
     content = compare_content(
         *(
             with_contents(plan.held, plan.lock, search, bar)
@@ -298,7 +303,7 @@ def compare_records(
         first_difference=found.where,
         added=tuple(_skips_without(theirs, ours)),
         removed=tuple(_skips_without(ours, theirs)),
-        content=content,
+        content=replace(content, not_compared=(*content.not_compared, *unknown[:1])),
         behind=tuple(_behind(plans, common)),
         differences=(*found.causes, *content.differences),
     )
@@ -377,7 +382,9 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
         index, mix = opened.index, opened.layout.recipe.mix_changes
         bounds = opened.layout.step_bounds()
     elif index is None and locked is not None:
-        index, bounds, mix = _index_by_lock(state, locked), locked.step_bounds, locked.mix
+        index = _index_by_lock(state, locked)
+        if locked.record.identity == _stored_identity(state):
+            bounds, mix = locked.step_bounds, locked.mix
     elif index is None:
         raise InvalidArgument(
             "the states must hold their recipe, as those of loader_of_recipe; compare others with "

@@ -131,6 +131,7 @@ def test_what_fits_two_wants_a_word(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="may be a Nanotron .* and an LLM-Foundry .* --as na"):
         named_run(["both.yaml"])
     assert named_run(["both.yaml"], "llm-foundry").kind == "llm-foundry"
+    assert str(named_run(["both.yaml"], "lock")) == "both.yaml is taken for a lock"
     Path("web").write_text(RECIPE)  # beside web.idx
     with pytest.raises(InvalidArgument, match=r"web: is a file, and web\.idx a pair; give --as"):
         named_run(["web"])
@@ -223,7 +224,7 @@ def test_a_lock_is_alone(folder: Path) -> None:
         (["plan", "--recipe", "neox.yml"], "neox.yml is a GPT-NeoX configuration, which --neox-"),
         (["plan", "--neox-config", "launch.sh"], "a launch script of Megatron-LM, which --megatro"),
         (["plan", "--lock", "run.yaml"], "run.yaml is a recipe, which --recipe takes"),
-        (["prove", "run.yaml", "run.yaml"], "run.yaml is a recipe, which --recipe takes"),
+        (["prove", "run.yaml", "run.yaml"], "run.yaml is a recipe"),
     ],
 )
 def test_a_file_in_the_wrong_place_is_named(folder: Path, words: list[str], hint: str) -> None:
@@ -233,12 +234,57 @@ def test_a_file_in_the_wrong_place_is_named(folder: Path, words: list[str], hint
     assert hint in found
 
 
+def test_flags_that_have_no_effect_are_refused(folder: Path) -> None:
+    assert cli("lock", "run.yaml", "--out", "run.lock")[0] == 0
+    refused = {
+        ("plan", "run.yaml", "--seed", "0"): "--recipe describes the whole run, so does --seed",
+        ("plan", "run.lock", "--eval-iters", "0"): "--lock has the whole run, also --eval-iters",
+        ("plan", "run.yaml", "--script-args", "a"): "so does --script-args",
+        ("report", "run.yaml", "--search", "."): "--search is for moved pairs of a lock",
+        ("verify", "run.lock", "--step", "1", "--vocab-size", "9"): "--vocab-size is no check of",
+        ("verify", "run.lock", "--step", "1", "--inputs"): "--inputs is no check of a lock",
+        ("diff-order", "run.yaml", "run.lock", "--seed", "7"): "--seed is for sides of settings",
+    }
+    for words, said in refused.items():
+        status, out, err = cli(*words)
+        assert (status, out) == (2, ""), words
+        assert said in err
+
+
+def test_verify_knows_files_by_their_content(folder: Path) -> None:
+    assert cli("lock", "run.yaml", "--out", "run.lock")[0] == 0
+    for old, new, said in (
+        ("run.lock", "other.json", "lock, 2 pairs"),
+        ("run.yaml", "recipe.txt", "recipe, "),
+        ("neox.yml", "neox.lock", "web: pair, "),
+    ):
+        os.rename(old, new)
+        status, out, _ = cli("verify", new)
+        assert (status, said in out) == (0, True), out
+
+
+def test_what_is_no_script_is_not_taken_for_one(folder: Path) -> None:
+    for text in ("use --help for help", "#!/usr/bin/env python3\nprint('--verbose')"):
+        Path("text").write_text(text)
+        with pytest.raises(InvalidArgument, match="text: is no lock"):
+            named_run(["text"])
+    Path("text").write_text("#!/bin/bash\n# a\ntorchrun a.py --data-path web --name 'a: b'\n")
+    assert named_run(["text"]).kind == "script"  # although it is YAML too
+    Path("broken.yaml").write_text(RECIPE.replace("sources:", "sources: [") + "\n\tx: 1")
+    with pytest.raises(InvalidArgument, match=r"is no lock.*; as YAML: .*line [0-9]+"):
+        named_run(["broken.yaml"])
+
+
 def test_the_right_place_gives_no_hint(folder: Path) -> None:
     Path("broken.yaml").write_text(RECIPE.replace("steps: 9", "steps: none"))
     for words in (["broken.yaml"], ["--recipe", "broken.yaml"]):
         status, _, err = cli("plan", *words)
         assert status == 2
         assert "which --recipe takes" not in err
+    assert cli("lock", "run.yaml", "--out", "run.lock")[0] == 0
+    for word in (["lock", "run.yaml", "--out", "run.lock"], ["verify", "run.lock", "--step", "99"]):
+        status, _, err = cli(*word)
+        assert (status, "takes" in err) == (2, False), err
 
 
 def test_steps_are_ranges_and_sources_have_names(folder: Path) -> None:

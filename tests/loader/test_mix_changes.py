@@ -469,6 +469,28 @@ def test_an_earlier_state_ends_later_changes(folder: Path) -> None:
     assert cluster.rows == again.rows
 
 
+def test_a_run_opened_with_changes_goes_on_with_those_made_since(folder: Path) -> None:
+    before = Cluster(recipe_at(folder), 1, 8)
+    before.set_mix({"math": 1}, at=3)
+    given = replace(recipe_at(folder), mix_changes=before.first.recipe.mix_changes)
+    for at in (9, None):  # a change to come, and one that is over
+        cluster = Cluster(given, 1, 8)
+        cluster.run({}, 5)
+        cluster.set_mix({"web": 1, "math": 2}, at=at)
+        cluster.run({}, 2)
+        resumed = Cluster(given, 1, 8, cluster.state())
+        made = len(cluster.rows)
+        cluster.run({})
+        resumed.run({})
+        assert cluster.rows[made:] == resumed.rows
+    other = replace(recipe_at(folder), mix_changes=cluster.first.recipe.mix_changes)
+    cluster = Cluster(given, 1, 8)
+    cluster.run({}, 1)
+    cluster.set_mix({"code": 1}, at=4)
+    with pytest.raises(InvalidArgument, match="sets changes of the mix for steps to come"):
+        Cluster(other, 1, 8, cluster.state())
+
+
 def test_changes_set_for_later_end_with_the_stage_amended(folder: Path) -> None:
     cluster = Cluster(recipe_at(folder), 1, 8)
     cluster.run({}, 8)

@@ -265,3 +265,11 @@ def test_the_loader_of_a_changed_run_resumes_that_of_its_index(name: str) -> Non
     pairs = list(zip(batches, theirs, strict=True))
     assert len(pairs) == ENDS[name] // 4 - 30
     assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in pairs)
+
+
+def test_the_last_change_is_compared_in_parts_of_each_share() -> None:
+    change = BlendChange(consumed_samples=4, weights={"P": 1, "Q": 1e-12})
+    amended = AmendedBlend(data_path=["P", "Q"], num_samples=9, changes=[change])
+    amended.check_present(["P", "Q"], [2.0, 2e-12])
+    with pytest.raises(InvalidArgument, match="must be that of the last change"):
+        amended.check_present(["P", "Q"], [1.0, 9e-10])

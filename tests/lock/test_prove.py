@@ -212,6 +212,15 @@ def test_a_checkpoint_of_a_loader_is_compared_by_the_lock_of_its_run() -> None:
     assert proof.holds, proof
     assert skips_of(proof.added) == ({1: False, 2: False, 4: True}, set())
     assert compare_records(steps, plain).removed == proof.added
+    assert any("steps and what follows not compared" in text for text in
+               proof.content.not_compared)  # fmt: skip
+    assert "; steps and what follows not compared" in str(proof).splitlines()[-1]
+    own = compare_records(read_lock("steps.lock"), steps)
+    assert own.holds
+    assert not any("steps" in text for text in own.content.not_compared)
+    half = locked("half.lock", train_iters=None, train_samples=STEPS * SIZE, global_batch_size=2)
+    of_half = compare_records(run(half, 6, 1), plain)
+    assert "steps and what follows not compared" in str(of_half)
     assert not compare_records(locked("other.lock", seed=5), steps).holds
     served = join_states(steps)
     served["receipt"] = join_states(run(plain, 9, 2))["receipt"]

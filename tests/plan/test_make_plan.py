@@ -326,3 +326,14 @@ def test_a_plan_in_a_notebook_is_a_table_with_every_text_escaped(kind: str) -> N
     assert page.tags <= {"p", "br", "table", "thead", "tbody", "tr", "th", "td"}
     assert set(shown) <= set(page.cells)
     assert all(text in repr(plan) for text in shown)
+
+
+@pytest.mark.parametrize("order", ["megatron", "neox"])
+@pytest.mark.parametrize("weight", [1e-300, 5e-324])
+def test_the_least_weights_are_planned(order: str, weight: float) -> None:
+    plan = make_plan(
+        tokens_per_epoch=[10_000, 10_000], weights=[weight, 1], sequence_length=16,
+        global_batch_size=2, train_iters=50, order=order,
+    )  # fmt: skip
+    assert [row.drawn for row in plan.rows("train")] in ([0, 100], [1, 99])
+    assert plan.max_train_iters_without_repeat is not None

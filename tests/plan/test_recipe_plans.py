@@ -386,6 +386,17 @@ def test_a_recipe_is_printed_as_a_recipe_and_no_framework_has_its_order(folder: 
     assert (status, methods) == (0, {"none"})
 
 
+def test_moved_steps_of_a_decided_run_are_counted_once(folder: Path) -> None:
+    settings: dict[str, Any] = {
+        "data_path": str(folder / "web"), "order": "epoch", "sequence_length": 16,
+        "global_batch_size": 2, "train_iters": 28,
+    }  # fmt: skip
+    for skip in ((), (Skip(steps="5-8", move=True),)):
+        plan = make_plan(run_of_settings(**settings, skip=skip))
+        assert (plan.train_iters, plan.samples_consumed) == (28, 56)
+        assert sum(row.drawn or 0 for row in plan.datasets) == 56
+
+
 @pytest.mark.parametrize("order", ["megatron", "neox", "epoch", "packed"])
 @pytest.mark.parametrize("more", [{}, {"skip": (Skip(steps="2-4"),)}, {"consumed_samples": 40}])
 def test_a_decided_run_is_counted(folder: Path, order: str, more: dict[str, Any]) -> None:
@@ -415,12 +426,15 @@ def test_a_decided_run_is_counted(folder: Path, order: str, more: dict[str, Any]
         assert ours.coverage.tokens == pytest.approx(other.coverage.tokens, abs=1e-12)
         assert ours.coverage.method == "built"
         assert ours.epochs is ours.repeated is ours.samples_per_epoch is None
-    assert bool(plan.check_failures) == any(sum(r.coverage.tokens[2:]) for r in theirs.datasets)
+    again = any(sum(row.coverage.tokens[2:]) for row in theirs.datasets)
+    unseen = sum(r.coverage.tokens[0] * (r.tokens_per_epoch or 0) for r in theirs.datasets)
+    assert bool(plan.check_failures) == (again or round(unseen) > 4 * 16)
     assert f"train_iters {plan.train_iters}" in repr(plan)
     none = make_plan(run_of_settings(**settings), coverage="none")
     assert {row.coverage.method for row in none.datasets} == {"none"}
     assert [row.drawn for row in none.datasets] == [row.drawn for row in plan.datasets]
     assert none.tokens_consumed is none.datasets[0].distinct is None
+    assert none.check_failures == ("its coverage was not counted; give --coverage exact",)
     with pytest.raises(InvalidArgument, match="a decided run has all settings, also epochs"):
         make_plan(run_of_settings(**settings), epochs=1)
 

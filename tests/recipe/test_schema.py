@@ -88,6 +88,10 @@ def test_mistakes_are_refused_by_both(validator: Any, old: str, new: str) -> Non
     ("old", "new"),
     [
         ("seed: 7", "seed: 0"),
+        ("seed: 7", "seed:"),
+        ("steps: 1000", "steps: 1e3"),
+        ('max_epochs: "7/2"', "max_epochs: null"),
+        ("tail: pad\n", "tail: pad\nmix_bounds: {}\n"),
         ("tokens: 1B", "tokens: 1.5B"),
         ("steps: 1000", "steps: 10K"),
         ("interval: 100", "interval: '100'"),
