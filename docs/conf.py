@@ -54,7 +54,8 @@ NAVIGATION = {
     ],
     "Reference": ["Commands and files <reference>"],
     "For developers": [
-        *("internals", "lock-format", "matrix", "compatibility", "reliability", "benchmarks"),
+        *("stability", "internals", "lock-format", "matrix"),
+        *("compatibility", "reliability", "benchmarks"),
         *(f"{name.title()} <generated/{name.lower()}>" for name in OUTSIDE),
     ],
 }
