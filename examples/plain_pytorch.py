@@ -37,3 +37,5 @@ for step, batch in enumerate(loader, 1):
     if step % 20 == 0 and rank == 0:  # the state of the data is equal on all ranks
         torch.save({"data": loader.state_dict(), "model": logits.data}, "checkpoint.pt")
 print(f"{step} steps to sample {loader.consumed_samples} of {index.num_samples}, loss {loss:.2f}")
+if ranks > 1:
+    torch.distributed.destroy_process_group()

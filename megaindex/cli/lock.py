@@ -18,7 +18,10 @@ from megaindex.settings.run_builder import named_as_in_files, read_settings, res
 if TYPE_CHECKING:
     from megaindex.lock.lock_file import Lock
 
-_NAMING = ("data_path", "tokens_per_epoch", "recipe", "state", "_config", "megatron_args")
+_NAMING = (
+    "data_path", "tokens_per_epoch", "length_histogram", "recipe", "state", "_config",
+    "megatron_args",
+)  # fmt: skip
 """Ends of the options that name a run."""
 
 
