@@ -100,7 +100,6 @@ def test_plain_pytorch_on_two_ranks(corpus: None) -> None:
     for steps in (26, 6):
         text = run_python("-m", "torch.distributed.run", "--nproc-per-node", "2", script)
         assert text.count(f"{steps} steps to sample 208 of 210, loss ") == 2
-        assert len(set(re.findall(r"\d+ steps", text))) == 1
 
 
 def test_stateful_dataloader(corpus: None) -> None:
