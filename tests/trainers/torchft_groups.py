@@ -38,6 +38,9 @@ def train(name: str, lock: str, folder: Path, lighthouse: str, ends_at: int | No
         store_addr="127.0.0.1", store_port=store.port, lighthouse_addr=lighthouse,
     )  # fmt: skip
     samples = open_run(lock).dataset()
+    (folder / f"{name}.known").touch()  # to the lighthouse, which waits for those that it knows
+    for other in "ab":
+        wait_for(folder / f"{other}.known")
     with (folder / f"{name}.jsonl").open("w") as log:
         while manager.current_step() < STEPS:
             manager.start_quorum()
@@ -84,7 +87,7 @@ def group(name: str, lock: str, folder: Path, lighthouse: str, ends_at: str) -> 
 def main(lock: str, folder: Path) -> int:
     """Return the number of groups that failed."""
     server = LighthouseServer(
-        bind="[::]:0", min_replicas=1, join_timeout_ms=500, heartbeat_timeout_ms=2000
+        bind="[::]:0", min_replicas=1, join_timeout_ms=5000, heartbeat_timeout_ms=2000
     )
     ends = {"a": 0, "b": 7, "c": 0}
     groups = [  # not forked: the server has threads, which a forked process would wait for
