@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from megaindex._lazy import torch_needed
 from megaindex.errors import InvalidArgument
 from megaindex.index.spans import Index
-from megaindex.lock.lock_file import Lock
+from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.run.run import Run
 from megaindex.settings.recipe import Recipe
 from megaindex.settings.run_builder import run_by_name
 from megaindex.settings.run_settings import RunSettings
-from megaindex.settings.run_words import NamedRun, named_run
+from megaindex.settings.run_words import KINDS, NamedRun, named_run
 from megaindex.validation import shown
 
 if TYPE_CHECKING:
@@ -271,29 +271,26 @@ def description_of(
         InvalidArgument, MissingFile, StorageError, FormatError: as `open_run`.
     """
     given = dict(settings or {})
-    devices = given.get("world_size")
-    described = _READERS[named.kind](named, devices) if named.kind in _READERS else None
+    setting = KINDS[named.kind].setting
+    described: Lock | Recipe | None
+    if named.kind == "lock":
+        described = read_lock(named.words[0])
+    else:
+        described = recipe_in(setting, named.settings[setting], given.get("world_size"))
     if described is None:
         if again := sorted(given.keys() & named.settings.keys()):
             raise InvalidArgument(f"{named} has {again[0]} too; give one of them")
         return run_by_name({**named.settings, **given})
-    if others := sorted(given.keys() - ({"world_size"} if named.kind in _OF_DEVICES else set())):
+    of_devices = {"world_size"} if named.kind in ("llm-foundry", "maxtext") else set()
+    if others := sorted(given.keys() - of_devices):
         raise InvalidArgument(f"{named}, which describes the whole run, also {others[0]}")
     return described
 
 
-def pairs_of(described: Lock | Recipe | RunSettings) -> list[str]:
-    """Return the prefixes of the pairs that a run reads, each once."""
-    found = {
-        Lock: _pairs_of_lock,
-        Recipe: _pairs_of_recipe,
-        RunSettings: _pairs_of_settings,
-    }
+def pairs_of(described: Any) -> list[str]:
+    """Return the prefixes of the pairs that a recipe or settings read, each once."""
+    found = {Recipe: _pairs_of_recipe, RunSettings: _pairs_of_settings}
     return list(dict.fromkeys(found[type(described)](described)))
-
-
-def _pairs_of_lock(lock: Any) -> list[str]:
-    return [source.path for source in lock.sources]
 
 
 def _pairs_of_recipe(recipe: Any) -> list[str]:
@@ -306,41 +303,31 @@ def _pairs_of_settings(run: Any) -> list[str]:
     return [source.path for source in sources if source.path]
 
 
-def _read_lock(named: NamedRun, _: int | None) -> Lock:
-    from megaindex.lock.lock_file import read_lock
+def recipe_in(setting: str, file: Any, devices: int | None) -> Recipe | None:
+    """Return the recipe in the file of a setting; None if it is settings of a framework.
 
-    return read_lock(named.words[0])
+    Args:
+        setting: recipe, nanotron_config, llm_foundry_config, or one of a framework.
+        file: its value: a path, or those of a MaxText configuration and its words.
+        devices: number of devices, which some configurations do not hold.
 
+    Raises:
+        InvalidArgument, MissingFile, StorageError: the file cannot be read.
+    """
+    if setting == "recipe":
+        from megaindex.settings.recipe_file import read_recipe
 
-def _read_recipe(named: NamedRun, _: int | None) -> Recipe:
-    from megaindex.settings.recipe_file import read_recipe
+        return read_recipe(file)
+    if setting == "nanotron_config":
+        from megaindex.settings.nanotron_yaml import read_nanotron
 
-    return read_recipe(named.words[0])
+        return read_nanotron(file)
+    if setting == "llm_foundry_config":
+        from megaindex.settings.llm_foundry_yaml import read_llm_foundry
 
+        return read_llm_foundry(file, devices=devices)
+    if setting == "maxtext_config":
+        from megaindex.settings.maxtext_recipe import read_maxtext
 
-def _read_nanotron(named: NamedRun, _: int | None) -> Recipe:
-    from megaindex.settings.nanotron_yaml import read_nanotron
-
-    return read_nanotron(named.words[0])
-
-
-def _read_llm_foundry(named: NamedRun, devices: int | None) -> Recipe:
-    from megaindex.settings.llm_foundry_yaml import read_llm_foundry
-
-    return read_llm_foundry(named.words[0], devices=devices)
-
-
-def _read_maxtext(named: NamedRun, devices: int | None) -> Recipe | None:
-    from megaindex.settings.maxtext_recipe import read_maxtext
-
-    return read_maxtext(named.words, devices)
-
-
-_READERS: dict[str, Callable[[NamedRun, int | None], Lock | Recipe | None]] = {
-    "lock": _read_lock,
-    "recipe": _read_recipe,
-    "nanotron": _read_nanotron,
-    "llm-foundry": _read_llm_foundry,
-    "maxtext": _read_maxtext,
-}
-_OF_DEVICES = ("llm-foundry", "maxtext")
+        return read_maxtext(file, devices)
+    return None

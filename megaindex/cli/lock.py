@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
             f"--out must end in .lock, by which the other commands know a lock, got {options.out}"
         )
     AtomicFiles([options.out], overwrite=options.overwrite)  # refuses before the work
-    made = lock_of_options(options, tokens=options.tokens, out=options.out)
+    made = lock_of_options(options, tokens=options.tokens, out=options.out, amend=options.amend)
     lock = made.write(options.out, overwrite=options.overwrite)
     facts = _facts(lock)
     if options.json:
@@ -50,13 +50,16 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def lock_of_options(options: argparse.Namespace, *, tokens: bool = False, out: str = "") -> Lock:
+def lock_of_options(
+    options: argparse.Namespace, *, tokens: bool = False, out: str = "", amend: str | None = None
+) -> Lock:
     """Return the lock of a recipe or of a run that flags describe.
 
     Args:
         options: those of `megaindex.cli.plan.add_run_arguments`.
         tokens: hash every byte of the .bin files too.
         out: name of the lock, beside which changes of the mix are written that no file holds.
+        amend: file of the changes of a framework's run.
     """
     from megaindex.lock.make import make_lock
     from megaindex.progress import copying, counting_samples
@@ -73,7 +76,7 @@ def lock_of_options(options: argparse.Namespace, *, tokens: bool = False, out: s
             resolve(read_settings(vars(options))) if run is None else run,
             tokens=tokens,
             cache_dir=options.cache_dir,
-            amend=getattr(options, "amend", None),
+            amend=amend,
             progress=progress,
             **({"bar": bar} if tokens else {}),
         )

@@ -218,26 +218,14 @@ _RECIPE_FILES: dict[str, tuple[str, ...]] = {
 
 
 def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
-    file, devices = getattr(options, name), options.world_size
-    if name == "recipe":
-        from megaindex.settings.recipe_file import read_recipe
-
-        return read_recipe(file)
+    file = getattr(options, name)
     if name == "state":
         stored = _stored_run(file)
         options.consumed_samples = options.consumed_samples or str(stored.consumed_samples)
         return stored.recipe_here
-    if name == "nanotron_config":
-        from megaindex.settings.nanotron_yaml import read_nanotron
+    from megaindex.door import recipe_in
 
-        return read_nanotron(file)
-    if name == "llm_foundry_config":
-        from megaindex.settings.llm_foundry_yaml import read_llm_foundry
-
-        return read_llm_foundry(file, devices=devices)
-    from megaindex.settings.maxtext_recipe import read_maxtext
-
-    return read_maxtext(file, devices)
+    return recipe_in(name, file, options.world_size)
 
 
 def _stored_run(file: str) -> StoredRecipe:

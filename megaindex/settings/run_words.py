@@ -18,7 +18,7 @@ from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_file, is_remote
 from megaindex.objects.files import stat_path
 from megaindex.settings.settings import argument_names, flag_of
-from megaindex.settings.yaml_sections import load_yaml
+from megaindex.settings.yaml_sections import parse_yaml
 from megaindex.validation import check_choice, read_number, shown
 
 
@@ -255,13 +255,14 @@ def kind_of_file(path: str) -> str:
         InvalidArgument: it is of no kind, or of several.
         StorageError, MissingFile: it cannot be read.
     """
-    found = kinds_of_file(path)
+    found, no_yaml = _fits(path)
     if len(found) == 1:
         return found[0]
     if not found:
+        why = f"; as YAML: {no_yaml.partition(': ')[2]}" if no_yaml else ""
         raise InvalidArgument(
             f"{path}: is no lock, no recipe (sources and stages), no configuration of a framework "
-            f"and no launch script; check it, or say what it is by --as{_why_no_yaml(path)}"
+            f"and no launch script; check it, or say what it is by --as{why}"
         )
     nouns = " and ".join(KINDS[kind].noun for kind in found)
     raise InvalidArgument(f"{path}: may be {nouns}; say which by --as {found[0]}")
@@ -274,29 +275,30 @@ def kinds_of_file(path: str) -> list[str]:
         InvalidArgument: it is empty.
         StorageError, MissingFile: it cannot be read.
     """
+    return _fits(path)[0]
+
+
+def _fits(path: str) -> tuple[list[str], str]:
+    """Return the kinds that a file fits, and the reason for which it is no YAML, if it is none."""
     raw = read_named(path)
     if _LOCK in raw[:200]:
-        return ["lock"]
+        return ["lock"], ""
     text = raw.decode(errors="replace")
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
         raise InvalidArgument(f"{path}: is empty; give a file that describes a run")
+    content, no_yaml = None, ""
     try:
-        content = load_yaml(path, "", last_wins=True)
-    except InvalidArgument:  # no YAML, as most scripts
-        content = None
-    keys = (
-        {str(key).replace("-", "_") for key in content} if isinstance(content, Mapping) else set()
-    )
-    kinds = [kind for kind, each in KINDS.items() if any(need <= keys for need in each.keys)]
+        content = parse_yaml(raw, path, "", last_wins=True)
+    except InvalidArgument as error:  # as of most scripts
+        no_yaml = str(error)
+    if isinstance(content, Mapping):
+        keys = {str(key).replace("-", "_") for key in content}
+        kinds = [kind for kind, each in KINDS.items() if any(need <= keys for need in each.keys)]
+        if kinds:
+            return kinds, ""
+    return ["script"] if _is_script(text) else [], no_yaml
+
+
+def _is_script(text: str) -> bool:
     known = argument_names("megatron") - {"help"}
-    has_flags = any(flag[2:] in known for flag in _FLAG.findall(text))
-    return kinds or ["script"] * bool(_SHELL.match(text) or has_flags)
-
-
-def _why_no_yaml(path: str) -> str:
-    """Return why a file cannot be read as YAML, if it has lines of keys and cannot."""
-    try:
-        load_yaml(path, "", last_wins=True)
-    except InvalidArgument as error:
-        return f"; as YAML: {str(error).partition(': ')[2]}"
-    return ""
+    return bool(_SHELL.match(text)) or any(flag[2:] in known for flag in _FLAG.findall(text))

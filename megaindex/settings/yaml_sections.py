@@ -65,10 +65,14 @@ def read_text(path: str, what: str) -> str:
 
 def load_yaml(path: str | os.PathLike[str], what: str, *, last_wins: bool = False) -> Any:
     """Return the content of a YAML file, see `load_mapping`."""
+    name = os.fspath(path)
+    return parse_yaml(read_named(name, what), name, what, last_wins=last_wins)
+
+
+def parse_yaml(raw: bytes, name: str, what: str, *, last_wins: bool = False) -> Any:
+    """Return the content of the bytes of a YAML file called ``name``, see `load_mapping`."""
     import yaml
 
-    name = os.fspath(path)
-    raw = read_named(name, what)
     try:
         return yaml.load(raw.decode(), _loader(last_wins=last_wins))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2001-02-30; [[[[...
