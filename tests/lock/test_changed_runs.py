@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.command_line import cli
+from support.folders import inside
 from support.locked_runs import AMEND, RUNS, write_inputs
 
 from megaindex import AmendedBlend, BlendChange, InvalidArgument, amend_run, extend_run
@@ -40,12 +41,10 @@ SETTINGS: dict[str, Any] = {
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("runs")
     write_inputs(folder)
-    before = Path.cwd()
-    os.chdir(folder)
-    for name in ENDS:
-        assert cli("lock", *RUNS[name].split(), "--out", f"{name}.lock")[::2] == (0, "")
-    yield folder
-    os.chdir(before)
+    with inside(folder):
+        for name in ENDS:
+            assert cli("lock", *RUNS[name].split(), "--out", f"{name}.lock")[::2] == (0, "")
+        yield folder
 
 
 @pytest.fixture(autouse=True)

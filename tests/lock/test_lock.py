@@ -15,6 +15,7 @@ import pytest
 import xxhash
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.folders import inside
 from support.locked_runs import RUNS, write_inputs
 
 from megaindex.audit.lock_side import side_from_lock
@@ -30,12 +31,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of corpora and settings, in which every run is locked as NAME.lock."""
     folder = tmp_path_factory.mktemp("runs")
     write_inputs(folder)
-    before = Path.cwd()
-    os.chdir(folder)
-    for name, flags in RUNS.items():
-        assert cli("lock", *flags.split(), "--out", f"{name}.lock", "--tokens")[::2] == (0, "")
-    yield folder
-    os.chdir(before)
+    with inside(folder):
+        for name, flags in RUNS.items():
+            assert cli("lock", *flags.split(), "--out", f"{name}.lock", "--tokens")[::2] == (0, "")
+        yield folder
 
 
 @pytest.fixture(autouse=True)

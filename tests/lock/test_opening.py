@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 from support.command_line import cli
+from support.folders import inside
 from support.locked_runs import RUNS, write_inputs
 
 from megaindex import Skip
@@ -42,12 +42,10 @@ RECIPES = {"recipe": "run.yaml", "lengths": "lengths.yaml", "past": "past.yaml"}
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("runs")
     write_inputs(folder)
-    before = Path.cwd()
-    os.chdir(folder)
-    for name, flags in RUNS.items():
-        assert cli("lock", *flags.split(), "--out", f"{name}.lock")[::2] == (0, "")
-    yield
-    os.chdir(before)
+    with inside(folder):
+        for name, flags in RUNS.items():
+            assert cli("lock", *flags.split(), "--out", f"{name}.lock")[::2] == (0, "")
+        yield
 
 
 def by_settings(name: str, rank: int, ranks: int) -> Loader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.folders import inside
 from support.locked_runs import write_inputs
 
 from megaindex import FormatError, InvalidArgument, Skip
@@ -46,10 +46,8 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("runs")
     write_inputs(folder)
-    before = Path.cwd()
-    os.chdir(folder)
-    yield folder
-    os.chdir(before)
+    with inside(folder):
+        yield folder
 
 
 @pytest.fixture(autouse=True)

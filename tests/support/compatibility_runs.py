@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 import sys
 import warnings
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from support.command_line import cli
+from support.folders import inside
 
 import megaindex
 from megaindex.corpus import content_fingerprint, corpus_fingerprint
@@ -876,11 +876,7 @@ GROUPS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def run(group: str, folder: Path) -> dict[str, Any]:
     """What a group finds in a new folder, as JSON holds it."""
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
+    with inside(folder):
         write_inputs()
         found: dict[str, Any] = json.loads(json.dumps(GROUPS[group]()))
-    finally:
-        os.chdir(before)
     return found

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from support.worked_pages import inside
+from support.folders import inside
 
 NOTEBOOK = Path(__file__).parents[2] / "examples/plan_and_audit.ipynb"
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import runpy
 import shlex
@@ -28,6 +27,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from support.folders import inside
 
 from megaindex.cli import main as megaindex_main
 
@@ -114,17 +115,6 @@ def _is_shown(text: str, shown: str) -> bool:
     parts = re.split(r"(?m)^…\n", _TIME.sub("#", shown))
     pattern = r"(?:.*\n)+?".join(map(re.escape, parts))
     return re.fullmatch(pattern, _TIME.sub("#", text)) is not None
-
-
-@contextlib.contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    """Work in a folder for a while."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def main() -> None:
