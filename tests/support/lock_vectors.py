@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def _pack(most: int, least: int, stacked: bool) -> dict[str, Any]:
     counts = np.bincount(lengths, minlength=capacity + 1)
     layers, runs = (each.tolist() for each in active().pack_pieces(counts, most, least, stacked))
     bins = [_pieces(layers, layer, first + i)
-            for (layer, first, number), (_, _, end) in zip(runs, runs[1:], strict=False)
+            for (layer, first, number), (_, _, end) in pairwise(runs)
             for i in range(end - number)]  # fmt: skip
     return {"lengths": lengths, "capacity": capacity, "most": most, "least": least,
             "stacked": stacked, "layers": layers, "bins": bins}  # fmt: skip
@@ -249,7 +250,8 @@ def _draws() -> Iterable[dict[str, Any]]:
     for first, rule, batch in firsts:
         draws = changes.draws(0, 2, 0, np.arange(3), rule, batch)
         given = {"rule": "changed", "file": "file", "changes": [0, 2], "position": 0,
-                 "columns": [0, 1, 2], "first": first, **({"batch": batch} if batch > 1 else {})}  # fmt: skip
+                 "columns": [0, 1, 2], "first": first}  # fmt: skip
+        given.update({"batch": batch} if batch > 1 else {})
         yield {**_drawn(given, draws), "rows": _ROWS}
 
 
