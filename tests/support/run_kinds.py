@@ -95,10 +95,6 @@ REFUSALS = {
 """Words of the errors of each rule."""
 
 GAPS = {
-    "gap 1": (
-        "the lock of an amended or extended run is not exported",
-        "of a run whose blend changed on the way, which no settings of a framework say",
-    ),
     "gap 2": (
         "`pack_impl: pack_until_overflow` is planned, and nothing else",
         "can be neither audited nor locked",
@@ -346,8 +342,8 @@ KINDS = (
     Kind("skips of a recipe", recipe(
         _ONE, skip="[{steps: '2 7'}, {steps: '4', move: true}, "
         "{documents: ids.txt, source: web, from_step: 3}]"), files={"ids.txt": "0 1 2 3 4 5"}),
-    Kind("an amended run", made=_amended, locked=_lock_of_amended, cells={"export": "gap 1"}),
-    Kind("an extended run", made=_extended, locked=_lock_of_extended, cells={"export": "gap 1"}),
+    Kind("an amended run", made=_amended, locked=_lock_of_amended),
+    Kind("an extended run", made=_extended, locked=_lock_of_extended, to="neox"),
     Kind("an index of one's own", made=_own, cells=without_settings("own")),
     Kind("tokens without files", {
         **one("epoch", tokens_per_epoch=["650"]), "data_path": None},
