@@ -103,10 +103,6 @@ GAPS = {
         "what evaluates without training, or on whole validation data, is planned, and nothing "
         "else", "are planned, and neither audited nor locked"
     ),
-    "gap 7": (
-        "a plan counts the samples of skipped steps too where a loader starts over or phases "
-        "follow, and says so", "",
-    ),
     "gap 8": (
         "`train_epochs` under `install(exact=True)` is planned, and nothing else",
         "train_epochs under install.exact=True. is planned, and neither audited nor locked",
@@ -302,8 +298,9 @@ KINDS = (
         cells=only_planned("gap 2")),
     Kind("skipped steps", blend("megatron", 3, 1, skip_steps=["2", "5-6"])),
     Kind("skipped steps where the loader starts over", {
-        **neox(data_path="web", split="60,20,20", train_epochs=3), "skip_steps": ["1"]},
-         cells={"plan": "gap 7"}),
+        **neox(data_path="web", split="60,20,20", train_epochs=3), "skip_steps": ["1"]}),
+    Kind("skipped steps of a phase of Megatron-LM", blend(
+        "megatron", phase_transition_iterations=[5], skip_steps=["3-6"])),
     Kind("moved steps", one("epoch", skip_steps=["2", "5-6"], move_skipped=True)),
     Kind("skipped documents", blend("megatron", 3, 1, skip_documents=["ids.txt:code"],
          skip_from_step=3), files={"ids.txt": "0 1 2 3 4 5 6 7 8 9"}),
