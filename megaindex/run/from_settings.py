@@ -76,7 +76,7 @@ def _run_of_settings(
     most: int | None,
     amend: AmendedBlend | None,
 ) -> Run:
-    _check(run)
+    _check(run, subset)
     if run.packing is not None:
         raise InvalidArgument(
             f"pack_impl {run.packing.pack_impl} is planned, and can be neither audited nor locked; "
@@ -137,7 +137,7 @@ def _settings(run: RunSettings, subset: Split) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _check(run: RunSettings) -> None:
+def _check(run: RunSettings, subset: Split) -> None:
     if any(source.tokens is not None for source in run.data.train):
         raise InvalidArgument(
             "--tokens-per-epoch and --length-histogram have no documents to audit; give "
@@ -153,10 +153,15 @@ def _check(run: RunSettings) -> None:
             "--dataloader-type cyclic: its order is that of PyTorch's generator on each rank, so "
             "that the run is planned, and neither audited nor locked; remove it"
         )
-    if run.evaluation.full or run.evaluation.alone:
+    if subset == "train" and run.evaluation.alone:
         raise InvalidArgument(
-            "--full-validation and --skip-train are planned, and neither audited nor locked; "
-            "remove them"
+            "--skip-train: the run trains on nothing, and reads its evaluation alone; give "
+            "--subset valid, or remove it"
+        )
+    if subset != "train" and run.evaluation.full:
+        raise InvalidArgument(
+            f"--full-validation: micro batches and ranks decide which samples of the {subset} data "
+            "are read, so that they are planned, and neither audited nor locked; remove it"
         )
 
 

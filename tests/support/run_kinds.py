@@ -57,13 +57,13 @@ class Kind:
 YES = "yes"
 """An answer that agrees with those beside it."""
 NONE = "none"
-"""A question about an evaluation, of a run without one."""
+"""A question about an evaluation, or about training, of a run without it."""
 ALONE = "alone"
 """An answer with which no other can be compared."""
 
 RULES = {
     "no files": "the sources have no files, but numbers of tokens or lengths",
-    "ranks": "ranks and a generator of PyTorch decide the order, which is no order of one run",
+    "ranks": "ranks decide which samples a step reads, which is no order of one run",
     "stops": "the framework stops with an error, or serves other samples than its blend draws",
     "own": "the arrays are one's own, and follow from no settings",
     "settings": "the settings are not known, which decide it",
@@ -78,7 +78,7 @@ REFUSALS = {
         "have no documents to audit", "path must be given to read it",
         "an order is exported of documents",
     ),
-    "ranks": ("dataloader.type cyclic: its order",),
+    "ranks": ("dataloader.type cyclic: its order", "micro batches and ranks decide"),
     "stops": ("the run fails or repeats samples", "less than one micro batch"),
     "own": ("run must be a recipe or settings of a framework, got",),
     "settings": ("takes settings or a lock",),
@@ -90,7 +90,8 @@ REFUSALS = {
         "trains on the padding or fails at it", "a run of the framework has one of each",
         "give the batch sizes of its run",
     ),
-    NONE: ("has no subset valid", "the run has no valid data", "reads nothing of the valid data"),
+    NONE: ("the run trains on nothing", "has no subset valid", "the run has no valid data", "reads nothing of the valid data",
+           "reads no such data"),
 }  # fmt: skip
 """Words of the errors of each rule."""
 
@@ -98,10 +99,6 @@ GAPS = {
     "gap 2": (
         "`pack_impl: pack_until_overflow` is planned, and nothing else",
         "can be neither audited nor locked",
-    ),
-    "gap 3": (
-        "what evaluates without training, or on whole validation data, is planned, and nothing "
-        "else", "are planned, and neither audited nor locked"
     ),
     "gap 8": (
         "`train_epochs` under `install(exact=True)` is planned, and nothing else",
@@ -242,7 +239,7 @@ KINDS = (
     Kind("a blend of Megatron-LM", blend("megatron", 3, 1)),
     Kind("a blend of Megatron-LM without weights", blend("megatron")),
     Kind("a blend that draws more than was built", blend("megatron", epochs=2, train_iters=None),
-         cells=only_planned("stops", export="format")),
+         cells=only_planned("stops", export="format", evaluation="none")),
     Kind("a blend of GPT-NeoX", blend("neox", 3, 1)),
     Kind("a blend in order megatron-legacy", blend("megatron-legacy", 3, 1)),
     Kind("a blend of PaddleNLP", blend("paddlenlp", 3, 1)),
@@ -262,9 +259,10 @@ KINDS = (
     Kind("the cyclic loader of Megatron-LM", one("megatron", dataloader_type="cyclic"),
          cells=only_planned("ranks")),
     Kind("full validation of Megatron-LM", one("megatron", split="80,20,0", full_validation=True),
-         cells=only_planned("gap 3")),
+         to="neox", cells={"evaluation": "ranks"}),
     Kind("an evaluation of Megatron-LM without training", one(
-        "megatron", split="80,20,0", skip_train=True, eval_iters=1), cells=only_planned("gap 3")),
+        "megatron", split="80,20,0", skip_train=True, eval_iters=1),
+         cells=only_planned("none", evaluation=YES)),
     Kind("a configuration of GPT-NeoX", neox(data_path="web", train_iters=14, split="90,10,0"),
          to="neox"),
     Kind("train_epochs under install(exact=True)", {
@@ -350,7 +348,8 @@ KINDS = (
         files={"lengths.csv": "3 10\n20 31\n"},
          cells=only_planned("no files")),
     Kind("a recipe without files", recipe(
-        "all: {steps: 12, mix: {web: 1}}", "web: {tokens: 650}"), cells=only_planned("no files")),
+        "all: {steps: 12, mix: {web: 1}}", "web: {tokens: 650}"),
+         cells=only_planned("no files", evaluation="none")),
 )  # fmt: skip
 
 
@@ -377,7 +376,7 @@ def page(text: str, questions: Iterable[str]) -> str:
     meanings = {
         YES: "answered, and equal to the answers beside it",
         ALONE: "answered, and compared with nothing, because the other questions are refused",
-        NONE: "the run has no evaluation",
+        NONE: "the run has no evaluation, or no training",
         **RULES,
         **{name: reason for name, (reason, _) in GAPS.items()},
     }
