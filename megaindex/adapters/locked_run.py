@@ -56,6 +56,11 @@ class LockedRun:
                 "datasets are built phase by phase; verify it with `megaindex verify`, and install "
                 "without lock"
             )
+        if settings["run"].get("exact"):
+            raise InvalidArgument(
+                f"{self._lock.path}: is of train_epochs under install(exact=True), which shuffles "
+                "each pass anew; verify it with `megaindex verify`, and install without lock"
+            )
         self._files = sound_files(self._lock)
         entries = with_files(settings["run"].get("skip", ()), self._files)
         self.skip = read_skips(entries, self._lock.path, "/")

@@ -214,6 +214,8 @@ class FrameworkSettings:
         }
         if self.amend is not None:
             found["amend"] = self.amend.to_json()
+        if settings.exact:
+            found["exact"] = True
         skip = {"skip": skip_settings(settings.skip, files)} if settings.skip else {}
         return {**with_rows(found, rows), **skip}
 

@@ -143,11 +143,6 @@ def _check(run: RunSettings, subset: Split) -> None:
             "--tokens-per-epoch and --length-histogram have no documents to audit; give "
             "--data-path with the .bin/.idx pair"
         )
-    if run.exact:
-        raise InvalidArgument(
-            "train_epochs under install(exact=True) is planned, and neither audited nor locked; "
-            "give train_iters"
-        )
     if run.dataloader != "single":
         raise InvalidArgument(
             "--dataloader-type cyclic: its order is that of PyTorch's generator on each rank, so "
@@ -231,42 +226,55 @@ def _index(
 ) -> Index:
     """Return the ``consumed`` samples read of a blend built for ``asked`` samples.
 
-    A loader that starts over reads some samples again.
+    A loader that starts over reads some samples again, or reshuffles them in each pass.
     """
     _check_size(subset, max(asked, consumed), most)
     requested = sizing.requested(asked)
     assert requested is not None
     _check_size(subset, max(requested), most)
-    indices = [
-        build_index(
-            open_dataset(part.source.path, run.row),
-            sequence_length=run.sequence_length,
-            seed=run.seed,
-            num_samples=max(1, num_samples),
-            documents=range(part.begin, part.end),
-            source_name=part.shuffle_name,
-            order=order_of_row(sizing.row),
-            cache_dir=cache_dir,
-        )
-        for part, num_samples in zip(parts, requested, strict=True)
-    ]
+
+    def sources(number: int) -> list[Any]:  # of a pass
+        return [
+            build_index(
+                open_dataset(part.source.path, run.row),
+                sequence_length=run.sequence_length,
+                seed=(run.seed + number) % 2**32,
+                num_samples=max(1, num_samples),
+                documents=range(part.begin, part.end),
+                source_name=part.shuffle_name,
+                order=order_of_row(sizing.row),
+                cache_dir=cache_dir,
+            )
+            for part, num_samples in zip(parts, requested, strict=True)
+        ]
+
+    indices = sources(0)
     passes = loader_passes(run, [index.num_samples for index in indices], subset, consumed)
     if passes.is_empty:
         raise InvalidArgument(
             f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
         )
     positions = passes.positions()
-    index: Index = indices[0]
-    if not sizing.single:
-        size = max((part.end for part in positions), default=0)
+    size = max((part.end for part in positions), default=0)
+
+    def blended(indices: Sequence[Any]) -> Index:
+        first: Index = indices[0]
+        if sizing.single:
+            return first
         short = sizing.row.uncounted_samples
-        index = blend_index(sizing.blend.draws, indices, size, short, sizing.names)
+        return blend_index(sizing.blend.draws, indices, size, short, sizing.names)
+
+    index = blended(indices)
     if positions in ((), (ServedRange(0, consumed, 1),)):
         return index
+    bases = [index] * len(positions)
+    if run.row.train_epochs == "reshuffled" and subset == "train":
+        positions = tuple(replace(part, times=1) for part in positions for _ in range(part.times))
+        bases = [index, *(blended(sources(number)) for number in range(1, len(positions)))]
     return StretchedIndex(
         stretches=tuple(
-            Stretch(index=index, samples=range(part.begin, part.end), times=part.times)
-            for part in positions
+            Stretch(index=base, samples=range(part.begin, part.end), times=part.times)
+            for base, part in zip(bases, positions, strict=True)
         )
     )
 

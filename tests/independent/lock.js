@@ -228,10 +228,10 @@ const inBatches = (draw, size, begins = [0]) => (p) => { // size: of all batches
   const b = begins.findLastIndex((begin) => begin <= p); return draw(b).map((x, k) => (k ? x * sizeOf(b) + p - begins[b] : x));
 };
 const MIXING = {
-  greedy: ({ weights }, _, doubles = weights.map((text) => double(text))) => drawing(weights.length, (i, drawn) => {
-    const behind = doubles.map((weight, q) => weight * Math.max(i, 1) - drawn[q]);
-    return behind.indexOf(Math.max(...behind));
+  greedy: ({ weights }, _, most = [], doubles = weights.map((text) => double(text))) => drawing(weights.length, (i, drawn) => {
+    const behind = doubles.map((w, q) => (drawn[q] >= most[q] ? -Infinity : w * Math.max(i, 1) - drawn[q])); return behind.indexOf(Math.max(...behind));
   }),
+  exhaustive: ({ weights }) => MIXING.greedy({ weights }, 0, weights, weights.map((samples) => samples / total(weights))),
   stratified: ({ shares }) => divisor(shares), per_stream: ({ shares, batch }) => inBatches(divisor(shares), batch),
   random({ shares, seed, name, period }) {
     const spread = divisor(shares), beginOf = (p) => p - p % period % 2048;

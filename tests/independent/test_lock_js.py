@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -229,6 +230,7 @@ RUNS: Mapping[str, Any] = {
     "neox": {"order": "neox", "data_path": BLEND, "train_iters": 90, "split": "90,10,0"},
     # GPT-NeoX's loader does not serve the last of 108 samples, and starts over
     "starts over": {"order": "neox", "data_path": "exact", "train_iters": 9, "eval_iters": 0},
+    "exact epochs": {"neox_config": "exact.yml"},
     "legacy": {"order": "megatron-legacy", "data_path": BLEND, "train_iters": 90},
     "paddlenlp": {"order": "paddlenlp", "data_path": BLEND, "train_iters": 90},
     "epoch": {"order": "epoch", "data_path": "many", "epochs": 3, "epochs_mixed": 1},
@@ -265,6 +267,11 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             with IndexedDatasetWriter(name, dtype="uint16") as writer:
                 for size in sizes:
                     writer.add_document(np.zeros(size))
+        exact = {"train_data_paths": ["web", "code"], "valid_data_paths": ["web"],
+                 "test_data_paths": ["web"], "train_epochs": 3, "eval_iters": 0}  # fmt: skip
+        Path("exact.yml").write_text(
+            f"# megaindex.adapters.neox.install(exact=True)\n{json.dumps(exact)}"
+        )
         Path("bad.ids").write_text("\n".join(map(str, range(1, 90, 2))))
         np.save("bad.npy", np.arange(0, 100, 7, dtype=np.int32))
         np.save("mix.npy", changes_of_mix())

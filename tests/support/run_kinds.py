@@ -90,8 +90,10 @@ REFUSALS = {
         "trains on the padding or fails at it", "a run of the framework has one of each",
         "give the batch sizes of its run",
     ),
-    NONE: ("the run trains on nothing", "has no subset valid", "the run has no valid data", "reads nothing of the valid data",
-           "reads no such data"),
+    NONE: (
+        "the run trains on nothing", "has no subset valid", "the run has no valid data",
+        "reads nothing of the valid data", "reads no such data",
+    ),
 }  # fmt: skip
 """Words of the errors of each rule."""
 
@@ -99,10 +101,6 @@ GAPS = {
     "gap 2": (
         "`pack_impl: pack_until_overflow` is planned, and nothing else",
         "can be neither audited nor locked",
-    ),
-    "gap 8": (
-        "`train_epochs` under `install(exact=True)` is planned, and nothing else",
-        "train_epochs under install.exact=True. is planned, and neither audited nor locked",
     ),
 }  # fmt: skip
 """Cells that are to be answered: the reason, and words of the error; empty: the answers differ."""
@@ -267,8 +265,12 @@ KINDS = (
          to="neox"),
     Kind("train_epochs under install(exact=True)", {
         "neox_config": json.dumps(neox(data_path="web", train_epochs=2)["neox_config"])
-        + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2},
-         cells=only_planned("gap 8")),
+        + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2}),
+    Kind("train_epochs of a blend under install(exact=True)", {
+        "neox_config": json.dumps(neox(
+            train_data_paths=["web", "code"], valid_data_paths=["web"], test_data_paths=["web"],
+            train_epochs=3)["neox_config"])
+        + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2}),
     Kind("weights of GPT-NeoX by numbers of documents", neox(
         train_data_paths=["web", "code"], valid_data_paths=["chat"], test_data_paths=["chat"],
         train_iters=14, weight_by_num_documents=True, weighted_sampler_alpha=0.3)),
