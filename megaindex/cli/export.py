@@ -120,10 +120,11 @@ def _settings_of(options: argparse.Namespace) -> LockedSettings:
 
     options.skip = skips_of_options(options)
     if options.lock:
-        from megaindex.lock.settings import locked_settings
+        from megaindex.lock.lock_file import read_lock
+        from megaindex.lock.settings import checked_settings
 
         check_lock_alone(options)
-        return settings_of(locked_settings(options.lock))
+        return checked_settings(read_lock(options.lock))
     recipe = recipe_of(options, besides=("skip", "split"))
     if recipe is not None:
         return settings_of(recipe)

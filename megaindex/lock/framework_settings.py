@@ -135,8 +135,13 @@ class FrameworkSettings:
 
     @property
     def train_sources(self) -> Sequence[Source]:
-        """The sources of training."""
-        return self.given.data.train
+        """The sources of training, those before a change too."""
+        if self.amend is None:
+            return self.given.data.train
+        began = self.amend.sources
+        known = {source.path for source in began}
+        joined = [path for path in dict.fromkeys(self.amend.paths) if path not in known]
+        return (*began, *(Source(path=path) for path in joined))
 
     def under_framework(self, order: str, train: Run, _split: str | None) -> RunSettings:
         """Return the settings of a run in a framework's ``order`` that takes the same steps.

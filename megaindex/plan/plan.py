@@ -44,6 +44,7 @@ from megaindex.run.passes import (
     loader_limit,
     loader_passes,
     samples_served,
+    served_between,
 )
 from megaindex.run.run import Run
 from megaindex.run.sizing import Sizing, sizing_of
@@ -134,27 +135,28 @@ def rows_of(
     *,
     requested: int,
     consumed: int,
-    steps: SkippedSteps | None = None,
+    ranges: Sequence[tuple[int, int]] | None = None,
 ) -> tuple[Row, ...]:
     """Return the rows of one split: ``requested`` samples built of its blend, ``consumed`` read.
 
-    With ``steps`` those samples count that these steps serve of a loader that does not start over.
+    Of a run with skips those of ``ranges`` count, which are served.
     """
     asked = sizing.requested(requested)
     epochs = None if asked is None else sizing.epochs(asked)
     built = None if asked is None or epochs is None else sizing.built(asked, epochs)
     passes = loader_passes(run, built or [], split, consumed)
     positions = passes.positions() if built else (ServedRange(0, consumed, 1),)
-    if steps is not None:
-        served_ranges = steps.skips.served_samples(int(steps.bounds[-1]))
-        positions = tuple(ServedRange(begin, end, 1) for begin, end in served_ranges)
+    again = passes.limit is not None and consumed > passes.limit
+    if ranges is not None:
+        positions = served_between(positions, ranges)
     drawn, bounds = drawn_from(sizing, positions), drawn_bounds(sizing, positions)
     filled = sizing.blend_size(requested)
     if passes.limit is not None:
         filled = max((part.end for part in positions), default=0)
     in_blend = sizing.drawn(filled)
     per_epoch = sizing.per_epoch()
-    reshuffled = sizing.row.train_epochs == "reshuffled" and split == "train" and steps is None
+    reshuffled = sizing.row.train_epochs == "reshuffled" and split == "train"
+    reshuffled &= again or ranges is None
     rows = []
     for i, part in enumerate(parts):
         count = None if drawn is None else sum(part.size for part in drawn[i])
@@ -186,7 +188,9 @@ def rows_of(
                 part.packing, part.tokens, part.long_documents, sizing.row.max_documents
             ),
         )
-        if run.packing is None:
+        if reshuffled and ranges is not None:
+            rows.append(replace(row, coverage=Coverage(method="none")))
+        elif run.packing is None:
             rows.append(_covered(run, sizing, part, row, served, reshuffled=reshuffled))
         else:
             rows.append(_packed(run, part, row, served))
@@ -444,7 +448,7 @@ def _plan_of(
     sizing = sizing_of(run, row, parts["train"], "train", progress)
     target = resolve_target(run, sizing)
     phases = phases_of(run, target)
-    train = _train_rows(run, sizing, parts["train"], target, phases)
+    train = _train_rows(run, sizing, parts["train"], target, phases, None)
     evaluation = evaluation_of(run, target.train_iters, parts)
     rows = train + evaluation_rows(run, row, parts, evaluation, progress)
     inputs = None
@@ -502,12 +506,8 @@ def _plan_of(
     )
     if skip is None or steps is None or not skip.changes_counts:
         return plan
-    if phases or _starts_over(run, train, target):
-        return replace(plan, warnings=(*plan.warnings, skip.warning))
-    asked, consumed = target.samples_requested, target.samples_consumed
-    served = rows_of(
-        run, sizing, parts["train"], "train", requested=asked, consumed=consumed, steps=steps
-    )
+    ranges = list(steps.skips.served_samples(int(steps.bounds[-1])))
+    served = _train_rows(run, sizing, parts["train"], target, phases, ranges)
     return replace(plan, datasets=(*served, *rows[len(train) :]))
 
 
@@ -517,17 +517,22 @@ def _train_rows(
     parts: Sequence[SplitPart],
     target: ResolvedTarget,
     phases: Sequence[Phase],
+    ranges: Sequence[tuple[int, int]] | None,
 ) -> tuple[Row, ...]:
-    """Return the rows of the train split, those of each phase separately."""
-    spans: list[tuple[int | None, int, int]] = [
-        (number, phase_request(run, target, phase), phase.samples)
+    """Return the rows of the train split, those of each phase separately.
+
+    With ``ranges``, those positions of the run alone are served.
+    """
+    spans: list[tuple[int | None, int, int, int]] = [
+        (number, phase_request(run, target, phase), phase.samples, phase.first_sample)
         for number, phase in enumerate(phases, 1)
     ]
-    spans = spans or [(None, target.samples_requested, target.samples_consumed)]
+    spans = spans or [(None, target.samples_requested, target.samples_consumed, 0)]
     return tuple(
         replace(row, phase=number)
-        for number, asked, read in spans
-        for row in rows_of(run, sizing, parts, "train", requested=asked, consumed=read)
+        for number, asked, read, first in spans
+        for mine in [None if ranges is None else [(a - first, b - first) for a, b in ranges]]
+        for row in rows_of(run, sizing, parts, "train", requested=asked, consumed=read, ranges=mine)
     )
 
 
@@ -543,12 +548,6 @@ def _skipped_steps(run: RunSettings, target: ResolvedTarget) -> SkippedSteps | N
         num_samples=int(bounds[-1]),
         masked_rows=masked_rows(run, target),
     )
-
-
-def _starts_over(run: RunSettings, train: Sequence[Row], target: ResolvedTarget) -> bool:
-    """Return True if samples of the training data are served more than once by its loader."""
-    passes = loader_passes(run, [row.built or 0 for row in train], "train", target.samples_consumed)
-    return passes.positions() != (ServedRange(0, target.samples_consumed, 1),)
 
 
 def _late_skips(run: RunSettings, target: ResolvedTarget) -> tuple[str, ...]:

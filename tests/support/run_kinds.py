@@ -95,10 +95,6 @@ REFUSALS = {
 """Words of the errors of each rule."""
 
 GAPS = {
-    "gap 1": (
-        "the lock of an amended or extended run is not exported",
-        "of a run whose blend changed on the way, which no settings of a framework say",
-    ),
     "gap 2": (
         "`pack_impl: pack_until_overflow` is planned, and nothing else",
         "can be neither audited nor locked",
@@ -106,10 +102,6 @@ GAPS = {
     "gap 3": (
         "what evaluates without training, or on whole validation data, is planned, and nothing "
         "else", "are planned, and neither audited nor locked"
-    ),
-    "gap 7": (
-        "a plan counts the samples of skipped steps too where a loader starts over or phases "
-        "follow, and says so", "",
     ),
     "gap 8": (
         "`train_epochs` under `install(exact=True)` is planned, and nothing else",
@@ -306,8 +298,9 @@ KINDS = (
         cells=only_planned("gap 2")),
     Kind("skipped steps", blend("megatron", 3, 1, skip_steps=["2", "5-6"])),
     Kind("skipped steps where the loader starts over", {
-        **neox(data_path="web", split="60,20,20", train_epochs=3), "skip_steps": ["1"]},
-         cells={"plan": "gap 7"}),
+        **neox(data_path="web", split="60,20,20", train_epochs=3), "skip_steps": ["1"]}),
+    Kind("skipped steps of a phase of Megatron-LM", blend(
+        "megatron", phase_transition_iterations=[5], skip_steps=["3-6"])),
     Kind("moved steps", one("epoch", skip_steps=["2", "5-6"], move_skipped=True)),
     Kind("skipped documents", blend("megatron", 3, 1, skip_documents=["ids.txt:code"],
          skip_from_step=3), files={"ids.txt": "0 1 2 3 4 5 6 7 8 9"}),
@@ -346,8 +339,8 @@ KINDS = (
     Kind("skips of a recipe", recipe(
         _ONE, skip="[{steps: '2 7'}, {steps: '4', move: true}, "
         "{documents: ids.txt, source: web, from_step: 3}]"), files={"ids.txt": "0 1 2 3 4 5"}),
-    Kind("an amended run", made=_amended, locked=_lock_of_amended, cells={"export": "gap 1"}),
-    Kind("an extended run", made=_extended, locked=_lock_of_extended, cells={"export": "gap 1"}),
+    Kind("an amended run", made=_amended, locked=_lock_of_amended),
+    Kind("an extended run", made=_extended, locked=_lock_of_extended, to="neox"),
     Kind("an index of one's own", made=_own, cells=without_settings("own")),
     Kind("tokens without files", {
         **one("epoch", tokens_per_epoch=["650"]), "data_path": None},
