@@ -397,7 +397,7 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
     add("--train-data-exact-num-epochs", type=int, metavar="E", help="epochs of the index")
     add("--epochs-mixed", type=int, metavar="K", help="order epoch: epochs shuffled together")
     add("--left-over", metavar="HOW", help="order epoch: drop (default) or carry")
-    add_flags(group, "--max-documents", "--long-documents")
+    add_flags(group, "--max-documents", "--long-documents", "--align")
     summed = "GPT-NeoX's sum of weights: plain (Python 3.11) or compensated (3.12); default: this"
     add("--python-sum", metavar="HOW", help=summed)
 
