@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def rows_of(index: Any) -> list[list[tuple[int, int, int, int]]]:
     begins, _ = spans.bounds_in_samples()
     table = np.column_stack((begins, spans.document, spans.offset, spans.length)).tolist()
     bounds = spans.row_splits.tolist()
-    return [list(map(tuple, table[a:b])) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [list(map(tuple, table[a:b])) for a, b in itertools.pairwise(bounds)]
 
 
 def expected_inputs(lengths: list[int], size: int, rule: str) -> list[int]:
