@@ -46,9 +46,9 @@ stages:
   e: {steps: 20, mix: {web: {proportion: 1, restart: true}, code: 2}}
 evaluation: {source: code, interval: 50, iterations: 2}
 """
-ALIGNED = RECIPE.replace(
-    "long_documents: truncate", "long_documents: truncate, align: 4"
-).replace("{path: web}", "{path: web, order: packed, align: 16}")
+ALIGNED = RECIPE.replace("long_documents: truncate", "long_documents: truncate, align: 4").replace(
+    "{path: web}", "{path: web, order: packed, align: 16}"
+)
 FINETUNING = """
 sequence_length: 32
 batch: {global_batch_size: 12}

@@ -171,8 +171,7 @@ def test_the_receipt_depends_on_the_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("align", "size"), [(0, 8), (3, 8), (16, 8), (-2, 8)])
 def test_the_sequence_length_is_a_multiple(prefix: Path, align: int, size: int) -> None:
     with pytest.raises(InvalidArgument, match="align must be"):
-        order = PackedOrder(align=align)
-        build_index(prefix, sequence_length=size, order=order, epochs=1)
+        build_index(prefix, sequence_length=size, order=PackedOrder(align=align), epochs=1)
 
 
 def test_the_largest_unit_is_the_sample(prefix: Path) -> None:

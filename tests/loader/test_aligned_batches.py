@@ -125,7 +125,7 @@ def test_loss_targets_follow_the_tokens(prefix: Path, tmp_path: Path) -> None:
     targets = Targets([SourceTargets(kind="loss_mask", companion=companion)])
     index = build(prefix)
     spans, arrays = batch_of(index, list(range(index.num_samples)), targets=targets)
-    begins, ends = spans.bounds_in_samples()
+    begins, _ = spans.bounds_in_samples()
     row = np.repeat(np.arange(index.num_samples), np.diff(spans.row_splits))
     expected = np.zeros((index.num_samples, SIZE))
     for number in range(len(spans)):
