@@ -374,16 +374,31 @@ def write_corpora(folder: Path) -> None:
 def page(text: str, questions: Iterable[str]) -> str:
     """Return the text of docs/matrix.md with its two tables as they should be."""
     names = list(questions)
-    rows = [(kind.name, *map(kind.cell, names)) for kind in KINDS]
+    kinds: dict[str, list[str]] = {}
+    for kind in KINDS:
+        kinds.setdefault(_exceptions(kind, names), []).append(kind.name)
     meanings = {
-        YES: "answered, and equal to the answers beside it",
         ALONE: "answered, and compared with nothing, because the other questions are refused",
-        NONE: "the run has no evaluation, or no training",
-        **RULES,
+        **{name: rule for name, rule in RULES.items() if name != NONE},
         **{name: reason for name, (reason, _) in GAPS.items()},
     }
-    tables = iter([_table(("run", *names), rows), _table(("cell", "meaning"), meanings.items())])
+    rows = [("; ".join(names), exceptions) for exceptions, names in kinds.items()]
+    tables = iter(
+        [_table(("runs", "exceptions"), rows), _table(("cell", "meaning"), meanings.items())]
+    )
     return re.sub(r"(^\|.*\n)+", lambda _: next(tables), text, flags=re.MULTILINE)
+
+
+def _exceptions(kind: Kind, questions: Sequence[str]) -> str:
+    """Return the questions that are refused or not compared, by cell: the most frequent last."""
+    cells: dict[str, list[str]] = {}
+    for question in questions:
+        cells.setdefault(kind.cell(question), []).append(question)
+    found = sorted((c for c in cells if c not in (YES, NONE)), key=lambda cell: len(cells[cell]))
+    several = [f"{cell}: {', '.join(cells[cell])}" for cell in found]
+    if found and len(cells[found[-1]]) > len(questions) // 2:
+        several[-1] = f"{found[-1]}: all others"
+    return "; ".join(several) or "none"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
