@@ -313,6 +313,10 @@ KINDS = (
         "long: {steps: 3, sequence_length: 32, batch: {global_batch_size: 2}, mix: {web: 1}}\n"
         "again: {steps: 3, mix: {web: 1, code: 1}}",
         "web: {path: web, block_tokens: 100}, code: {path: code, block_tokens: 100}")),
+    Kind("a source that begins again in another length", recipe(
+        "short: {steps: 5, mix: {web: 1}}\n"
+        "long: {steps: 3, sequence_length: 32, mix: {web: {proportion: 1, restart: true}}}",
+        "web: {path: web, block_tokens: 100}")),
     Kind("a limit at which the run stops", recipe(
         "all: {steps: 30, mix: {web: 1, code: 1}}", "web: web, code: {path: code, max_epochs: 1}",
         exhaustion="stop")),
