@@ -103,8 +103,9 @@ def _run_of_settings(
             index, sources = changed.index, changed_sources(run, changed)
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
-        schedule, consumed, total = _evaluations(run, subset, target, parts)
-        index = _index(run, sizing, parts[subset], total, total, cache_dir, most, subset)
+        schedule, asked, total = _evaluations(run, subset, target, parts)
+        index = _index(run, sizing, parts[subset], asked, total, cache_dir, most, subset)
+        consumed = 0
     bounds, past = step_bounds(schedule, consumed, total)
     found = Run(
         index=index,
@@ -173,14 +174,16 @@ def _check_consumed(run: RunSettings, whole: ResolvedTarget) -> None:
 def _evaluations(
     run: RunSettings, subset: Split, target: ResolvedTarget, parts: Parts
 ) -> tuple[BatchSchedule, int, int]:
-    """Return batches, consumed samples and samples of all evaluations of a run, or of its test."""
+    """Return the batches of all evaluations of a run, or of its test, and the samples that are
+    requested for them and read."""
     evaluation = evaluation_of(run, target.train_iters, parts)
     assert evaluation is not None, "there is data of the subset"
-    valid = subset == "valid"
-    total = evaluation.valid_samples if valid else evaluation.test_samples
-    if total == 0:
+    asked, read = evaluation.valid_samples, evaluation.valid_samples_read
+    if subset == "test":
+        asked, read = evaluation.test_samples, evaluation.test_samples_read
+    if read == 0:
         raise InvalidArgument(f"--eval-iters 0 reads nothing of the {subset} data; raise it")
-    return BatchSchedule.constant(evaluation.batch_size), 0, total
+    return BatchSchedule.constant(evaluation.batch_size), asked, read
 
 
 def _train_index(
