@@ -17,7 +17,7 @@ from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.run.change import changed_index, changed_sources
 from megaindex.run.parts import Parts, SplitPart, open_dataset, parts_of
-from megaindex.run.passes import ServedRange, loader_passes
+from megaindex.run.passes import ServedRange, loader_limit, loader_passes
 from megaindex.run.run import Run, RunSource, StepShape, skipped_run
 from megaindex.run.sizing import Sizing, sizing_of
 from megaindex.run.target import (
@@ -94,6 +94,7 @@ def _run_of_settings(
     sources = tuple(_source(run, part) for part in parts[subset])
     schedule, consumed, total = run.batch, run.consumed_samples, target.samples_consumed
     if subset == "train":
+        _check_validation(exact, target, parts)
         _check_consumed(run, resolve_target(replace(run, consumed_samples=0), sizing))
         if amend is None:
             index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
@@ -169,6 +170,30 @@ def _check_consumed(run: RunSettings, whole: ResolvedTarget) -> None:
             f"--consumed-samples {run.consumed_samples} lies beyond the target of the run, which "
             f"consumes {whole.samples_consumed} samples in all; raise the target"
         )
+
+
+def _check_validation(run: RunSettings, target: ResolvedTarget, parts: Parts) -> None:
+    """Refuse a run of GPT-NeoX that ends before its first step, with its validation loader empty.
+
+    So it does at a source of its own without a sample.
+    """
+    evaluation = evaluation_of(run, target.train_iters, parts)
+    filled = [part for part in parts["valid"] if part.tokens]
+    if run.row.train_epochs == "none" or evaluation is None or not filled:
+        return
+    sizing = sizing_of(run, run.row, filled, "valid", None, parts["train"])
+    requested = sizing.requested(evaluation.valid_samples)
+    assert requested is not None, "draws are counted"
+    built = sizing.built(requested, sizing.epochs(requested))
+    own = run.exact or run.data.split is None
+    if loader_limit(run, built) == 0 or (own and 0 in built):
+        raise _empty_loader("valid")
+
+
+def _empty_loader(subset: Split) -> InvalidArgument:
+    return InvalidArgument(
+        f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
+    )
 
 
 def _evaluations(
@@ -254,9 +279,7 @@ def _index(
     indices = sources(0)
     passes = loader_passes(run, [index.num_samples for index in indices], subset, consumed)
     if passes.is_empty:
-        raise InvalidArgument(
-            f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
-        )
+        raise _empty_loader(subset)
     positions = passes.positions()
     size = max((part.end for part in positions), default=0)
 
