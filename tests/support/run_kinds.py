@@ -304,7 +304,9 @@ KINDS = (
     Kind("moved steps", one("epoch", skip_steps=["2", "5-6"], move_skipped=True)),
     Kind("skipped documents", blend("megatron", 3, 1, skip_documents=["ids.txt:code"],
          skip_from_step=3), files={"ids.txt": "0 1 2 3 4 5 6 7 8 9"}),
-    Kind("iterations that Megatron-LM skips", one("megatron", iterations_to_skip=[2, 3])),
+    Kind("iterations that Megatron-LM skips", one(
+        "megatron", iterations_to_skip=[2, 3], split="80,10,10", eval_interval=4, eval_iters=1),
+         cells={"evaluation": YES}),
     Kind("a recipe of one stage", recipe(_ONE)),
     Kind("a recipe of one source", recipe("all: {epochs: 2, mix: {web: 1}}", "web: web"),
          to="neox"),
@@ -313,6 +315,10 @@ KINDS = (
         "long: {steps: 3, sequence_length: 32, batch: {global_batch_size: 2}, mix: {web: 1}}\n"
         "again: {steps: 3, mix: {web: 1, code: 1}}",
         "web: {path: web, block_tokens: 100}, code: {path: code, block_tokens: 100}")),
+    Kind("a source that begins again in another length", recipe(
+        "short: {steps: 5, mix: {web: 1}}\n"
+        "long: {steps: 3, sequence_length: 32, mix: {web: {proportion: 1, restart: true}}}",
+        "web: {path: web, block_tokens: 100}")),
     Kind("a limit at which the run stops", recipe(
         "all: {steps: 30, mix: {web: 1, code: 1}}", "web: web, code: {path: code, max_epochs: 1}",
         exhaustion="stop")),
