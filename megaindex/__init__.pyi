@@ -23,7 +23,7 @@ from megaindex.errors import MissingFile as MissingFile
 from megaindex.errors import OutOfRange as OutOfRange
 from megaindex.errors import StorageError as StorageError
 from megaindex.format import IndexedDataset as IndexedDataset
-from megaindex.format import IndexedDatasetWriter as IndexedDatasetWriter
+from megaindex.format.writer import IndexedDatasetWriter as IndexedDatasetWriter
 from megaindex.index.balance import CostModel as CostModel
 from megaindex.index.order_settings import EpochOrder as EpochOrder
 from megaindex.index.order_settings import MegatronLegacyOrder as MegatronLegacyOrder
