@@ -209,7 +209,9 @@ class LockedRun:
         Raises:
             FormatError: they make fewer or more steps than the lock has.
         """
-        if not self.has(subset):
+        run = self._lock.content["settings"]["run"]
+        late = run["evaluation"]["start"] or run.get("iterations_to_skip")
+        if not self.has(subset) or (subset == "valid" and late):  # of which others are read
             return
         end, last = self.end(subset), self._lock.content["subsets"][subset]["steps"][-1][1]
         if samples is None or not 0 <= samples - end < last:

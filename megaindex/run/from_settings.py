@@ -17,7 +17,7 @@ from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.run.change import changed_index, changed_sources
 from megaindex.run.parts import Parts, SplitPart, open_dataset, parts_of
-from megaindex.run.passes import ServedRange, loader_passes
+from megaindex.run.passes import ServedRange, loader_limit, loader_passes
 from megaindex.run.run import Run, RunSource, StepShape, skipped_run
 from megaindex.run.sizing import Sizing, sizing_of
 from megaindex.run.target import (
@@ -31,21 +31,19 @@ from megaindex.run.target import (
 )
 from megaindex.settings.amended import AmendedBlend
 from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
-from megaindex.settings.run_builder import given_run
 from megaindex.settings.run_settings import RunSettings
 
 Folder: TypeAlias = str | os.PathLike[str]
 
 
 def run_of_settings(
-    run: RunSettings | None = None,
+    run: RunSettings,
     *,
     subset: Split = "train",
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
     most_samples: int | None = None,
     amend: AmendedBlend | None = None,
-    **settings: Any,
 ) -> Run:
     """Return the run of a framework's settings, by the rules of its version.
 
@@ -57,25 +55,12 @@ def run_of_settings(
         most_samples: samples that an index may be built for, as of a run whose settings a file
             states; None: any number.
         amend: how the run began, and the changes of its blend since, as under ``install(amend=…)``.
-        settings: the run by names in place of ``run``, as for `megaindex.make_plan`.
 
     Raises:
         InvalidArgument: the run cannot be built: it has no files, more samples of a source are
             drawn than built, or it asks for more than ``most_samples``.
         FormatError, StorageError: a dataset cannot be read.
     """
-    with given_run(run, settings) as given:
-        return _run_of_settings(given, subset, cache_dir, progress, most_samples, amend)
-
-
-def _run_of_settings(
-    run: RunSettings,
-    subset: Split,
-    cache_dir: Folder | None,
-    progress: Progress | None,
-    most: int | None,
-    amend: AmendedBlend | None,
-) -> Run:
     _check(run, subset)
     if run.packing is not None:
         raise InvalidArgument(
@@ -94,17 +79,19 @@ def _run_of_settings(
     sources = tuple(_source(run, part) for part in parts[subset])
     schedule, consumed, total = run.batch, run.consumed_samples, target.samples_consumed
     if subset == "train":
+        _check_validation(exact, target, parts)
         _check_consumed(run, resolve_target(replace(run, consumed_samples=0), sizing))
         if amend is None:
-            index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
+            index = _train_index(run, sizing, parts["train"], target, cache_dir, most_samples)
         else:
-            _check_size(subset, max(total, amend.num_samples), most)
+            _check_size(subset, max(total, amend.num_samples), most_samples)
             changed = changed_index(run, amend, total)
             index, sources = changed.index, changed_sources(run, changed)
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
-        schedule, consumed, total = _evaluations(run, subset, target, parts)
-        index = _index(run, sizing, parts[subset], total, total, cache_dir, most, subset)
+        schedule, asked, total = _evaluations(run, subset, target, parts)
+        index = _index(run, sizing, parts[subset], asked, total, cache_dir, most_samples, subset)
+        consumed = 0
     bounds, past = step_bounds(schedule, consumed, total)
     found = Run(
         index=index,
@@ -170,17 +157,43 @@ def _check_consumed(run: RunSettings, whole: ResolvedTarget) -> None:
         )
 
 
+def _check_validation(run: RunSettings, target: ResolvedTarget, parts: Parts) -> None:
+    """Refuse a run of GPT-NeoX that ends before its first step, with its validation loader empty.
+
+    So it does at a source of its own without a sample.
+    """
+    evaluation = evaluation_of(run, target.train_iters, parts)
+    filled = [part for part in parts["valid"] if part.tokens]
+    if run.row.train_epochs == "none" or evaluation is None or not filled:
+        return
+    sizing = sizing_of(run, run.row, filled, "valid", None, parts["train"])
+    requested = sizing.requested(evaluation.valid_samples)
+    assert requested is not None, "draws are counted"
+    built = sizing.built(requested, sizing.epochs(requested))
+    own = run.exact or run.data.split is None
+    if loader_limit(run, built) == 0 or (own and 0 in built):
+        raise _empty_loader("valid")
+
+
+def _empty_loader(subset: Split) -> InvalidArgument:
+    return InvalidArgument(
+        f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
+    )
+
+
 def _evaluations(
     run: RunSettings, subset: Split, target: ResolvedTarget, parts: Parts
 ) -> tuple[BatchSchedule, int, int]:
-    """Return batches, consumed samples and samples of all evaluations of a run, or of its test."""
+    """Return the batches of all evaluations of a run, or of its test, and the samples that are
+    requested for them and read."""
     evaluation = evaluation_of(run, target.train_iters, parts)
     assert evaluation is not None, "there is data of the subset"
-    valid = subset == "valid"
-    total = evaluation.valid_samples if valid else evaluation.test_samples
-    if total == 0:
+    asked, read = evaluation.valid_samples, evaluation.valid_samples_read
+    if subset == "test":
+        asked, read = evaluation.test_samples, evaluation.test_samples_read
+    if read == 0:
         raise InvalidArgument(f"--eval-iters 0 reads nothing of the {subset} data; raise it")
-    return BatchSchedule.constant(evaluation.batch_size), 0, total
+    return BatchSchedule.constant(evaluation.batch_size), asked, read
 
 
 def _train_index(
@@ -251,9 +264,7 @@ def _index(
     indices = sources(0)
     passes = loader_passes(run, [index.num_samples for index in indices], subset, consumed)
     if passes.is_empty:
-        raise InvalidArgument(
-            f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
-        )
+        raise _empty_loader(subset)
     positions = passes.positions()
     size = max((part.end for part in positions), default=0)
 

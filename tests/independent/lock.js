@@ -373,8 +373,7 @@ function parse(data) { // refuses what a lock does not have
     'format or version': `${lock.format} ${lock.version}` !== 'megaindex run lock 2',
     digest: sha256(data.subarray(0, data.lastIndexOf(lock.digest))) !== lock.digest,
     digests: Object.keys(lock.digests).some((name) => sha256(canonical(exact[name])) !== lock.digests[name]) };
-  for (const [fault, found] of Object.entries(faults)) if (found) throw new Error(`run.lock: ${fault}`);
-  return [lock, exact];
+  for (const [fault, found] of Object.entries(faults)) if (found) throw new Error(`run.lock: ${fault}`); return [lock, exact];
 }
 function main([file, name, what, ...numbers]) {
   const [lock, exact] = parse(fs.readFileSync(file)), [a, b] = numbers.map(Number), rows = rowsOf(lock.sources);
@@ -397,4 +396,5 @@ function main([file, name, what, ...numbers]) {
     : fs.readFileSync(0, 'utf8').trim().split('\n').map((line) => shown(positionOf(line.split(' ').map(Number))));
   process.stdout.write(`${lines.join('\n')}\n`);
 }
-main(process.argv.slice(2));
+if (require.main === module) main(process.argv.slice(2)); else Object.assign(exports, { keyOf, hash, hex, permutation,
+  rankPermutation, shuffler, pack, MIXING, dealt, receiptOf, canonical, sha256 }); // which vectors.js tries

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.lock_vectors import FOLDER, LOCKS
 
 from megaindex import AmendedBlend, BlendChange, IndexedDataset, IndexedDatasetWriter, Skip
 from megaindex.audit import Run, run_of_recipe, run_of_settings
@@ -325,8 +326,8 @@ def locked(name: str, subset: Split) -> tuple[Run, dict[str, Any]]:
     return stream, lock.content["subsets"][subset]
 
 
-def run(node: str, *arguments: str, queries: str = "") -> list[str]:
-    command = [node, str(PROGRAM), "run.lock", *arguments]
+def run(node: str, *arguments: str, queries: str = "", lock: str = "run.lock") -> list[str]:
+    command = [node, str(PROGRAM), lock, *arguments]
     done = subprocess.run(command, input=queries, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -535,6 +536,31 @@ def test_rows_and_receipts_of_every_order(name: str, node: str) -> None:
 def test_rows_of_an_evaluation(name: str, node: str) -> None:
     stream, _ = locked(name, "valid")
     compare(node, stream, "valid", queries=1000)
+
+
+def test_values_of_functions(node: str) -> None:
+    """Those of the page, which test_vectors.py compares with the implementation."""
+    command = [node, str(PROGRAM.with_name("vectors.js")), str(FOLDER / "vectors.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) >= 40
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_locks_of_the_page(name: str, node: str) -> None:
+    """Every row and receipt, on one rank, and the identities."""
+    shutil.copytree(FOLDER, "page", dirs_exist_ok=True)
+    lock, wanted = f"page/{name}.lock", json.loads((FOLDER / "expected.json").read_text())
+    found = wanted[f"{name}.lock"]
+    content = found["content_identity"] or "not hashed"
+    assert run(node, "identity", lock=lock) == [found["identity"], content]
+    subset = read_lock(lock).content["subsets"]["train"]
+    steps = [n for _, n, count in subset["steps"] for _ in range(count)]
+    rows = [f"{step} 0 {row}" for step, n in enumerate(steps) for row in range(n)]
+    texts = [" ".join([p, *spans]) for p, spans in found["spans"]["train"].items()]
+    assert run(node, "train", "rows", "1", "1", queries="\n".join(rows), lock=lock) == texts
+    blocks = subset["receipts"]["blocks"]
+    assert run(node, "train", "receipts", "0", str(len(blocks)), lock=lock) == blocks
 
 
 def test_the_program_has_at_most_400_lines() -> None:
