@@ -5,6 +5,7 @@ MEGATRON_TAGS is a folder with a checkout ``megatron-main``; without it those te
 
 from __future__ import annotations
 
+import itertools
 import os
 import site
 import subprocess
@@ -242,7 +243,7 @@ def test_each_token_is_on_one_rank(prefix: Path, ranks: int) -> None:
         sizes = []
         for rank in range(ranks):
             mine = []
-            for begin, end in zip(bounds, bounds[1:], strict=False):
+            for begin, end in itertools.pairwise(bounds):
                 part, rest = divmod(end - begin, 2 * ranks)
                 assert rest == 0
                 for number in (rank, 2 * ranks - 1 - rank):
