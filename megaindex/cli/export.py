@@ -201,18 +201,17 @@ def _requests(theirs: RunSettings, streams: Mapping[Split, Run]) -> dict[Split, 
             f"--split {theirs.data.split}: a recipe trains on all documents of its source; give "
             "1,0,0"
         )
-    asked: dict[Split, int | None] = {"train": resolved.samples_requested}
+    asked: dict[Split, int] = {"train": resolved.samples_requested}
     evaluation = evaluation_of(theirs, resolved.train_iters, parts)
     if evaluation is not None:
-        asked["valid"] = None if evaluation.full else evaluation.valid_samples
-        asked["test"] = evaluation.test_samples
+        asked |= {"valid": evaluation.valid_samples, "test": evaluation.test_samples}
     found: dict[Split, NamedDataset] = {}
     for subset, samples in asked.items():
         if subset not in streams or samples == 0:
             continue
         part = parts[subset][0]
         own = sizing_of(theirs, theirs.row, [part], subset, None, parts["train"])
-        requested = None if samples is None else own.requested(samples)
+        requested = own.requested(samples)
         found[subset] = NamedDataset(
             path=part.source.path,
             subset=subset,

@@ -252,7 +252,7 @@ def _last_step(layout: RecipeLayout, epochs: dict[int, int] | None) -> int | Non
         for read in reads:
             size = layout.size_at(read.source, stage.sequence_length)
             if epochs is None:
-                limits[read.stream] = fresh_samples(size, read)
+                limits[read.stream] = fresh_samples(read)
             else:
                 held = size.samples_in(Fraction(epochs.get(read.source, 1)))
                 limits[read.stream] = max(0, held - read.begin)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from support.command_line import cli, shares_by_times
-from support.run_kinds import FIRST_TOKEN, Kind
+from support.run_kinds import FIRST_TOKEN, NONE, Kind
 
 import megaindex
 from megaindex import IndexedDataset, Skip
@@ -490,20 +490,28 @@ def prove(asked: Asked) -> None:
 
 
 def evaluation(asked: Asked) -> None:
-    """Samples and audit of the evaluation are those of the lock."""
-    locked = run_of_lock(asked.lock, subset="valid")
+    """Samples and audit of the evaluation are those of the plan, and of the lock of training."""
+    if asked.made is not None:
+        run_of_lock(asked.lock, subset="valid")
     words = ["--subset", "valid", "--json"]
-    theirs = json.loads(command("audit", asked.lock.path, *words))
+    ours = json.loads(asked.answer("audit", *words))
     if asked.is_recipe:
-        loader = asked.loader(0, 1)
-        served = sum(int(batch["tokens"].any(dim=1).sum()) for batch in loader.evaluation())
-        assert served == locked.num_samples == asked.plan["evaluation_samples"]
+        served = [int(b["tokens"].any(dim=1).sum()) for b in asked.loader(0, 1).evaluation()]
+        samples = sum(served)
+        assert samples == asked.plan["evaluation_samples"]
     else:
         run = run_of_settings(**asked.arguments, subset="valid")
         rows = [row["drawn"] for row in asked.plan["datasets"] if row["split"] == "valid"]
-        assert run_counts(run) == run_counts(locked) == rows
+        samples = run.samples_served
+        assert run_counts(run) == rows
+    assert ours["samples"] == samples
+    if asked.kind.cell("lock") == NONE:
+        return
+    locked = run_of_lock(asked.lock, subset="valid")
+    assert locked.num_samples == samples
+    if not asked.is_recipe:
         assert spans_of(run) == spans_of(locked)
-    ours = json.loads(asked.answer("audit", *words))
+    theirs = json.loads(command("audit", asked.lock.path, *words))
     for name in ours.keys() - {"run_settings"}:
         assert in_place(ours[name]) == in_place(theirs[name])
 
