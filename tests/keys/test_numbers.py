@@ -105,7 +105,9 @@ def test_long_rows_are_drawn_in_blocks() -> None:
     for n in (2**15 - 1, 2**15, 2**15 + 1, 10_000):
         drawn = uniform(keys, n)
         assert drawn.shape == (15, n)
-        assert all(np.array_equal(row, uniform(int(key), n)) for key, row in zip(keys, drawn, strict=True))
+        assert all(
+            np.array_equal(row, uniform(int(key), n)) for key, row in zip(keys, drawn, strict=True)
+        )
     assert uniform(keys, 0).shape == (15, 0)
     assert uniform(keys[:0], 3).shape == (0, 3)
 
