@@ -151,7 +151,7 @@ class LossBySource:
     def means(self) -> F64:
         """float64[sources]: mean loss by weight; NaN for a source without any."""
         sums, weights = self.totals
-        means = np.full_like(sums, np.nan)
+        means = np.full(len(self.names), np.nan)
         np.divide(sums, weights, out=means, where=weights != 0)
         return means
 

@@ -345,7 +345,8 @@ class StoreWriter:
         self._is_used = True
         try:
             self._stream = self._files.open(self._path)
-            begin_rows(self._stream)
+            with as_storage_error(self._path, "cannot write"):
+                begin_rows(self._stream)
         except BaseException:
             self._files.discard()
             raise
@@ -412,7 +413,10 @@ class StoreWriter:
             again = first_unequal(payload, places[here], Payloads([file.payload]), theirs[here])
             if again is not None:
                 raise _second_payload(keys[places[here][again]], file.path)
-        finish_rows(self._stream, columns, len(keys), form.row_bytes, form.digest, self._digest)
+        with as_storage_error(self._path, "cannot write"):
+            finish_rows(
+                self._stream, columns, len(keys), form.row_bytes, form.digest, self._digest
+            )
 
 
 def wide_keys(keys: npt.ArrayLike) -> U64:
