@@ -71,7 +71,7 @@ def look_up(real: Callable[..., Any], host: object, *more: Any, **options: Any) 
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1:1", r"^127\.0\.0\.1:1: cannot be reached: .*refused; start a cluster with"),
+        ("127.0.0.1:1", r"^127\.0\.0\.1:1: cannot be reached: .*refused"),
         ("no.such.host.invalid:6379", "cannot be reached: "),
         ("127.0.0.1:99999", "cannot be reached: "),
         ("nonsense", "^nonsense: cannot be used as a Ray cluster: Invalid address format"),
@@ -94,7 +94,7 @@ def test_a_node_that_has_another_megaindex_is_named(
     with (
         quiet(),
         open_engine("ray", address=ray_address) as engine,
-        pytest.raises(EngineError, match=r"^node .* has megaindex .*, the command runs 99\.0;"),
+        pytest.raises(EngineError, match=r"^node .* has megaindex .*, the command runs 99\.0"),
     ):
         list(engine.run(square, [1]))
 
@@ -119,7 +119,7 @@ def test_a_node_that_cannot_import_what_a_task_needs(
     with (
         quiet(),
         open_engine("ray", address=ray_address) as engine,
-        pytest.raises(EngineError, match=r"cannot run it: .*No module named 'only_here'; install"),
+        pytest.raises(EngineError, match=r"cannot run it: .*No module named 'only_here'"),
     ):
         list(engine.run(only_here.task, [1]))
 

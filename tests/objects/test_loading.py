@@ -93,7 +93,7 @@ def test_loaders_choose_by_themselves(store: Any) -> None:
     expected = batches(index, local, reader="mapped")
     check_equal(batches(index, remote), expected)
     check_equal(batches(index, remote, reader="positional", read_ahead=0), expected)
-    with pytest.raises(InvalidArgument, match=rf"{url}: lies in an object store; .*positional"):
+    with pytest.raises(InvalidArgument, match=rf"{url}: lies in an object store"):
         batches(index, remote, reader="mapped")
     ids = list(range(6))
     np.testing.assert_array_equal(
