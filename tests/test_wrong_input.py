@@ -12,10 +12,9 @@ import pytest
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex import helpers
+from megaindex import IndexedDataset, IndexedDatasetWriter, helpers
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.kernels import backend, load
 
 

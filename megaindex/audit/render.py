@@ -105,11 +105,13 @@ def _balance(model: BalanceModel) -> list[RenderableType]:
 
 
 def balance_headline(model: BalanceModel) -> str:
+    shared = model.cost_model.context_parallel_size
     cost, part = model.cost_model, f"{model.steps_modelled:,} of {model.steps:,} steps"
     return (
         f"modelled work of the {model.rows:,} rows of {part}: {cost.linear:g} a token, "
         f"{cost.attention:g} a squared token of a document; micro batches of "
         f"{model.micro_batch_size} on {model.data_parallel_size} ranks"
+        + ("" if shared == 1 else f", {shared} of which share a row by {cost.partition}")
     )
 
 

@@ -259,7 +259,8 @@ def _digest(index: Index, samples: Any, numbers: IntArray | None) -> str:
     if numbers is not None:
         spans = replace(spans, source=numbers[spans.source].astype(spans.source.dtype))
     digest = xxhash.xxh3_128()
-    for part in (*spans, spans.row_splits):
+    padded = spans.padding is not None and spans.padding.any()
+    for part in (*spans, spans.row_splits, *([spans.padding] if padded else [])):
         digest.update(array_bytes(part))
     return digest.hexdigest()
 

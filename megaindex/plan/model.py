@@ -85,14 +85,6 @@ class SkipEffect:
         """True if samples of the order are not served."""
         return bool(self.steps_dropped or self.samples_left_over)
 
-    @property
-    def warning(self) -> str:
-        """Warning that draws of a plan are those of the order, where skips cannot be counted."""
-        return (
-            "draws, epochs and coverage are those of the order, skipped samples included; "
-            "`megaindex audit` counts what is served"
-        )
-
     def lines(self) -> Iterator[str]:
         """Yield the sentences of the printed plan."""
         for steps, samples, what in (

@@ -39,6 +39,8 @@ class StreamReads:
     count: int
     goes_on: bool
     """True if no earlier stage read them."""
+    again: int
+    """The first of them that is served again, or the end of the first epoch."""
 
 
 def reads_of(layout: RecipeLayout) -> Iterator[StreamReads]:
@@ -46,17 +48,42 @@ def reads_of(layout: RecipeLayout) -> Iterator[StreamReads]:
     # one past the last sample that earlier stages read, by source and sequence length
     first = layout.recipe.stage_lengths[0]
     reached = {(source, first): begin for source, begin in enumerate(layout.begins)}
+    earlier = {source: [(first, 0, begin)] for source, begin in enumerate(layout.begins) if begin}
     named = {stage.name: stage for stage in layout.recipe.stages}
     for piece, stage in enumerate(layout.stages, 1):
         own = {layout.recipe.number(each.source) for each in named[stage.name].streams}
         for stream, (source, begin, count) in enumerate(stage.reads):
             if count == 0 and source not in own:  # of other stages, without changed weights here
                 continue
-            goes_on = begin >= reached.get((source, stage.sequence_length), 0)
-            yield StreamReads(stage, piece, stream, source, begin, count, goes_on)
+            size = layout.size_at(source, stage.sequence_length)
+            again = list(_served_again(size, begin, begin + count, earlier.get(source, [])))
+            if size.blocks is None and begin < reached.get((source, stage.sequence_length), 0):
+                again = [begin]
+            first_again = min([size.samples, *again])
+            yield StreamReads(stage, piece, stream, source, begin, count, not again, first_again)
         for source, begin, count in stage.reads:
             read = source, stage.sequence_length
+            if layout.sizes[source].blocks is not None and count:
+                reads = earlier.setdefault(source, [])
+                goes_on = reads and (reads[-1][0], reads[-1][2]) == (stage.sequence_length, begin)
+                start = reads.pop()[1] if goes_on else begin
+                reads.append((stage.sequence_length, start, begin + count))
             reached[read] = max(reached.get(read, 0), begin + count)
+
+
+def _served_again(
+    size: SourceSize, begin: int, end: int, earlier: Sequence[tuple[int, int, int]]
+) -> Iterator[int]:
+    """Yield, for each earlier read in order blocks that reached the block of ``begin``, the first
+    sample with tokens of it, or ``end``."""
+    index = size.blocks
+    for length, first, last in earlier if index is not None else ():
+        read = index.at_length(length)
+        if read is index:
+            if begin < last:
+                yield max(begin, first)
+        elif begin < read.next_block(last, index.sequence_length)[0]:
+            yield index.first_again(begin, end, read, first, last)
 
 
 def epochs_for(size: SourceSize, samples: int) -> int:
@@ -69,7 +96,7 @@ def epochs_for(size: SourceSize, samples: int) -> int:
 def first_repeat(layout: RecipeLayout, read: StreamReads) -> int | None:
     """Return the first step that draws a sample of a stream again; None without such."""
     stage, stream = read.stage, read.stream
-    fresh = _fresh(layout.size_at(read.source, stage.sequence_length), read)
+    fresh = _fresh(read)
     if read.count <= fresh:
         return None
     limits = [stage.num_samples] * len(stage.mixed.sources)
@@ -78,9 +105,9 @@ def first_repeat(layout: RecipeLayout, read: StreamReads) -> int | None:
     return layout.batch.iterations_within(stage.first_sample + most)
 
 
-def _fresh(size: SourceSize, read: StreamReads) -> int:
+def _fresh(read: StreamReads) -> int:
     """Return the samples of a stream before the first that is served again."""
-    return max(0, size.samples - read.begin) if read.goes_on else 0
+    return max(0, read.again - read.begin)
 
 
 @dataclass(frozen=True)
@@ -300,7 +327,7 @@ def _last_step(layout: RecipeLayout, epochs: dict[int, int] | None) -> int | Non
         for read in reads:
             size = layout.size_at(read.source, stage.sequence_length)
             if epochs is None:
-                limits[read.stream] = _fresh(size, read)
+                limits[read.stream] = _fresh(read)
             else:
                 held = size.samples_in(Fraction(epochs.get(read.source, 1)))
                 limits[read.stream] = max(0, held - read.begin)

@@ -194,7 +194,7 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
         if s.order == "packed":
             most = most_documents(s.max_documents, stage.sequence_length)
         shuffles.append(
-            (names[number], s.kind, recipe.order_of(s), s.packed, s.long_documents, most)
+            (names[number], s.kind, recipe.order_of(s), s.packed, s.long_documents, s.align, most)
         )
     drawn = [plan.size_at(number, stage.sequence_length) for number in numbers]
     sizes = [size.samples for size in drawn]

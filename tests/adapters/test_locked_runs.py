@@ -22,6 +22,7 @@ import megaindex.adapters.megatron as adapter
 import megaindex.adapters.neox as neox_adapter
 from megaindex import Skip
 from megaindex.adapters import RunLoader, status
+from megaindex.adapters.locked_run import LockedRun
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import join_states
 from megaindex.lock import Lock, make_lock
@@ -74,6 +75,22 @@ def test_megatron_builds_what_was_locked(
         shutil.copy(f"{prefixes[0]}{suffix}", f"{prefixes[1]}{suffix}")
     with pytest.raises(FormatError, match=r"c2\.(bin|idx): .* as in .*run\.lock \(source 1\)"):
         build(core, (160, 8, 0), None, blend=blend, split="90,10,0")
+
+
+def test_an_evaluation_that_is_left_out_is_requested_too(tmp_path: Path) -> None:
+    """Of validation Megatron-LM then requests more samples than the lock has."""
+    path = write_corpora(tmp_path)[1]
+    run = {"data_path": path, "train_iters": 40, "eval_iters": 1, "eval_interval": 20, **SETTINGS}
+    for skipped, accepted in ([], False), ([19], True):
+        locked = LockedRun(make_lock(**run, iterations_to_skip=skipped or None), "megatron")
+        read = locked.end("valid")
+        assert read == 4 * (3 - len(skipped))
+        locked.check_samples("valid", read)
+        if accepted:
+            locked.check_samples("valid", read + 4)
+            continue
+        with pytest.raises(FormatError, match="samples requested"):
+            locked.check_samples("valid", read + 4)
 
 
 def test_the_lock_of_another_framework_is_refused(core: Any, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from megaindex.index.balance import CostModel
 
 __all__ = ["training"]  # a fixture
 
-(TRAINING, LOADERS, _), (CHECKPOINTING, CHECK_ARGS, _) = WRAPPERS
+(TRAINING, LOADERS, _), (CHECKPOINTING, CHECK_ARGS, _), *_ = WRAPPERS
 
 
 def loader_of(training: Any, dataset: Any, consumed: int = 0) -> Any:
@@ -274,3 +274,24 @@ def test_what_is_refused(training: Any, tmp_path: Path) -> None:
     adapter.install(skip=Skip(documents=[2000]))
     with pytest.raises(InvalidArgument, match="document 2000 does not exist"):
         loader_of(training, dataset)
+
+
+def test_the_loader_of_training_is_measured(training: Any, tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    dataset = dataset_of(training, tmp_path)
+    training.args.micro = 2
+    start(training, 8)
+    training.SimpleNamespace = lambda dataset, batch_sampler: DataLoader(
+        dataset, batch_sampler=batch_sampler
+    )
+    plain = loader_of(training, dataset)
+    adapter.install()
+    loader = loader_of(training, dataset)
+    assert isinstance(loader, DataLoader)
+    assert type(loader).__name__ == "DataLoader"
+    ours = [batch["tokens"].tolist() for batch in loader]
+    assert ours == [batch["tokens"].tolist() for batch in plain]
+    assert isinstance(loader.batch_sampler, MegatronPretrainingSampler)
+    assert status().waits["Megatron"].steps == len(ours) // 4
+    assert plain.__class__ is DataLoader

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 from support.inputs import for_each
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.cli import main
 from megaindex.corpus.merge import merge
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset, IndexedDatasetWriter, writer
+from megaindex.format import writer
 
 Documents = list[list[list[int]]]
 DOCUMENTS = st.lists(

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.cli import main
 from megaindex.corpus.merge import merge
 from megaindex.corpus.split import TokenCounts, cut_at, cut_evenly, cut_ranges, split
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.format.pair import map_pair
 
 LENGTHS = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=20)

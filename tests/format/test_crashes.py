@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import MissingFile, StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.io.paths import as_storage_error
 
 # From Python 3.12 on, forking warns once anything has started a thread.

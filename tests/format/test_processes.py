@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from support.files import open_below
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import FormatError, MissingFile, StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.io.mapping import map_readonly
 
 RawPair = Callable[..., str]

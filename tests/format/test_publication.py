@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter, pair
+from megaindex.format import pair
 from megaindex.io import atomic
 
 FailCall = Callable[[str, int, Callable[[], Any]], None]

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 
 RawPair = Callable[..., str]
 

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from support.inputs import for_each
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter, pair
+from megaindex.format import sink as sink_module
+from megaindex.format.header import HEADER_BYTES
 
 RawPair = Callable[..., str]
 
@@ -86,17 +88,17 @@ def test_documents_without_sequences_and_sequences_without_tokens(tmp_path: Path
 def test_pointers_are_exact_beyond_every_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(pair, "_CHUNK", chunk)
+    monkeypatch.setattr(sink_module, "_CHUNK", chunk)
     lengths = np.full(100, 2**31 - 1)
     lengths[::3] = 5
-    with contextlib.closing(pair.IndexSpool(str(tmp_path), multimodal=False)) as spool:
+    with contextlib.closing(sink_module.IndexSpool(str(tmp_path), multimodal=False)) as spool:
         spool.open()
         spool.add_sequences(lengths, None)
         out = io.BytesIO()
-        spool.assemble(pair._HashedFile(out), 5, 8)
+        spool.assemble(sink_module._HashedFile(out), 5, 8)
     begins = 8 * np.cumsum(lengths) - 8 * lengths
     assert begins[-1] > 2**40
-    pointers = out.getvalue()[pair.HEADER_BYTES + 4 * 100 :][: 8 * 100]
+    pointers = out.getvalue()[HEADER_BYTES + 4 * 100 :][: 8 * 100]
     np.testing.assert_array_equal(np.frombuffer(pointers, np.int64), begins)
 
 
@@ -107,7 +109,7 @@ def test_a_source_that_changes_while_it_is_copied_is_refused(
     """Also one that grew: its .idx was read before."""
     source = tmp_path / "source.bin"
     source.write_bytes(bytes(12))
-    sink = pair.PairSink(
+    sink = sink_module.PairSink(
         str(tmp_path / "a.bin"), str(tmp_path / "a.idx"), np.dtype(np.uint8), multimodal=False,
         overwrite=False,
     )  # fmt: skip

@@ -345,7 +345,9 @@ def test_tokens_of_lengths_that_are_rare() -> None:
     """Three pieces of a length meet others; one or two meet the same ones in every epoch."""
     counts = np.zeros(17, np.int64)
     counts[[3, 7, 9, 16]] = 3, 2, 1, 1  # 16: a whole sample
-    assert packed.pack_counts(counts, None).rare_tokens == 2 * 7 + 9
+    tokens = int(counts @ np.arange(17))
+    packing = packed.Cutting(sequence_length=16).pack(counts, tokens, None)
+    assert packing.rare_tokens == 2 * 7 + 9
 
 
 @for_each(
@@ -354,5 +356,5 @@ def test_tokens_of_lengths_that_are_rare() -> None:
      ([10, 6, 9, 5], (6 / 10 + 5 / 9) / 2), ([10, 6, 16], 6 / 10)],
 )  # fmt: skip
 def test_likeness_is_that_of_samples_of_several_pieces(lengths: list[int], likeness: float) -> None:
-    packing = packed.pack_counts(np.bincount(lengths, minlength=17), None)
+    packing = packed.Cutting(sequence_length=16).pack_lengths(np.array(lengths, np.int32), None)
     assert packing.likeness == pytest.approx(likeness)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
+from megaindex import IndexedDatasetWriter
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.format import IndexedDatasetWriter
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.numpy_dataset import NumpyDataset
 from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler

@@ -43,7 +43,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[IndexedDataset]:
 
 
 def write_bytes(prefix: Path, lengths: I64) -> IndexedDataset:
-    from megaindex.format import IndexedDatasetWriter
+    from megaindex import IndexedDatasetWriter
 
     with IndexedDatasetWriter(str(prefix), np.uint8) as writer:
         for length in lengths:

@@ -360,6 +360,21 @@ def test_only_greedy_blends_of_arrays_wrap() -> None:
         inside[key] = before
 
 
+def test_a_blend_draws_no_more_than_the_samples_of_its_sources() -> None:
+    content = json.loads(Path("neox.lock").read_bytes())
+    index = content["subsets"]["train"]["index"]
+    others = [1] * (len(index["weights"]) - 1)
+    for more in (0, 1):
+        first = index["samples"] - len(others) - more
+        index |= {"rule": "exhaustive", "weights": [first, *others]}
+        Path("drawn.lock").write_bytes(signed(content))
+        if not more:
+            read_lock("drawn.lock")
+            continue
+        with pytest.raises(FormatError, match="index.samples must be"):
+            read_lock("drawn.lock")
+
+
 def test_what_would_be_refused_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     lock = read_lock("flags.lock")  # of 34 steps
     monkeypatch.setattr("megaindex.lock.shape.MOST_STEPS", 34)

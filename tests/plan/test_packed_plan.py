@@ -361,7 +361,7 @@ def test_packed_needs_a_name_or_an_order() -> None:
 
 def test_input_tokens_are_exact_where_epochs_are_complete() -> None:
     """A range that ends with an epoch and begins within one has a mean."""
-    packing = packed.pack_counts(np.array([0, 5, 4, 3, 2, 7, 1, 0, 3]), None)
+    packing = packed.Cutting(sequence_length=8).pack(np.array([0, 5, 4, 3, 2, 7, 1, 0, 3]), 0, None)
     size = packing.num_samples
     for begin in range(2 * size + 1):
         for end in range(begin, 2 * size + 1):

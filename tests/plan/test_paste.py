@@ -21,8 +21,8 @@ from support.command_line import plan_json, shares_by_times
 from support.corpora import write_corpus
 from support.megatron_dataset import Tokenizer
 
+from megaindex import IndexedDatasetWriter
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDatasetWriter
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.export import export_settings

@@ -27,7 +27,11 @@ import numpy.typing as npt
 import torch
 
 from megaindex.adapters.megatron import locks
-from megaindex.adapters.megatron.core import core, microbatch_calculator
+from megaindex.adapters.megatron.core import (
+    core,
+    micro_batches_of_step,
+    microbatch_calculator,
+)
 from megaindex.adapters.megatron.indexed_dataset import mapped
 from megaindex.adapters.reports import MEGATRON
 from megaindex.adapters.skipped_dataset import (
@@ -417,6 +421,23 @@ class BalancedSteps:
         return count
 
 
+def measured(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``build_pretraining_data_loader`` of Megatron-Bridge, whose training is measured."""
+
+    @functools.wraps(original)
+    def build(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        loader = original(dataset, *args, **kwargs)
+        _measure(loader, dataset)
+        return loader
+
+    return build
+
+
+def _measure(loader: Any, dataset: Any) -> None:
+    if isinstance(loader, torch.utils.data.DataLoader) and is_training(dataset):
+        MEGATRON.measure(loader, micro_batches_of_step)
+
+
 def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``build_pretraining_data_loader``, which skips and balances training data if `install`
     was called with ``skip`` or ``balance``."""
@@ -426,6 +447,7 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
         if dataset is not None and core().policy.skip and is_training(dataset):
             dataset = skipped(dataset, original)
         loader = original(dataset, consumed_samples, *args, **kwargs)
+        _measure(loader, dataset)
         sampler: Any = getattr(loader, "batch_sampler", None)
         if loader is not None and core().policy.lock is not None:
             _check_single(sampler, "lock")

@@ -22,6 +22,7 @@ from robustness.faults.pairs import (
 )
 
 import megaindex
+from megaindex import IndexedDatasetWriter
 from megaindex.cache import array_group as group
 from megaindex.cache import claim as leftovers
 from megaindex.cache import entry, npy
@@ -36,7 +37,6 @@ from megaindex.cache.sidecar import (
     read_sidecar,
 )
 from megaindex.errors import MegaIndexError
-from megaindex.format import IndexedDatasetWriter
 
 
 @dataclass(frozen=True)

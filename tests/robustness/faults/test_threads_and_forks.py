@@ -16,8 +16,8 @@ import pytest
 from support.corpora import write_corpus
 
 import megaindex
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.orders import epoch
 from megaindex.index.orders import framework as shuffled
 from megaindex.loader.positional_reader import PositionalTokens
