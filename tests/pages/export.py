@@ -1,6 +1,5 @@
 """What the examples of docs/export.md need: run before them."""
 
-
 import numpy as np
 
 import megaindex
