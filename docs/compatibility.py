@@ -25,6 +25,8 @@ class Deviation:
 
 
 _CORE = "megatron-core 0.16.1"
+_NOT_SHOWN = ("order", "blend_size", "weight_sum", "width_rule", "weight_alone")
+"""Rules without a meaning outside of the code that follows them."""
 
 DEVIATIONS = (
     Deviation(
@@ -380,7 +382,7 @@ def compatibility_page() -> str:
 def _dialect_table() -> list[str]:
     """Return a table with a column for each of the frameworks, orders of equal rules in one."""
     columns: dict[tuple[str, ...], list[str]] = {}
-    names = [field.name for field in fields(FrameworkRules) if field.name != "order"]
+    names = [field.name for field in fields(FrameworkRules) if field.name not in _NOT_SHOWN]
     for row in FRAMEWORK_RULES.values():
         rules = tuple(str(getattr(row, name)) for name in names)
         columns.setdefault(rules, []).append(f"`{row.order}`")
