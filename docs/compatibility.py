@@ -82,7 +82,7 @@ DEVIATIONS = (
     Deviation(
         case="more datasets than the dtype of dataset_index holds",
         framework="GPT-NeoX",
-        theirs="from 256 datasets on the number wraps to another dataset",
+        theirs="from 256 datasets on the number wraps",
         ours="InvalidArgument",
         test="tests/test_helpers.py",
     ),
@@ -205,17 +205,17 @@ DEVIATIONS = (
     Deviation(
         case="… train_epochs",
         framework="GPT-NeoX",
-        theirs="one epoch is built and replayed in the same order; after a resume only what was "
-        "left of it; of several paths the small ones are repeated, the large ones read in part",
+        theirs="one epoch is built and replayed in the same order, after a resume only the rest of "
+        "it; of several paths the small ones are repeated",
         ours="the same; with exact=True every epoch serves each sample once, in an order of its "
-        "own, and a resumed run goes on in its epoch",
+        "own",
         test="tests/adapters/test_neox_exact.py",
     ),
     Deviation(
         case="… samples requested of a weighted source, and the length of a dataset",
         framework="GPT-NeoX",
-        theirs="⌈N·w·1.005⌉, which may build an epoch more (issue 1164) and is not always enough; "
-        "a dataset counts one sample less than it has",
+        theirs="⌈N·w·1.005⌉, at times an epoch more than needed (issue 1164); a dataset counts one "
+        "sample less than it has",
         ours="the same; with variance_buffer=… as asked; with exact=True what the blend draws, and "
         "all samples count",
         test="tests/adapters/test_neox_exact.py",
@@ -267,7 +267,7 @@ DEVIATIONS = (
         framework=f"{_CORE}, GPT-NeoX",
         theirs="found by path and settings, loaded with pickle allowed: a corpus rewritten in "
         "place keeps its old indices",
-        ours="keyed by content and every parameter, verified, loaded without pickle",
+        ours="keyed by content and every parameter, verified",
         test="tests/cache/test_cache.py",
     ),
     Deviation(
