@@ -77,7 +77,9 @@ def _served_again(
     """Yield, for each earlier read in order blocks that reached the block of ``begin``, the first
     sample with tokens of it, or ``end``."""
     index = size.blocks
-    for length, first, last in earlier if index is not None else ():
+    if index is None:
+        return
+    for length, first, last in earlier:
         read = index.at_length(length)
         if read is index:
             if begin < last:

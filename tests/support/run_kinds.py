@@ -270,7 +270,8 @@ KINDS = (
             data_path="web", train_epochs=2, split="90,10,0")["neox_config"])
         + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2}),
     Kind("validation of GPT-NeoX without a micro batch", neox(
-        data_path="web", train_epochs=2, split="98,2,0", eval_iters=1), cells=only_planned("stops")),
+        data_path="web", train_epochs=2, split="98,2,0", eval_iters=1),
+         cells=only_planned("stops")),
     Kind("train_epochs of a blend under install(exact=True)", {
         "neox_config": json.dumps(neox(
             train_data_paths=["web", "code"], valid_data_paths=["web"], test_data_paths=["web"],
