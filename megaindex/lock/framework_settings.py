@@ -109,7 +109,8 @@ class FrameworkSettings:
     ) -> dict[Split, Run]:
         """Return the run of training, and those of the evaluation that the settings give.
 
-        ``train`` is that of training, if it is there. Of ``--full-validation`` ranks decide the samples, so that it has none.
+        ``train`` is that of training, if it is there. Of ``--full-validation`` ranks decide the
+        samples, so that it has none.
 
         Raises:
             InvalidArgument: the run cannot be built, or has more than ``most`` samples.

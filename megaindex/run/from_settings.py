@@ -79,8 +79,9 @@ def _run_of_settings(
     _check(run, subset)
     if run.packing is not None:
         raise InvalidArgument(
-            f"pack_impl {run.packing.pack_impl} is planned, and can be neither audited nor locked; "
-            "use `megaindex plan`"
+            f"pack_impl {run.packing.pack_impl}: a lock cannot hold samples of whole documents, "
+            "which GPT-NeoX chooses by the tokens of their labels, and serves others for some of "
+            "them; it is planned, and neither audited nor locked: use `megaindex plan`"
         )
     parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
     if not parts[subset]:
