@@ -28,7 +28,8 @@ from megaindex.errors import FormatError, InvalidArgument, visible
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_local
-from megaindex.settings.run_builder import named_as_in_files, read_settings, resolve
+from megaindex.settings.arguments import named_as_in_files, read_settings
+from megaindex.settings.run_builder import resolve
 from megaindex.settings.run_settings import RunSettings
 from megaindex.validation import check_choice
 

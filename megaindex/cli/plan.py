@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, add_run, print_json, take_run
 from megaindex.errors import InvalidArgument
+from megaindex.settings.arguments import named_as_in_files, read_settings
 from megaindex.settings.batch_schedule import parse_count
-from megaindex.settings.run_builder import named_as_in_files, read_settings, resolve
+from megaindex.settings.run_builder import resolve
 from megaindex.settings.run_settings import RunSettings
 from megaindex.settings.settings import flag_of, settings_by_name
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0, or 1 if ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
     take_run(options, "plan")
-    from megaindex.plan.plan import in_words_of_files, make_plan
+    from megaindex.door import in_words_of_files, make_plan
     from megaindex.progress import counting_samples
 
     if options.print_config and options.json:

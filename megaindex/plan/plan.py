@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any
 
-from megaindex.errors import InvalidArgument
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
 from megaindex.plan import advice
@@ -35,6 +33,8 @@ from megaindex.plan.packing import (
     samples_of_first_pass,
     serves_first_again,
 )
+from megaindex.plan.recipe_plan import plan_of_layout
+from megaindex.plan.run_plan import plan_of_run
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.run.parts import Parts, SplitPart, parts_of
 from megaindex.run.passes import (
@@ -60,16 +60,9 @@ from megaindex.run.target import (
     target_text,
 )
 from megaindex.settings.batch_schedule import SkippedSteps, skip_steps, step_bounds
-from megaindex.settings.recipe import Recipe
-from megaindex.settings.run_builder import ARGUMENTS, given_run, in_keys_of_files
 from megaindex.settings.run_settings import RunSettings, Target
 from megaindex.settings.settings import ADAPTERS
 from megaindex.validation import check_choice
-
-if TYPE_CHECKING:
-    from megaindex.plan.recipe_plan import RecipePlan
-
-AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def evaluation_rows(
@@ -291,112 +284,33 @@ def _covered(
     return replace(row, coverage=coverage_of(draw, served, run.coverage, sizing.progress))
 
 
-@overload
 def make_plan(
-    run: RunSettings | None = None, *, progress: Progress | None = None, **settings: Any
-) -> SettingsPlan: ...
-@overload
-def make_plan(
-    run: Recipe | RecipeLayout, *, progress: Progress | None = None, **settings: Any
-) -> RecipePlan: ...
-@overload
-def make_plan(run: Run, *, progress: Progress | None = None, **settings: Any) -> Plan: ...
-def make_plan(run: Any = None, *, progress: Progress | None = None, **settings: Any) -> Plan:
+    run: RunSettings | RecipeLayout | Run, *, progress: Progress | None = None, **asked: Any
+) -> Any:
     """Return the exact plan of a run, by the rules of its framework and version.
 
-    >>> make_plan(data_path="web", sequence_length=2048, global_batch_size=128, epochs=1)
-    >>> make_plan(megaindex.recipe.read_recipe("run.yaml"))
-
-    The settings are those of ``megaindex plan --help``, with underscores, and ``sequence_length``
-    for ``--seq-length``. Numbers are given as numbers; several values, as of ``data_path=[0.7,
-    "web", 0.3, "code"]``, are a list. ``neox_config``, ``maxtext_config``, or ``megatron_args`` and
-    ``script_args``, read a framework's settings, which the others replace. ``order`` may be an
-    order object, see `megaindex.build_index`.
-
-    Only the lengths in the ``.idx`` files are read. Where coverage has no closed form, the index of
-    a source is built in memory and counted, as far as `RunSettings.coverage` allows.
-
     Args:
-        run: in place of settings, `RunSettings`, such as `resolve` returns; a recipe, or its
-            layout; or a decided run, such as that of an opened lock.
+        run: settings, the layout of a recipe, or a decided run.
         progress: called with (done, total) while draws of a greedy blend, or coverage, are counted.
-        settings: the run by names, as above; None is not given. Beside a run, ``coverage``: auto,
-            exact, expected or none. Beside a recipe, ``consumed_samples`` of a run in progress,
-            whose rest is planned too, and ``mix_bounds``, True for the earliest repeat of each
-            source under any mix from there on.
-
-    Returns:
-        The plan: of settings a `SettingsPlan`, of a recipe a `RecipePlan`, of a decided run a
-        `Plan`, in which figures that ask about other runs are None. It prints as the command prints
-        it; its `Plan.warnings` name what the run would do besides training on the target.
-
-    Raises:
-        InvalidArgument: the run cannot be planned, or a setting is unknown; the message names the
-            setting.
-        FormatError, StorageError: a dataset cannot be read.
+        asked: ``coverage``; of a recipe also those of `plan_of_layout`.
     """
-    planner: Any = _PLANNERS.get(type(run), _plan_of_settings)
-    plan: Plan = planner(run, progress, settings)
-    return plan
+    return _PLANNERS[type(run)](run, progress=progress, **asked)
 
 
-def _plan_of_settings(
-    run: RunSettings | None, progress: Progress | None, settings: Mapping[str, Any]
+def plan_of_settings(
+    run: RunSettings, *, coverage: str | None = None, progress: Progress | None = None
 ) -> SettingsPlan:
-    if "mix_bounds" in settings:
-        raise InvalidArgument(
-            "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
-        )
-    rest, coverage = dict(settings), None
-    if run is not None and "coverage" in rest:
-        coverage = check_choice("coverage", rest.pop("coverage"), COVERAGES)
-    with given_run(run, rest) as given:
-        asked = given if coverage is None else replace(given, coverage=coverage)
-        return in_words_of_files(_plan_of(asked, progress), rest)
+    """Return the plan of settings; ``coverage`` replaces that of the settings."""
+    if coverage is not None:
+        run = replace(run, coverage=check_choice("coverage", coverage, COVERAGES))
+    return _plan_of(run, progress)
 
 
-def _plan_of_recipe(
-    recipe: Recipe, progress: Progress | None, settings: Mapping[str, Any]
-) -> RecipePlan:
-    from megaindex.builders.recipe import plan_recipe
-
-    return _plan_of_layout(plan_recipe(recipe), progress, settings)
-
-
-def _plan_of_layout(
-    layout: RecipeLayout, progress: Progress | None, settings: Mapping[str, Any]
-) -> RecipePlan:
-    from megaindex.plan.recipe_plan import plan_of_layout
-
-    _check_beside("a recipe", settings, ("coverage", "consumed_samples", "mix_bounds"))
-    return plan_of_layout(layout, progress=progress, **settings)
-
-
-def _plan_of_run(run: Run, progress: Progress | None, settings: Mapping[str, Any]) -> Plan:
-    from megaindex.plan.run_plan import plan_of_run
-
-    _check_beside("a decided run", settings, ("coverage",))
-    return plan_of_run(run, progress=progress, **settings)
-
-
-def _check_beside(what: str, settings: Mapping[str, Any], known: Sequence[str]) -> None:
-    if others := sorted(settings.keys() - {*known}):
-        raise InvalidArgument(
-            f"{what} has all settings, also {others[0]}; beside it, give {' or '.join(known)}"
-        )
-
-
-_PLANNERS: dict[type, Callable[[Any, Progress | None, Mapping[str, Any]], Plan]] = {
-    Recipe: _plan_of_recipe,
-    RecipeLayout: _plan_of_layout,
-    Run: _plan_of_run,
+_PLANNERS: dict[type, Callable[..., Plan]] = {
+    RunSettings: plan_of_settings,
+    RecipeLayout: plan_of_layout,
+    Run: plan_of_run,
 }
-
-
-def in_words_of_files(plan: AnyPlan, given: Mapping[str, Any]) -> AnyPlan:
-    """Return a plan whose warnings name the keys of the file that describes its run."""
-    caution, *warnings = (in_keys_of_files(one, given) for one in (plan.caution, *plan.warnings))
-    return replace(plan, caution=caution, warnings=tuple(warnings))
 
 
 def _fails_at(run: RunSettings, last: int) -> bool:
@@ -413,17 +327,6 @@ def _fails_at(run: RunSettings, last: int) -> bool:
     there = _plan_of(limited, None, at_limit=True)
     again = run.packing is not None and any(row.repeated != 0 for row in there.rows("train"))
     return bool(there.caution) or again
-
-
-def _signature() -> inspect.Signature:
-    """Return the signature of `make_plan` with the names of all settings."""
-    run, progress, _ = inspect.signature(make_plan).parameters.values()
-    kind = inspect.Parameter.KEYWORD_ONLY
-    named = [inspect.Parameter(name, kind, default=None) for name in ARGUMENTS]
-    return inspect.Signature([run, *named, progress], return_annotation=Plan)
-
-
-make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _with_exact_buffer(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> int | None:

@@ -31,21 +31,19 @@ from megaindex.run.target import (
 )
 from megaindex.settings.amended import AmendedBlend
 from megaindex.settings.batch_schedule import BatchSchedule, steps_of
-from megaindex.settings.run_builder import given_run
 from megaindex.settings.run_settings import RunSettings
 
 Folder: TypeAlias = str | os.PathLike[str]
 
 
 def run_of_settings(
-    run: RunSettings | None = None,
+    run: RunSettings,
     *,
     subset: Split = "train",
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
     most_samples: int | None = None,
     amend: AmendedBlend | None = None,
-    **settings: Any,
 ) -> Run:
     """Return the run of a framework's settings, by the rules of its version.
 
@@ -57,25 +55,12 @@ def run_of_settings(
         most_samples: samples that an index may be built for, as of a run whose settings a file
             states; None: any number.
         amend: how the run began, and the changes of its blend since, as under ``install(amend=…)``.
-        settings: the run by names in place of ``run``, as for `megaindex.make_plan`.
 
     Raises:
         InvalidArgument: the run cannot be built: it has no files, more samples of a source are
             drawn than built, or it asks for more than ``most_samples``.
         FormatError, StorageError: a dataset cannot be read.
     """
-    with given_run(run, settings) as given:
-        return _run_of_settings(given, subset, cache_dir, progress, most_samples, amend)
-
-
-def _run_of_settings(
-    run: RunSettings,
-    subset: Split,
-    cache_dir: Folder | None,
-    progress: Progress | None,
-    most: int | None,
-    amend: AmendedBlend | None,
-) -> Run:
     _check(run, subset)
     if run.packing is not None:
         raise InvalidArgument(
@@ -98,15 +83,15 @@ def _run_of_settings(
         _check_validation(exact, target, parts)
         _check_consumed(run, resolve_target(replace(run, consumed_samples=0), sizing))
         if amend is None:
-            index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
+            index = _train_index(run, sizing, parts["train"], target, cache_dir, most_samples)
         else:
-            _check_size(subset, max(total, amend.num_samples), most)
+            _check_size(subset, max(total, amend.num_samples), most_samples)
             changed = changed_index(run, amend, total)
             index, sources = changed.index, changed_sources(run, changed)
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
         schedule, asked, total = _evaluations(run, subset, target, parts)
-        index = _index(run, sizing, parts[subset], asked, total, cache_dir, most, subset)
+        index = _index(run, sizing, parts[subset], asked, total, cache_dir, most_samples, subset)
         consumed = 0
     steps, past = steps_of(schedule, consumed, total)
     found = Run(

@@ -230,6 +230,7 @@ KINDS = (
     Kind("order epoch, epochs mixed", one("epoch", epochs_mixed=2), to="neox"),
     Kind("one corpus, order window", one("window"), to="neox"),
     Kind("one corpus, order packed", one("packed")),
+    Kind("packed documents at multiples of 4 tokens", one("packed", align=4)),
     Kind("a blend of Megatron-LM", blend("megatron", 3, 1)),
     Kind("a blend of Megatron-LM without weights", blend("megatron")),
     Kind("a blend that draws more than was built", blend("megatron", epochs=2, train_iters=None),
