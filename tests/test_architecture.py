@@ -32,7 +32,7 @@ LAYERS = [
     {"recipe"},
     {"cache", "settings"},
     {"index"},
-    {"format", "helpers"},
+    {"format", "helpers", "keys"},
     {"kernels", "objects"},
     {"engine", "progress", "validation"},
     {"io", "arithmetic", "console", "_lazy"},
@@ -134,7 +134,7 @@ def test_classes_have_names_of_their_own() -> None:
 FACADES = {
     f"megaindex{name}"
     for name in (
-        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock"),
+        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock", ".keys"),
         *(".adapters", ".helpers"),
     )
 }

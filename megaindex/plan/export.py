@@ -39,7 +39,7 @@ def export_settings(plan: Any, run: RunSettings | Recipe | Run, framework: str) 
     """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe.
 
     Raises:
-        InvalidArgument: the framework does not run it, or its settings do not give it.
+        InvalidArgument: the run is not one of the framework's, or its settings do not give it.
     """
     check_choice("--print-config", framework, (*_ORDERS, "recipe"))
     if type(run) not in _PRINTED:
