@@ -258,3 +258,15 @@ def with_files(entries: Sequence[Mapping[str, Any]], files: Any) -> list[dict[st
         entries, lambda key, each: files[each] if key == "documents" else each
     )
     return found
+
+
+def differences(theirs: Any, ours: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the places in JSON values that differ, with both values."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in dict.fromkeys([*theirs, *ours]):
+            yield from differences(theirs.get(key), ours.get(key), f"{where}.{key}".lstrip("."))
+    elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        for number, pair in enumerate(zip(theirs, ours, strict=True)):
+            yield from differences(*pair, f"{where}[{number}]")
+    elif theirs != ours or type(theirs) is not type(ours):
+        yield where, theirs, ours
