@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from support.inputs import for_each
 from support.run_kinds import ALONE, KINDS, PAGE, REFUSALS, YES, Kind, page, write_corpora
 from support.run_questions import QUESTIONS, Alone, Asked, NoDoor
 
@@ -45,8 +46,8 @@ def reason_of(error: Exception) -> str:
     return found[0]
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@for_each("question", QUESTIONS)
 def test_answers_agree_or_a_rule_refuses(runs: dict[str, Asked], kind: Kind, question: str) -> None:
     expected = kind.cell(question)
     if kind.name not in runs:
