@@ -32,7 +32,7 @@ LAYERS = [
     {"recipe"},
     {"cache", "settings"},
     {"index"},
-    {"format", "helpers"},
+    {"format", "helpers", "keys"},
     {"kernels", "objects"},
     {"engine", "progress", "validation"},
     {"io", "arithmetic", "console", "_lazy"},

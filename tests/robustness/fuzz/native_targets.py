@@ -116,6 +116,14 @@ def _receipt_add(c: Choices) -> Arguments:
     ]
 
 
+def _row_keys(c: Choices) -> Arguments:
+    _, source, *runs, splits, words, _, _ = _receipt_add(c)
+    rows = len(splits) - 1
+    exposures, sources = (array(c, "int32", rows, 9) for _ in range(2))
+    keys, high = (array(c, "int64", size, 9) for size in (rows, rows * c.below(2)))
+    return [source, *runs, splits, c.integer(99), words, exposures, sources, keys, high]
+
+
 def _squared_lengths(c: Choices) -> Arguments:
     samples = c.below(8)
     splits = rising(c, samples + 1, 3)
@@ -317,6 +325,7 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "epoch_spans": _epoch_spans,
     "epoch_begins": _epoch_begins,
     "receipt_add": _receipt_add,
+    "row_keys": _row_keys,
     "pack_documents": lambda c: [
         array(c, "int32", c.below(20)), 1 + c.integer(20), c.integer(200),
         np.zeros(c.below(20), np.int64),

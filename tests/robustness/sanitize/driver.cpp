@@ -26,6 +26,7 @@
 #include "megaindex/parallel.hpp"
 #include "megaindex/pieces.hpp"
 #include "megaindex/receipt.hpp"
+#include "megaindex/row_keys.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
 #include "megaindex/spans.hpp"
@@ -335,6 +336,15 @@ void drive_receipts() {
     }
     check(sum[0] == static_cast<uint64_t>(total >> 64) && sum[1] == static_cast<uint64_t>(total),
           "receipt");
+    std::vector<int32_t> exposures, sources(static_cast<size_t>(samples));
+    for (int64_t k = 0; k < samples; ++k) exposures.push_back(static_cast<int32_t>(below(99)));
+    std::vector<int64_t> row(static_cast<size_t>(samples)), high(row), same(row);
+    const int64_t width = below(INT64_MAX);
+    row_keys(spans, samples, width, keys, {exposures.data(), sources.data(), row.data(), high.data()});
+    row_keys(spans, samples, width, keys, {exposures.data(), sources.data(), same.data(), nullptr});
+    check(row == same, "row keys");
+    record(row);
+    record(high);
   }
 }
 
