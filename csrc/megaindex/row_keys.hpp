@@ -9,9 +9,17 @@
 
 namespace megaindex {
 
+struct RowPasses {
+  const int64_t* numbers;  // of the samples, among those of all sources
+  const int64_t* starts;   // first number of each run of samples of one pass, increasing
+  const int64_t* passes;   // the pass of each run
+  int64_t runs;
+};
+
 struct RowKeys {
-  int32_t* exposures;  // set to -1 in rows without input tokens
+  int64_t* samples;
   int32_t* sources;
+  int32_t* exposures;
   int64_t* keys;
   int64_t* high;  // or nullptr
 };
@@ -31,10 +39,10 @@ inline uint64_t after_input(uint64_t h, uint64_t content, const ReceiptSpans& sp
 
 }  // namespace detail
 
-// Write source and key of each of n rows, whose first `width` tokens are input; contents has the two
-// words of each source's content fingerprint.
-inline void row_keys(const ReceiptSpans& spans, int64_t n, int64_t width, const uint64_t* contents,
-                     const RowKeys& out) {
+// Write the fields of n rows, whose first `width` tokens are input; contents has the two words of
+// each source's content fingerprint.
+inline void row_keys(const int64_t* positions, const ReceiptSpans& spans, int64_t n, int64_t width,
+                     const uint64_t* contents, const RowPasses& of, const RowKeys& out) {
   for (int64_t k = 0; k < n; ++k) {
     uint64_t high = 0, low = 0;
     int32_t first = detail::kNothing;
@@ -48,14 +56,16 @@ inline void row_keys(const ReceiptSpans& spans, int64_t n, int64_t width, const 
       high = detail::after_input<detail::HighLane>(high, content[0], spans, at, taken);
       low = detail::after_input<detail::LowLane>(low, content[1], spans, at, taken);
     }
-    out.sources[k] = first;
-    if (first == detail::kNothing) {
-      out.exposures[k] = detail::kNothing;
-      out.keys[k] = 0;
-    } else {
-      low += static_cast<uint64_t>(out.exposures[k]) * detail::kExposure;
-      out.keys[k] = static_cast<int64_t>(detail::LowLane::mix(low));
+    int64_t pass = detail::kNothing;
+    if (first != detail::kNothing) {
+      const int64_t* next = std::upper_bound(of.starts, of.starts + of.runs, of.numbers[k]);
+      pass = of.passes[std::max<int64_t>(next - of.starts, 1) - 1];
+      low = detail::LowLane::mix(low + static_cast<uint64_t>(pass) * detail::kExposure);
     }
+    out.samples[k] = first == detail::kNothing ? detail::kNothing : positions[k];
+    out.sources[k] = first;
+    out.exposures[k] = static_cast<int32_t>(pass);
+    out.keys[k] = static_cast<int64_t>(low);
     if (out.high != nullptr) out.high[k] = static_cast<int64_t>(high);
   }
 }

@@ -64,28 +64,34 @@ void add_receipts(const py::array& positions, const py::array& source, const py:
   receipt_add(at, n, spans, words, block, sum);
 }
 
-void write_row_keys(const py::array& source, const py::array& document, const py::array& offset,
-                    const py::array& length, const py::array& row_splits, int64_t width,
-                    const py::array& contents, py::array& exposures, py::array& sources,
-                    py::array& keys, py::array& high) {
-  const int64_t n = sources.size(), runs = document.size();
+void write_row_keys(const py::array& positions, const py::array& numbers, const py::array& source,
+                    const py::array& document, const py::array& offset, const py::array& length,
+                    const py::array& row_splits, int64_t width, const py::array& contents,
+                    const py::array& starts, const py::array& passes, py::array& samples,
+                    py::array& sources, py::array& exposures, py::array& keys, py::array& high) {
+  const int64_t n = positions.size(), runs = document.size();
+  const int64_t* at = input<int64_t>(positions, "positions");
   const ReceiptSpans spans = spans_of(source, document, offset, length, row_splits, n);
   const uint64_t* words = input<uint64_t>(contents, "contents", 2);
-  const RowKeys out{output<int32_t>(exposures, "exposures"), output<int32_t>(sources, "sources"),
-                    output<int64_t>(keys, "keys"),
-                    high.size() ? output<int64_t>(high, "high") : nullptr};
-  for (const py::array& each : {exposures, sources, keys, high}) {
-    require_no_overlap(each, "exposures, sources, keys, high",
-                       {source, document, offset, length, row_splits, contents});
+  const RowPasses of{input_of_size<int64_t>(numbers, "numbers", n),
+                     input<int64_t>(starts, "starts"),
+                     input_of_size<int64_t>(passes, "passes", starts.size()), starts.size()};
+  const RowKeys out{output<int64_t>(samples, "samples"), output<int32_t>(sources, "sources"),
+                    output<int32_t>(exposures, "exposures"), output<int64_t>(keys, "keys"),
+                    high.size() != 0 ? output<int64_t>(high, "high") : nullptr};
+  for (const py::array& each : {samples, sources, exposures, keys, high}) {
+    require(each.size() == n || (each.size() == 0 && each.is(high)),
+            "samples, sources, exposures, keys, high: must have one entry for each row");
+    require_no_overlap(each, "samples, sources, exposures, keys, high",
+                       {positions, numbers, source, document, offset, length, row_splits});
   }
-  require(exposures.size() == n && keys.size() == n && (high.size() == 0 || high.size() == n),
-          "exposures, keys, high: must have one entry for each row");
   require(contents.shape(1) == 2, "contents: expected two words for each source");
+  require(of.runs > 0, "starts: must have an entry");
   const int64_t num_sources = contents.shape(0);
   py::gil_scoped_release unlocked;
   require(lie_inside(spans, n, runs, num_sources),
           "row_splits, source: must lie inside the runs and contents");
-  row_keys(spans, n, width, words, out);
+  row_keys(at, spans, n, width, words, of, out);
 }
 
 py::array_t<int64_t> least_seen_order(const py::array& begins, const py::array& ends,
@@ -125,8 +131,9 @@ void register_receipt(py::module_& m) {
   using namespace py::literals;
   m.def("receipt_add", &add_receipts, "positions"_a, "source"_a, "document"_a, "offset"_a,
         "length"_a, "row_splits"_a, "keys"_a, "blocks"_a, "sums"_a);
-  m.def("row_keys", &write_row_keys, "source"_a, "document"_a, "offset"_a, "length"_a,
-        "row_splits"_a, "width"_a, "contents"_a, "exposures"_a, "sources"_a, "keys"_a, "high"_a);
+  m.def("row_keys", &write_row_keys, "positions"_a, "numbers"_a, "source"_a, "document"_a,
+        "offset"_a, "length"_a, "row_splits"_a, "width"_a, "contents"_a, "starts"_a, "passes"_a,
+        "samples"_a, "sources"_a, "exposures"_a, "keys"_a, "high"_a);
   m.def("least_seen", &least_seen_order, "begins"_a, "ends"_a, "row_splits"_a, "widths"_a,
         "counts"_a, "num_samples"_a);
 }

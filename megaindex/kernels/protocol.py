@@ -135,6 +135,8 @@ class Backend(Protocol):
 
     def row_keys(
         self,
+        positions: I64,
+        numbers: I64,
         source: I32,
         document: I64,
         offset: I64,
@@ -142,8 +144,11 @@ class Backend(Protocol):
         row_splits: I64,
         width: int,
         contents: U64,
-        exposures: I32,
+        starts: I64,
+        passes: I64,
+        samples: I64,
         sources: I32,
+        exposures: I32,
         keys: I64,
         high: I64,
     ) -> None: ...

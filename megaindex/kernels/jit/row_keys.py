@@ -21,9 +21,10 @@ def _after_run(h, content, document, offset, length, lane):  # type: ignore[no-u
 
 @numba.njit(cache=True, nogil=True)
 def row_keys(  # type: ignore[no-untyped-def]
-    source, document, offset, length, row_splits, width, contents, exposures, sources, keys, high
-):
-    for k in range(sources.size):
+    positions, numbers, source, document, offset, length, row_splits, width, contents, starts,
+    passes, samples, sources, exposures, keys, high,
+):  # fmt: skip
+    for k in range(positions.size):
         first, left = NOTHING, width
         high_word = low_word = np.uint64(0)
         for at in range(row_splits[k], row_splits[k + 1]):
@@ -36,11 +37,11 @@ def row_keys(  # type: ignore[no-untyped-def]
             run = document[at], offset[at], taken
             high_word = _after_run(high_word, contents[source[at], 0], run[0], run[1], run[2], 0)
             low_word = _after_run(low_word, contents[source[at], 1], run[0], run[1], run[2], 1)
-        sources[k] = first
-        if first == NOTHING:
-            exposures[k] = NOTHING
-            keys[k] = 0
-        else:
-            keys[k] = np.int64(mixed(low_word + np.uint64(exposures[k]) * _EXPOSURE, 1))
+        samples[k] = sources[k] = exposures[k] = NOTHING
+        keys[k] = 0
+        if first != NOTHING:
+            exposure = passes[np.searchsorted(starts, numbers[k], "right") - 1]
+            samples[k], sources[k], exposures[k] = positions[k], first, exposure
+            keys[k] = np.int64(mixed(low_word + np.uint64(exposure) * _EXPOSURE, 1))
         if high.size:
             high[k] = np.int64(high_word)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from megaindex._types import I32, I64, U64
 from megaindex.kernels.reference.receipts import (
     HIGH_LANE,
@@ -24,10 +26,12 @@ HIGH_CHAIN, LOW_CHAIN = HIGH_LANE[0], LOW_LANE[0]
 EXPOSURE = 0x9E3779B97F4A7C15
 """Odd factor of the exposure."""
 NOTHING = -1
-"""Source and exposure of a row of padding, whose key is 0."""
+"""Sample, source and exposure of a row without input tokens, whose key is 0."""
 
 
 def row_keys(
+    positions: I64,
+    numbers: I64,
     source: I32,
     document: I64,
     offset: I64,
@@ -35,23 +39,30 @@ def row_keys(
     row_splits: I64,
     width: int,
     contents: U64,
-    exposures: I32,
+    starts: I64,
+    passes: I64,
+    samples: I64,
     sources: I32,
+    exposures: I32,
     keys: I64,
     high: I64,
 ) -> None:
-    """Write source and key of each row; row k has the runs ``row_splits[k]:row_splits[k + 1]``.
+    """Write the fields of each row; row k has the runs ``row_splits[k]:row_splits[k + 1]``.
 
     Args:
+        positions: int64[rows], positions in the run.
+        numbers: int64[rows], numbers of the samples among those of all sources.
         source, document, offset, length: the runs; those of length 0 are left out.
         width: input tokens of a row; tokens after them, those of labels, are left out.
         contents: uint64[sources, 2], high and low word of the content fingerprint of each source.
-        exposures: int32[rows], exposure of each row; set to -1 in rows without input tokens.
-        sources: int32[rows], out: source of the first input token; -1 without any.
-        keys: int64[rows], out: low words with the exposure; 0 without input tokens.
+        starts, passes: int64[n], first number of each run of samples of one pass, and that pass.
+        samples: int64[rows], out: the positions.
+        sources: int32[rows], out: source of the first input token.
+        exposures: int32[rows], out: pass of each sample.
+        keys: int64[rows], out: low words with the exposure.
         high: int64[rows], out: high words; or int64[0], and they are not written.
     """
-    for k in range(sources.size):
+    for k, position in enumerate(positions.tolist()):
         first, low_word, high_word, left = NOTHING, 0, 0, width
         for at in range(row_splits[k], row_splits[k + 1]):
             taken = min(left, int(length[at]))
@@ -63,12 +74,12 @@ def row_keys(
             run = int(document[at]), int(offset[at]), taken
             high_word = _after_run(high_word, content[0], run, HIGH_CHAIN, HIGH_MIX)
             low_word = _after_run(low_word, content[1], run, LOW_CHAIN, LOW_MIX)
-        sources[k] = first
-        if first == NOTHING:
-            exposures[k], key = NOTHING, 0
-        else:
-            key = mixed(low_word + int(exposures[k]) * EXPOSURE & WORD, LOW_MIX)
-        keys[k] = _signed(key)
+        samples[k] = sources[k] = exposures[k] = NOTHING
+        keys[k] = 0
+        if first != NOTHING:
+            exposure = int(passes[np.searchsorted(starts, numbers[k], "right") - 1])
+            samples[k], sources[k], exposures[k] = position, first, exposure
+            keys[k] = _signed(mixed(low_word + exposure * EXPOSURE & WORD, LOW_MIX))
         if high.size:
             high[k] = _signed(high_word)
 

@@ -117,11 +117,14 @@ def _receipt_add(c: Choices) -> Arguments:
 
 
 def _row_keys(c: Choices) -> Arguments:
-    _, source, *runs, splits, words, _, _ = _receipt_add(c)
-    rows = len(splits) - 1
-    exposures, sources = (array(c, "int32", rows, 9) for _ in range(2))
-    keys, high = (array(c, "int64", size, 9) for size in (rows, rows * c.below(2)))
-    return [source, *runs, splits, c.integer(99), words, exposures, sources, keys, high]
+    positions, *runs, splits, words, _, _ = _receipt_add(c)
+    rows, passes = positions.size, 1 + c.below(3)
+    numbers, samples, keys, high = (array(c, "int64", rows, 9) for _ in range(4))
+    sources, exposures = (array(c, "int32", rows, 9) for _ in range(2))
+    starts = array(c, "int64", passes, 9), array(c, "int64", passes, 9)
+    high = high if c.below(2) else high[:0]
+    runs = [positions, numbers, *runs, splits, c.integer(99), words]
+    return [*runs, *starts, samples, sources, exposures, keys, high]
 
 
 def _squared_lengths(c: Choices) -> Arguments:

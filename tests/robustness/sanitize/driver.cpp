@@ -336,12 +336,14 @@ void drive_receipts() {
     }
     check(sum[0] == static_cast<uint64_t>(total >> 64) && sum[1] == static_cast<uint64_t>(total),
           "receipt");
-    std::vector<int32_t> exposures, sources(static_cast<size_t>(samples));
-    for (int64_t k = 0; k < samples; ++k) exposures.push_back(static_cast<int32_t>(below(99)));
-    std::vector<int64_t> row(static_cast<size_t>(samples)), high(row), same(row);
-    const int64_t width = below(INT64_MAX);
-    row_keys(spans, samples, width, keys, {exposures.data(), sources.data(), row.data(), high.data()});
-    row_keys(spans, samples, width, keys, {exposures.data(), sources.data(), same.data(), nullptr});
+    std::vector<int32_t> exposures(static_cast<size_t>(samples)), sources(exposures);
+    std::vector<int64_t> row(static_cast<size_t>(samples)), high(row), same(row), at(row);
+    const int64_t width = below(INT64_MAX), starts[2] = {0, below(INT64_MAX)}, passes[2] = {3, 0};
+    const RowPasses of{positions.data(), starts, passes, 2};
+    const RowKeys wide{at.data(), sources.data(), exposures.data(), row.data(), high.data()};
+    const RowKeys narrow{at.data(), sources.data(), exposures.data(), same.data(), nullptr};
+    row_keys(positions.data(), spans, samples, width, keys, of, wide);
+    row_keys(positions.data(), spans, samples, width, keys, of, narrow);
     check(row == same, "row keys");
     record(row);
     record(high);
