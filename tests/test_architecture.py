@@ -134,7 +134,7 @@ def test_classes_have_names_of_their_own() -> None:
 FACADES = {
     f"megaindex{name}"
     for name in (
-        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock"),
+        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock", ".keys"),
         *(".adapters", ".helpers"),
     )
 }

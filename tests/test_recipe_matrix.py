@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 from support.walking import Walk, origins
 
+from megaindex import IndexedDatasetWriter
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDatasetWriter
 from megaindex.index import mixing as mixing_module
 from megaindex.recipe.amend import amend, check_past
 from megaindex.settings.batch_schedule import BatchSchedule

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from support.worked_pages import DOCS, PAGES, ROOT, run_page
+from support.worked_pages import DOCS, PAGES, ROOT, run_page, setup_of
 
 from megaindex.cli import VERBS
 
@@ -26,13 +26,13 @@ _NEEDED = {
 def test_examples_of_a_page(name: str, tmp_path: Path) -> None:
     if os.environ.get("MEGAINDEX_SANITIZE") == "1":
         pytest.skip("torch and grain do not run under the sanitizers")
-    text = (ROOT / name).read_text()
+    text, setup = (ROOT / name).read_text(), setup_of(name)
     for module, words in _NEEDED.items():
-        if words in text and importlib.util.find_spec(module) is None:
+        if words in text + setup and importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the packages that the pages import
-        assert run_page(text, tmp_path) == text
+        assert run_page(text, tmp_path, setup) == text
 
 
 def _anchor(heading: str) -> str:

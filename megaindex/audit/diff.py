@@ -45,7 +45,7 @@ class Difference:
             orders.
         samples_in_common: size of the intersection as multisets, whatever the positions.
         causes: causes that were found: settings, or damaged arrays.
-        identities: identity of the run of each side; None for a side that is no lock.
+        identities: identity of the run of each side; None for a side other than a lock.
     """
 
     names: tuple[str, str]
@@ -207,6 +207,7 @@ _EFFECTS = {
     "where none is given",
     "max_documents": "samples may hold different numbers of documents",
     "long_documents": "documents longer than a sample are split, truncated or skipped differently",
+    "align": "documents begin at other multiples of tokens, and are padded otherwise",
     "num_samples": "it decides the number of epochs, and with it the shuffle of the last one",
     "skip": "samples of these steps are left out, or served behind the end",
     "mask": "the loss differs, the order does not: these documents are read without loss",

@@ -35,14 +35,8 @@ from megaindex.console import (
     print_view,
     spaced,
 )
-from megaindex.plan.render import (
-    MANY_SOURCES,
-    SHOWN_SOURCES,
-    more,
-    repeats_text,
-    unseen_text,
-    worst_first,
-)
+from megaindex.plan.model import MANY_SOURCES, SHOWN_SOURCES
+from megaindex.plan.render import more, repeats_text, unseen_text, worst_first
 from megaindex.run.run import Run
 from megaindex.validation import percent, shown
 
@@ -105,11 +99,13 @@ def _balance(model: BalanceModel) -> list[RenderableType]:
 
 
 def balance_headline(model: BalanceModel) -> str:
+    shared = model.cost_model.context_parallel_size
     cost, part = model.cost_model, f"{model.steps_modelled:,} of {model.steps:,} steps"
     return (
         f"modelled work of the {model.rows:,} rows of {part}: {cost.linear:g} a token, "
         f"{cost.attention:g} a squared token of a document; micro batches of "
         f"{model.micro_batch_size} on {model.data_parallel_size} ranks"
+        + ("" if shared == 1 else f", {shared} of which share a row by {cost.partition}")
     )
 
 

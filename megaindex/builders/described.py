@@ -198,7 +198,11 @@ def _window(node: Node, dataset: IndexedDataset, documents: range, _: Folder | N
 def _packed(
     node: Node, dataset: IndexedDataset, documents: range, cache_dir: Folder | None
 ) -> Index:
-    order = PackedOrder(max_documents=node["max_documents"], long_documents=node["long_documents"])
+    order = PackedOrder(
+        max_documents=node["max_documents"],
+        long_documents=node["long_documents"],
+        align=node.get("align", 1),
+    )
     tokens = tokens_of(dataset, documents)
     one = packed_index(
         dataset, documents, order, cache_dir, tokens_per_epoch=tokens, **_common(node)

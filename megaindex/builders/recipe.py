@@ -529,7 +529,9 @@ def _epoch(
         )
     if corpus.order == "packed":
         packed = PackedOrder(
-            max_documents=corpus.max_documents, long_documents=corpus.long_documents
+            max_documents=corpus.max_documents,
+            long_documents=corpus.long_documents,
+            align=corpus.align,
         )
         return packed_index(
             dataset, documents, packed, tokens_per_epoch=dataset.num_tokens, **common

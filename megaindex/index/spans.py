@@ -44,6 +44,8 @@ class Spans:
         row_splits (int64[samples + 1]): first span of each sample, and the number of spans.
         masked (bool[n]): True for spans whose tokens carry no loss as labels, see `megaindex.Skip`;
             None if every token of the index carries loss.
+        padding (int64[n]): tokens of padding in its row before each span, those before earlier
+            spans included; None without any.
     """
 
     source: I32
@@ -52,6 +54,7 @@ class Spans:
     length: I64
     row_splits: I64
     masked: npt.NDArray[np.bool_] | None = None
+    padding: I64 | None = None
 
     @classmethod
     def of_one_source(cls, document: I64, offset: I64, length: I64, row_splits: I64) -> Spans:
@@ -76,11 +79,21 @@ class Spans:
             sequence_length = np.repeat(sequence_length, np.diff(self.row_splits))
         return np.asarray(np.clip(sequence_length - begins, 0, self.length), np.int64)
 
+    def covered(self, width: int) -> npt.NDArray[np.bool_]:
+        """Return bool[samples, width]: True where a row has a token of a span."""
+        row = np.repeat(np.arange(self.row_splits.size - 1), np.diff(self.row_splits))
+        edges = np.zeros((self.row_splits.size - 1, width + 1), np.int64)
+        for sign, places in zip((1, -1), self.bounds_in_samples(), strict=True):
+            np.add.at(edges, (row, np.minimum(places, width)), sign)
+        return np.asarray(np.cumsum(edges[:, :width], axis=1) > 0)
+
     def bounds_in_samples(self) -> tuple[I64, I64]:
-        """Return the tokens of its sample before each span, and up to its end, int64[n] each."""
+        """Return the places in its row at which each span begins and ends, int64[n] each."""
         ends = np.cumsum(self.length)
         before = np.concatenate(([0], ends))[self.row_splits[:-1]]
         ends -= np.repeat(before, np.diff(self.row_splits))
+        if self.padding is not None:
+            ends += self.padding
         return ends - self.length, ends
 
 
@@ -336,6 +349,11 @@ def sources_of(index: Index) -> tuple[Index, ...]:
     return tuple(each for part in index._combined for each in sources_of(part))
 
 
+def alignments(index: Index) -> set[int]:
+    """Return the multiples of tokens at which documents begin in rows, 1 for any place."""
+    return {getattr(source, "align", 1) for source in sources_of(index)}
+
+
 def datasets_of(index: Any) -> tuple[IndexedDataset, ...]:
     """Return the dataset of each source of an index; empty if the index does not hold them."""
     return tuple(getattr(index, "datasets", ()))
@@ -429,6 +447,7 @@ def check_sources(dataset_index: IntArray, num_sources: int) -> None:
 
 def join_spans(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:
     """Return spans of samples 0 to ``num_samples - 1`` from (sample numbers, spans) pieces."""
+    is_padded = any(spans.padding is not None for _, spans in pieces)
     counts = np.zeros(num_samples, np.int64)
     for places, spans in pieces:
         counts[places] = np.diff(spans.row_splits)
@@ -439,12 +458,15 @@ def join_spans(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:
         offset=np.empty(splits[-1], np.int64),
         length=np.empty(splits[-1], np.int64),
         row_splits=splits,
+        padding=np.zeros(splits[-1], np.int64) if is_padded else None,
     )
     for places, spans in pieces:
         shift = np.repeat(splits[places] - spans.row_splits[:-1], counts[places])
         rows = np.arange(len(spans)) + shift
         for target, part in zip(whole, spans, strict=True):
             target[rows] = part
+        if whole.padding is not None and spans.padding is not None:
+            whole.padding[rows] = spans.padding
     return whole
 
 

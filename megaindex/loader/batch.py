@@ -25,7 +25,7 @@ from megaindex._types import I64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.index.receipts import fingerprint_keys, sample_receipts
 from megaindex.index.skips import masked_labels
-from megaindex.index.spans import Index, Spans, sequence_lengths_at
+from megaindex.index.spans import Index, Spans, alignments, sequence_lengths_at
 from megaindex.kernels import active
 from megaindex.loader.checkpoint import check_datasets, check_token_dtype
 from megaindex.loader.row_fields import ROW_FIELDS, WIDE_FIELD, RowFields
@@ -121,7 +121,11 @@ class SampleOptions:
             1], the start of each document, filled up with S to the end of the row; and
             ``max_seqlen``, int32, the length of the longest document. Position ids restart with
             each document. The shapes are those of Megatron-LM's inter-document masking; its
-            trainer strips the trailing S and joins the rows of a micro batch.
+            trainer strips the trailing S and joins the rows of a micro batch. Where documents are
+            aligned (`PackedOrder`), also ``cu_seqlens_padded``, int32[S + 1], the start of each
+            document with its padding, the last of them the padding of the row; ``cu_seqlens`` are
+            then the sums of their own tokens, of as many documents and filled up with the last sum,
+            ``max_seqlen`` is the longest with its padding, and position ids are 0 in padding.
         boundaries: document boundaries for position ids, attention mask and cu_seqlens: ``eod``
             puts one after each end-of-document token, as Megatron's resets do; ``documents``
             takes those of the index, as Megatron's inter-document masking does.
@@ -202,7 +206,8 @@ class BatchMaker:
     - ``loss_mask``: float32[n, S].
     - ``position_ids``: int64[n, S].
     - ``attention_mask``: bool[n, 1, S, S]; ``cu_seqlens``: int32[n, S + 1]; ``max_seqlen``:
-      int32[n]; ``dataset_id``: int16[n], if set in the options.
+      int32[n]; ``dataset_id``: int16[n], if set in the options. ``cu_seqlens_padded``: int32[n, S +
+      1], beside ``cu_seqlens``, where documents are aligned.
     - ``receipt``: int64[n, 3], with ``fingerprints``; see `megaindex.loader.Recorder`.
     - with ``keys`` in the options:
       ``sample``, int64[n], the position in the run, that of receipts;
@@ -257,6 +262,7 @@ class BatchMaker:
         self._rows = RowFields(index, reader.datasets) if self._options.keys else None
         check_token_dtype(reader.datasets, self._options.token_dtype)
         self._sequence_length = index.sequence_length
+        self._align = self._alignment()
         first = np.arange(min(1, index.num_samples))
         self._has_lengths = isinstance(sequence_lengths_at(index, first), np.ndarray)
         # int32 corpora could hold -1; in uint16 corpora only short samples are padded
@@ -265,6 +271,23 @@ class BatchMaker:
         self._reads_padding = any(
             np.iinfo(kind).min <= pad_id <= np.iinfo(kind).max for kind in kinds
         )
+
+    def _alignment(self) -> int:
+        """Return the multiple at which documents begin in all rows, 1 for any place."""
+        found = alignments(self._index)
+        if found == {1} or not self._options.separates_documents:
+            return 1
+        if len(found) > 1:
+            raise InvalidArgument(
+                "align: documents that are kept apart must be aligned alike in all sources, got "
+                f"align {sorted(found)}; give all sources order packed with one align"
+            )
+        if self._options.boundaries != "documents":
+            raise InvalidArgument(
+                "boundaries must be documents where documents are aligned, got eod, which would "
+                "take the padding for a part of them"
+            )
+        return found.pop()
 
     @property
     def index(self) -> Index:
@@ -325,6 +348,8 @@ class BatchMaker:
         shapes["position_ids"] = (rows, length), "int64"
         if options.cu_seqlens:
             shapes["cu_seqlens"] = ((rows, length + 1), "int32")
+            if self._align > 1:
+                shapes["cu_seqlens_padded"] = ((rows, length + 1), "int32")
             shapes["max_seqlen"] = ((rows,), "int32")
         shapes |= {name: ((rows,), dtype) for name, dtype in options.row_fields.items()}
         if self._keys is not None:
@@ -400,7 +425,9 @@ class BatchMaker:
         if not options.resets_positions:
             positions = np.empty_like(positions)
         fields = positions, arrays.get("cu_seqlens"), arrays.get("max_seqlen")
-        if options.boundaries == "documents":
+        if self._align > 1:
+            self._separate_aligned(arrays, spans, positions)
+        elif options.boundaries == "documents":
             width = self._sequence_length
             active().documents_by_run(spans.length, spans.row_splits, width, *fields)
         else:
@@ -408,6 +435,31 @@ class BatchMaker:
             active().documents_by_token(arrays["tokens"], options.eod_id, *fields)
         if options.create_attention_mask and options.reset_attention_mask:
             _mask_other_documents(arrays["attention_mask"][:, 0], positions)
+
+    def _separate_aligned(
+        self, arrays: Mapping[str, npt.NDArray[Any]], spans: Spans, positions: I64
+    ) -> None:
+        """Fill the same fields where each document begins at a multiple of ``align``."""
+        width = self._sequence_length
+        lengths = spans.input_lengths(width)
+        padded = -(-lengths // self._align) * self._align
+        ends = spans.row_splits[1:]
+        sums = np.concatenate(([0], np.cumsum(padded)))[spans.row_splits]
+        # the padding of each row is its last document, of no tokens
+        segments = np.insert(padded, ends, width - np.diff(sums))
+        splits = spans.row_splits + np.arange(spans.row_splits.size)
+        active().documents_by_run(
+            segments, splits, width, positions, arrays.get("cu_seqlens_padded"),
+            arrays.get("max_seqlen"),
+        )  # fmt: skip
+        positions *= spans.covered(width)
+        if "cu_seqlens" in arrays:
+            row = np.repeat(np.arange(ends.size), np.diff(spans.row_splits))
+            begins = np.concatenate(([0], np.cumsum(lengths)))
+            number = np.arange(lengths.size) - spans.row_splits[row]
+            steps = np.zeros_like(arrays["cu_seqlens"])
+            steps[row, number + 1] = np.diff(begins)
+            np.cumsum(steps, axis=1, out=arrays["cu_seqlens"])
 
     def _mask_loss(self, buffers: Buffers, spans: Spans) -> None:
         arrays, options = buffers.arrays, self._options

@@ -25,8 +25,8 @@ from megaindex.run.identity import canonical_forms, short_hash
 from megaindex.run.run import Run
 from megaindex.run.subset import block_bounds, first_step, rows_of, subset_of
 from megaindex.settings.amended import AmendedBlend
+from megaindex.settings.arguments import given_run
 from megaindex.settings.recipe import Recipe
-from megaindex.settings.run_builder import given_run
 from megaindex.settings.run_settings import RunSettings
 
 Progress = Callable[[int, int], None]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.megatron_blends import assert_equal, build, files, flat, installed, places, samples
 
-from megaindex.format import IndexedDatasetWriter
+from megaindex import IndexedDatasetWriter
 
 WORDS = 200
 SIZES = (40, 9, 5)

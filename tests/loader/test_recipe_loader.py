@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.receipts import Receipt, fingerprint_keys, planned_receipt
 from megaindex.loader import CostModel, Loader, check_receipts, join_states, loader_of_recipe
 from megaindex.recipe.amend import amend

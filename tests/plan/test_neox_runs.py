@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
+from megaindex import IndexedDatasetWriter
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDatasetWriter
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.coverage import count_served
 from megaindex.plan.export import export_settings

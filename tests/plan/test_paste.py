@@ -21,8 +21,8 @@ from support.command_line import plan_json, shares_by_times
 from support.corpora import write_corpus
 from support.megatron_dataset import Tokenizer
 
+from megaindex import IndexedDatasetWriter
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDatasetWriter
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.export import export_settings
@@ -436,8 +436,8 @@ REASONS = [
     ("neox", ["--data-path", "@a", "--phase-transition-iterations", "2"], "has no phases"),
     ("neox", ["--data-path", "@a", "--micro-batch-size", "2"], "accumulates 1 step unless"),
     ("megatron", ["--data-path", "@a"], "Megatron does not run order neox"),
-    ("megatron", [*UNWEIGHTED, "exact"], "for one epoch; give weights, or remove"),
-    ("megatron", [*UNWEIGHTED, "1.25"], "no buffer to paths without weights; give weights"),
+    ("megatron", [*UNWEIGHTED, "exact"], "for one epoch"),
+    ("megatron", [*UNWEIGHTED, "1.25"], "no buffer to paths without weights"),
     (
         "megatron",
         ["--data-path", "@a", "--order", "megatron-legacy", "--variance-buffer", "1.1"],

@@ -15,6 +15,7 @@ import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
 
+from megaindex.audit import run_of_settings
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import Skip
 from megaindex.lock import make_lock
@@ -22,7 +23,6 @@ from megaindex.lock.opening import run_of_lock
 from megaindex.plan import Plan, RecipePlan, Row, make_plan
 from megaindex.recipe import open_recipe, read_recipe
 from megaindex.run.from_recipe import run_of_opened
-from megaindex.run.from_settings import run_of_settings
 from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.settings.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 from megaindex.settings.recipe_file import to_mapping

@@ -192,6 +192,29 @@ class BlockedIndex(BlockOrder):
         other = self.at_length(sequence_length).extend(read.num_epochs)
         return other.samples_before(block), read.samples_before(block) - num_samples
 
+    def first_again(self, begin: int, end: int, read: BlockedIndex, first: int, last: int) -> int:
+        """Return the first of samples ``begin`` to ``end - 1`` with an input token of ``read``'s.
+
+        ``read`` has the same blocks in samples of another length, of which ``first`` to ``last -
+        1`` were served. ``end`` if there is none.
+        """
+        ours, theirs = self.reaching(end), read.reaching(last)
+        stop = min(ours.blocks_begun(end), theirs.blocks_begun(last))
+        for number in range(int(ours._block_of(np.array([begin]))[0]), stop):
+            served = np.sort(theirs._inputs(number, first, last))
+            begins = ours._inputs(number, begin, end)
+            at = np.searchsorted(served, begins + self.sequence_length) - 1
+            again = (at >= 0) & (np.append(served, 0)[at] + read.sequence_length > begins)
+            if again.any():
+                return max(begin, ours.samples_before(number)) + int(again.argmax())
+        return end
+
+    def _inputs(self, number: int, begin: int, end: int) -> I64:
+        """Return the first token, in a block, of each of its samples from ``begin`` to ``end``."""
+        first = self.samples_before(number)
+        cut = self.shuffled_samples(number)[max(0, begin - first) : max(0, end - first)]
+        return cut * self.sequence_length
+
     def samples_before(self, block: int) -> int:
         """Return the samples of the first ``block`` blocks."""
         return int(self._firsts[block])
