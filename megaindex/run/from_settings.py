@@ -279,14 +279,20 @@ def _index(
     index = blended(indices)
     if positions in ((), (ServedRange(0, consumed, 1),)):
         return index
-    bases = [index] * len(positions)
+    bases, anew = [index] * len(positions), 0
     if run.row.train_epochs == "reshuffled" and subset == "train":
         positions = tuple(replace(part, times=1) for part in positions for _ in range(part.times))
         bases = [index, *(blended(sources(number)) for number in range(1, len(positions)))]
+        anew = int(sizing.single)  # each is a pass of its source, see Stretch
     return StretchedIndex(
         stretches=tuple(
-            Stretch(index=base, samples=range(part.begin, part.end), times=part.times)
-            for base, part in zip(bases, positions, strict=True)
+            Stretch(
+                index=base,
+                samples=range(part.begin, part.end),
+                times=part.times,
+                first_pass=anew * number,
+            )
+            for number, (base, part) in enumerate(zip(bases, positions, strict=True))
         )
     )
 
