@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from megaindex.builders.recipe import OpenRecipe
     from megaindex.loader.batch import SampleOptions
     from megaindex.loader.loader import Loader
-    from megaindex.plan.recipe_plan import RecipePlan
+    from megaindex.plan.model import RecipePlan
 
 Folder = str | os.PathLike[str]
 

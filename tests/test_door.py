@@ -80,7 +80,7 @@ def test_a_script_and_its_settings_are_one_run(folder: Path) -> None:
 
 
 def test_what_does_not_belong_together_is_refused(folder: Path) -> None:
-    with pytest.raises(InvalidArgument, match="run.yaml is a recipe, which describes the whole"):
+    with pytest.raises(InvalidArgument, match="run.yaml is a recipe"):
         megaindex.open_run("run.yaml", seed=3)
     with pytest.raises(InvalidArgument, match="has data_path too"):
         megaindex.open_run("web", data_path="code", **PAIRS)
@@ -89,7 +89,7 @@ def test_what_does_not_belong_together_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="unknown setting sed; did you mean seed"):
         megaindex.open_run("web", sed=3)
     run = megaindex.open_run("run.yaml")
-    with pytest.raises(InvalidArgument, match=r"name ends in \.lock, got 'run\.txt'"):
+    with pytest.raises(InvalidArgument, match=r"name ends in \.lock"):
         run.lock("run.txt")
     run.lock("run.lock")
     with pytest.raises(InvalidArgument, match="without hashes of tokens"):

@@ -313,7 +313,7 @@ def test_writes_are_never_lost_in_a_converted_copy(megatron_helpers: ModuleType)
         ({"num_epochs": "x"}, "num_epochs must be an integer"),
         ({"tokens_per_epoch": 2**63}, "tokens_per_epoch must be from 0"),
         ({"tokens_per_epoch": 2**62, "num_epochs": 4}, "must be below 2"),
-        ({"sequence_length": 4.0}, "sequence_length must be an integer, got 4.0"),
+        ({"sequence_length": 4.0}, "sequence_length must be an integer"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(change: dict[str, Any], message: str) -> None:
@@ -327,11 +327,11 @@ def test_arguments_of_another_kind_are_refused(change: dict[str, Any], message: 
     [
         ([0.5, np.nan], 2, 4, "weights must be finite"),
         ([0.5, -1], 2, 4, "weights must be finite and >= 0"),
-        ([0.5, 1j], 2, 4, "weights must be real numbers, got complex128"),
+        ([0.5, 1j], 2, 4, "weights must be real numbers"),
         (["a", "b"], 2, 4, "weights must be numbers"),
-        ([0.5, 0.5], 3, 4, "at most the 2 weights given, got 3"),
+        ([0.5, 0.5], 3, 4, "at most the 2 weights given"),
         ([0.5, 0.5], 0, 4, "num_datasets must be from 1"),
-        ([0.5, 0.5], 2, 5, "must hold 5 draws, got 4 and 4"),
+        ([0.5, 0.5], 2, 5, "must hold 5 draws"),
         ([1.0] * 256, 256, 4, r"from 1 to 255 \(uint8\)"),
     ],
 )

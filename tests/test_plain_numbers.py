@@ -172,10 +172,10 @@ def test_products_do_not_wrap_and_limits_hold(corpus: IndexedDataset, kind: N) -
 def test_non_integers_are_refused_everywhere(corpus: IndexedDataset, wrong: Any) -> None:
     build = {"sequence_length": 16, "seed": 1}
     for name in (*build, "num_samples", "add_extra_token"):
-        with pytest.raises(InvalidArgument, match=f"{name} must be an integer, got "):
+        with pytest.raises(InvalidArgument, match=f"{name} must be an integer"):
             megaindex.build_index(corpus, **{**build, name: wrong})
     for order, name in ((MegatronOrder, "exact_num_epochs"), (EpochOrder, "epochs_mixed")):
-        with pytest.raises(InvalidArgument, match=f"{name} must be an integer, got "):
+        with pytest.raises(InvalidArgument, match=f"{name} must be an integer"):
             order(**{name: wrong})
     with pytest.raises(InvalidArgument, match="num_samples must be an integer"):
         megaindex.build_blend([corpus], **build, num_samples=wrong)
@@ -320,7 +320,7 @@ def test_tokenizing_is_the_same(tmp_path: Path, kind: N) -> None:
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
     for settings in ({"eod": 1.5}, {"part_bytes": 40.0}, {"part_bytes": float("nan")}):
-        with pytest.raises(InvalidArgument, match="must be an integer, got"):
+        with pytest.raises(InvalidArgument, match="must be an integer"):
             tokenize(tmp_path / "c", [tmp_path / "in.jsonl"], tokenizer="bytes", **settings)
 
 
@@ -397,7 +397,7 @@ def test_invalid_loader_arguments_are_refused(corpus: IndexedDataset) -> None:
 
     index = megaindex.build_index(corpus, sequence_length=16, seed=1)
     for device in (-1, "cuda:-2", "no such", 1.5, [0]):
-        with pytest.raises(InvalidArgument, match="device=.*; use a device of this torch"):
+        with pytest.raises(InvalidArgument, match="device="):
             Loader(index, corpus, [], device=device)  # type: ignore[arg-type]
     for name in ("read_ahead", "num_threads", "bytes_ahead"):
         for wrong in (1.5, float("nan"), "1"):

@@ -45,7 +45,7 @@ class Difference:
             orders.
         samples_in_common: size of the intersection as multisets, whatever the positions.
         causes: causes that were found: settings, or damaged arrays.
-        identities: identity of the run of each side; None for a side that is no lock.
+        identities: identity of the run of each side; None for a side other than a lock.
     """
 
     names: tuple[str, str]

@@ -35,14 +35,8 @@ from megaindex.console import (
     print_view,
     spaced,
 )
-from megaindex.plan.render import (
-    MANY_SOURCES,
-    SHOWN_SOURCES,
-    more,
-    repeats_text,
-    unseen_text,
-    worst_first,
-)
+from megaindex.plan.model import MANY_SOURCES, SHOWN_SOURCES
+from megaindex.plan.render import more, repeats_text, unseen_text, worst_first
 from megaindex.run.run import Run
 from megaindex.validation import percent, shown
 

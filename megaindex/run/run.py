@@ -307,7 +307,7 @@ def run_of_index(
         data_parallel_size: ranks that share a step.
 
     Raises:
-        InvalidArgument: a number is out of range, the sources are missing, or it is no index.
+        InvalidArgument: a number is out of range, the sources are missing, or it is not an index.
     """
     check_index(index)
     sources = _sources_of(index) if sources is None else sources

@@ -232,7 +232,7 @@ def test_a_checkpoint_holds_the_skips(
     # by whatever name and in whatever entries
     named = Skip(documents=[7, 1, 7], source=str(tmp_path / "c"), from_step=6)
     assert run.launch([named, *first, Skip(steps=7), Skip(steps=8)], 2) == plain[9:]
-    with pytest.raises(InvalidArgument, match="masks 2 documents of 0 from sample 48 on, and this"):
+    with pytest.raises(InvalidArgument, match="masks 2 documents of 0 from sample 48"):
         run.launch([*first, Skip(steps="7-8"), Skip(documents=[1, 8], from_step=6)], 1)
     assert run.launch(more, 1, (8, 1)) == [plain[4]]  # the moved step, at the end
     assert run.launch(None, 2, anew=True) == plain[:2]  # nothing was served of this run
@@ -262,7 +262,7 @@ def test_what_is_refused(training: Any, tmp_path: Path) -> None:
     adapter.install(skip=Skip(steps="1"))
     start(training, 8)
     training.args.train_iters = 1000
-    with pytest.raises(InvalidArgument, match="the run reads 8000 samples and its data has"):
+    with pytest.raises(InvalidArgument, match="the run reads 8000 samples"):
         loader_of(training, dataset)
     training.args.train_iters = 0
     training.args.cls = MegatronPretrainingRandomSampler

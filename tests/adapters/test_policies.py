@@ -275,10 +275,10 @@ def test_a_buffer_of_a_single_path_is_rounded_up() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"variance_buffer": 0.99}, "variance_buffer must be a number >= 1 or exact, got 0.99"),
+        ({"variance_buffer": 0.99}, "variance_buffer must be a number >= 1 or exact"),
         ({"variance_buffer": "1.0"}, "variance_buffer must be a number >= 1 or exact"),
         ({"variance_buffer": float("inf")}, "variance_buffer must be a number >= 1 or exact"),
-        ({"separate_final_epoch": "sometimes"}, "must be one of auto, always, never"),
+        ({"separate_final_epoch": "sometimes"}, "must be one of"),
         ({"separate_final_epoch": "auto", "final_epoch_threshold": 1.5}, "must be from 0 to 1"),
         ({"separate_final_epoch": "always", "final_epoch_threshold": 0.5}, "has no effect"),
     ],

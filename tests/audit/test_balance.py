@@ -164,8 +164,8 @@ def test_both_pictures_of_the_docs_show_the_same() -> None:
     [
         (["--cost-model", "9B"], "llama3-8b"),
         (["--cost-model", "-1:2"], "linear must be >= 0"),
-        (["--cost-model", "1:-2"], "--cost-model: attention must be >= 0, got -2"),
-        (["--cost-model", "gpt9"], "--cost-model must be one of llama3-8b"),
+        (["--cost-model", "1:-2"], "--cost-model: attention must be >= 0"),
+        (["--cost-model", "gpt9"], "--cost-model must be one of"),
         (["--cost-model", "0:0"], "must not both be 0"),
         (["--cost-model", "1:nan"], "attention must be a finite number"),
     ],

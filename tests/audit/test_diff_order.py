@@ -396,7 +396,7 @@ def test_settings_longer_than_any_path(prefix: Path) -> None:
     assert existing(f"order=epoch,source_name={long}") is None
     content = diff(prefix, f"order=epoch,source_name={long}", "order=epoch,source_name=y")
     assert settings_of(content) == ["source_name"]
-    with pytest.raises(StorageError, match="x: cannot read its status: File name too long"):
+    with pytest.raises(StorageError, match="x: cannot read its status"):
         existing(long)
     status, _, err = cli("diff-order", long, "order=neox")
     assert status == 2
@@ -409,11 +409,11 @@ def test_what_one_may_not_look_at_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "folder/entry").mkdir(parents=True)
     path = tmp_path / "folder/entry"
     with closed(tmp_path / "folder"):
-        with pytest.raises(StorageError, match="entry: cannot read its status: Permission denied"):
+        with pytest.raises(StorageError, match="entry: cannot read its status"):
             existing(str(path))
-        with pytest.raises(StorageError, match="entry: cannot read its status: Permission denied"):
+        with pytest.raises(StorageError, match="entry: cannot read its status"):
             read_settings(str(path), {})
-        with pytest.raises(StorageError, match="entry: cannot look into it: Permission denied"):
+        with pytest.raises(StorageError, match="entry: cannot look into it"):
             side_from_arrays(path)
         assert existing("order=neox") is None
 
@@ -424,9 +424,9 @@ def test_what_one_may_not_look_at_is_a_storage_error(tmp_path: Path) -> None:
         ("[" * 100_000, "must be the JSON that Megatron writes, but it is nested too deeply"),
         ("[]", "but it is not a JSON object"),
         ("9" * 5000, "but it is not valid JSON"),
-        ('{"sequence_length": "x"}', "sequence_length must be of type int.*, got 'x'"),
-        ('{"sequence_length": 1e400}', "sequence_length must be of type int.*, got inf"),
-        ('{"sequence_length": -1}', "sequence_length must be .* at least 0 .*, got -1"),
+        ('{"sequence_length": "x"}', "sequence_length must be of type int"),
+        ('{"sequence_length": 1e400}', "sequence_length must be of type int"),
+        ('{"sequence_length": -1}', "sequence_length must be .* at least 0"),
     ],
     ids=["deep", "list", "digits", "text", "infinite", "negative"],
 )

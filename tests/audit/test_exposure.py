@@ -215,10 +215,10 @@ def test_step_bounds_follow_the_schedule(
 
 def test_what_cannot_be_audited_is_refused(prefix: Path) -> None:
     base = {"seq_length": 16, "global_batch_size": 4}
-    with pytest.raises(InvalidArgument, match="no documents to audit; give --data-path"):
+    with pytest.raises(InvalidArgument, match="no documents to audit"):
         run_of_settings(resolve(Settings(tokens_per_epoch=("1000",), epochs="1", **base)))
     plain = Settings(data_path=(str(prefix),), train_iters=9, **base)
-    with pytest.raises(InvalidArgument, match="no valid data; give --split, or --valid-data-path"):
+    with pytest.raises(InvalidArgument, match="no valid data"):
         run_of_settings(resolve(plain), subset="valid")
     none = Settings(data_path=(str(prefix),), train_samples="3", **base)
     with pytest.raises(InvalidArgument, match="makes no step"):
@@ -282,7 +282,7 @@ def test_arguments_of_an_index_are_checked(prefix: Path) -> None:
         run_of_index(index, sources, global_batch_size=0)
     with pytest.raises(InvalidArgument, match=r"consume \d+ samples, the index holds"):
         run_of_index(index, sources, global_batch_size=8, num_steps=10**6)
-    with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to 80, the samples"):
+    with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to 80"):
         run_of_index(index, sources, global_batch_size=8, num_steps=10, consumed_samples=81)
 
 
@@ -300,7 +300,7 @@ def test_what_is_no_index_or_run_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match=r"members of megaindex\.Index.*a list has no"):
             take()
     wrong: Any = index
-    with pytest.raises(InvalidArgument, match="audit needs a run, got .*run_of_index"):
+    with pytest.raises(InvalidArgument, match="audit needs a run"):
         audit(wrong)
 
 

@@ -97,13 +97,13 @@ def test_documents_lead_back_to_their_steps(stream: Run) -> None:
 
 
 def test_what_does_not_exist_is_refused(stream: Run, prefix: Path) -> None:
-    with pytest.raises(OutOfRange, match="step must be from 0 to 9, got 10"):
+    with pytest.raises(OutOfRange, match="step must be from 0 to 9"):
         documents_of(stream, 10)
-    with pytest.raises(OutOfRange, match="rank must be from 0 to 2, got 3"):
+    with pytest.raises(OutOfRange, match="rank must be from 0 to 2"):
         documents_of(stream, 0, 3)
-    with pytest.raises(OutOfRange, match="source must be from 0 to 1, got 2"):
+    with pytest.raises(OutOfRange, match="source must be from 0 to 1"):
         steps_of(stream, 0, 2)
-    with pytest.raises(OutOfRange, match="audited documents are 0 to 44, got 45"):
+    with pytest.raises(OutOfRange, match="audited documents are 0 to 44"):
         steps_of(stream, 45)
     plain = Settings(data_path=(str(prefix),), seq_length=16, global_batch_size=4, epochs="1")
     unranked = run_of_settings(resolve(plain))

@@ -70,7 +70,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     else:
         path.symlink_to(path if kind == "loop" else tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match=r"key\.claim: cannot read the claim: .*; a (file|sym)"):
+    with pytest.raises(StorageError, match=r"key\.claim: cannot read the claim"):
         build_once(tmp_path, "key", lambda: None, lambda: 1, timeout=30, stale_after=0.2)
 
 

@@ -197,9 +197,7 @@ def test_the_adapter_refuses_exported_arrays(megatron: Any) -> None:
     )
     adapter.install()
     try:
-        with pytest.raises(
-            FormatError, match="megaindex export wrote these index arrays, in order"
-        ):
+        with pytest.raises(FormatError, match="export wrote these index arrays"):
             build(
                 megatron, [train["samples_requested"], 0, 0], "cache",
                 blend=(["corpus"], None), split="90, 5, 5",

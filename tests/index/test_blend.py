@@ -200,7 +200,7 @@ def test_one_source_is_all_of_the_blend(weights: list[float]) -> None:
 @pytest.mark.parametrize("weights", [[0, 0], [1, -1], [1, math.nan], [1, math.inf], [-1, -2]])
 @pytest.mark.parametrize("order", ["megatron", "neox", "paddlenlp"])
 def test_weights_without_a_sum_are_refused(order: str, weights: list[float]) -> None:
-    with pytest.raises(InvalidArgument, match="weights must be finite, not negative, and not all"):
+    with pytest.raises(InvalidArgument, match="weights must be finite"):
         Blend(row=framework_rules(order), weights=weights).requests(10)
     with pytest.raises(InvalidArgument, match="weights must be finite"):
         normalized(weights)

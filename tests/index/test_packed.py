@@ -282,9 +282,7 @@ def test_no_document_gives_a_sample(
     tmp_path: Path, lengths: list[int], rule: Any, cached: bool
 ) -> None:
     dataset = write_corpus(tmp_path / "empty", lengths)
-    with pytest.raises(
-        megaindex.InvalidArgument, match=r"empty: no document gives a sample: a document"
-    ):
+    with pytest.raises(megaindex.InvalidArgument, match=r"empty: no document gives a sample"):
         build(
             dataset, sequence_length=8, order=PackedOrder(long_documents=rule),
             cache_dir=tmp_path / "cache" if cached else None,

@@ -204,7 +204,7 @@ def test_a_balanced_step_is_not_finished_on_a_shorter_order() -> None:
     (run,) = ranks_of(1, num_samples=40, index=Rows(40), **settings)
     state = run.state_after(15)
     (short,) = ranks_of(1, num_samples=20, index=Rows(20), **settings)
-    with pytest.raises(InvalidArgument, match="the order must have 40 samples, .* got 20"):
+    with pytest.raises(InvalidArgument, match="the order must have 40 samples"):
         short.load_state_dict(state, allow=("train_samples",))
 
 

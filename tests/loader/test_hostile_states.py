@@ -285,7 +285,7 @@ def test_a_state_with_two_positions_is_refused(corpus: IndexedDataset, index: In
         loader.load_state_dict(state)
     state = loader_of(index, corpus, 3).state_dict()
     other = loader_of(index, corpus, 9).state_dict()["receipt"]
-    with pytest.raises(InvalidArgument, match="counts 18 samples, and at most the 6 consumed"):
+    with pytest.raises(InvalidArgument, match="counts 18 samples"):
         loader.load_state_dict({**state, "receipt": other})
     assert loader.state_dict()["consumed_samples"] == 0
     loader.load_state_dict({**state, "receipt": other}, allow=["receipt"])
@@ -332,7 +332,7 @@ def test_rows_left_are_bounded_by_the_largest_step() -> None:
 
     state = make(24).state_after(1)
     assert (state["rows_left"], state["largest_step"]) == (20, 24)
-    with pytest.raises(FormatError, match="rows_left must be a whole number from 0 to 23, got 24"):
+    with pytest.raises(FormatError, match="rows_left must be a whole number from 0 to 23"):
         make(24).load_state_dict({**state, "rows_left": 24})
     small = make(4)
     small.load_state_dict(state)  # the step goes on, with its rows, whatever comes after

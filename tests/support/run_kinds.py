@@ -57,13 +57,14 @@ class Kind:
 YES = "yes"
 """An answer that agrees with those beside it."""
 NONE = "none"
-"""A question about an evaluation, or about training, of a run without it."""
+"""A question about an evaluation, of a run without one."""
 ALONE = "alone"
 """An answer with which no other can be compared."""
 
 RULES = {
     "no files": "the sources have no files, but numbers of tokens or lengths",
     "ranks": "ranks decide which samples a step reads, which is no order of one run",
+    "no training": "the run trains on nothing, and reads its evaluation alone",
     "stops": "the framework stops with an error, or serves other samples than its blend draws",
     "own": "the arrays are one's own, and follow from no settings",
     "settings": "the settings are not known, which decide it",
@@ -90,8 +91,9 @@ REFUSALS = {
         "trains on the padding or fails at it", "a run of the framework has one of each",
         "give the batch sizes of its run",
     ),
+    "no training": ("the run trains on nothing",),
     NONE: (
-        "the run trains on nothing", "has no subset valid", "the run has no valid data",
+        "has no subset valid", "the run has no valid data",
         "reads nothing of the valid data", "reads no such data",
     ),
 }  # fmt: skip
@@ -234,6 +236,7 @@ KINDS = (
     Kind("order epoch, epochs mixed", one("epoch", epochs_mixed=2), to="neox"),
     Kind("one corpus, order window", one("window"), to="neox"),
     Kind("one corpus, order packed", one("packed")),
+    Kind("packed documents at multiples of 4 tokens", one("packed", align=4)),
     Kind("a blend of Megatron-LM", blend("megatron", 3, 1)),
     Kind("a blend of Megatron-LM without weights", blend("megatron")),
     Kind("a blend that draws more than was built", blend("megatron", epochs=2, train_iters=None),
@@ -260,12 +263,15 @@ KINDS = (
          to="neox", cells={"evaluation": "ranks"}),
     Kind("an evaluation of Megatron-LM without training", one(
         "megatron", split="80,20,0", skip_train=True, eval_iters=1),
-         cells=only_planned("none", evaluation=YES)),
+         cells=only_planned("no training", evaluation=YES)),
     Kind("a configuration of GPT-NeoX", neox(data_path="web", train_iters=14, split="90,10,0"),
          to="neox"),
     Kind("train_epochs under install(exact=True)", {
-        "neox_config": json.dumps(neox(data_path="web", train_epochs=2)["neox_config"])
+        "neox_config": json.dumps(neox(
+            data_path="web", train_epochs=2, split="90,10,0")["neox_config"])
         + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2}),
+    Kind("validation of GPT-NeoX without a micro batch", neox(
+        data_path="web", train_epochs=2, split="98,2,0", eval_iters=1), cells=only_planned("stops")),
     Kind("train_epochs of a blend under install(exact=True)", {
         "neox_config": json.dumps(neox(
             train_data_paths=["web", "code"], valid_data_paths=["web"], test_data_paths=["web"],

@@ -333,7 +333,7 @@ def test_damage_of_a_snapshot(
 def test_a_folder_of_pairs_and_caches(prefix: str, cache: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "d", [3])
     assert [report.kind for report in verify_all(tmp_path)] == ["pair", "pair"]
-    with pytest.raises(InvalidArgument, match="must have one subject, got 2"):
+    with pytest.raises(InvalidArgument, match="must have one subject"):
         verify(tmp_path)
 
 
@@ -341,7 +341,7 @@ def test_paths_without_a_subject(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="does not exist"):
         verify(tmp_path / "no")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidArgument, match=r"holds no .idx, no cache entry and no sidecar"):
+    with pytest.raises(InvalidArgument, match=r"holds no .idx"):
         verify(tmp_path / "empty")
     (tmp_path / "text").write_text("x")
     with pytest.raises(InvalidArgument, match="must be an .idx, a .bin"):

@@ -230,7 +230,7 @@ def test_parts_of_the_other_encoder_are_not_mixed(tmp_path: Path, trained: Path)
     ("options", "message"),
     [
         (["--tokenizer", "bytes"], "bytes: --encoder gigatoken encodes a tokenizer.json only"),
-        (["--tokenizer", "T"], "--encoder gigatoken needs gigatoken 0.10.*, got 0.11.0"),
+        (["--tokenizer", "T"], "--encoder gigatoken needs gigatoken 0.10"),
     ],
 )
 def test_what_the_command_refuses(
