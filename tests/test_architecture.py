@@ -161,7 +161,8 @@ def imported_from(tree: ast.Module) -> set[tuple[str, str]]:
 
 def is_public(home: str, name: str) -> bool:
     module = importlib.import_module(home)
-    return not name or name in getattr(module, "__all__", vars(module))
+    names = getattr(module, "__all__", vars(module))
+    return not name or name in names or f"{home}.{name}" in FACADES
 
 
 @for_each(
