@@ -2,6 +2,7 @@ from megaindex import adapters as adapters
 from megaindex import audit as audit
 from megaindex import corpus as corpus
 from megaindex import helpers as helpers
+from megaindex import keys as keys
 from megaindex import loader as loader
 from megaindex import lock as lock
 from megaindex import plan as plan

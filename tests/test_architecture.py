@@ -25,15 +25,15 @@ LAYERS = [
     {"adapters", "door"},
     {"verify"},
     {"audit"},
-    {"lock", "corpus"},
     {"loader"},
+    {"lock", "corpus"},
     {"plan"},
     {"run"},
     {"builders"},
     {"recipe"},
     {"cache", "settings"},
     {"index"},
-    {"format", "helpers"},
+    {"format", "helpers", "keys"},
     {"kernels", "objects"},
     {"engine", "progress", "validation"},
     {"io", "arithmetic", "console", "_lazy"},
@@ -140,7 +140,7 @@ def test_classes_have_names_of_their_own() -> None:
 FACADES = {
     f"megaindex{name}"
     for name in (
-        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock"),
+        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock", ".keys"),
         *(".adapters", ".helpers"),
     )
 }

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 FACADES = [
     f"megaindex{name}"
     for name in (
-        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock", ".helpers", ".adapters"),
+        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock", ".keys", ".helpers"),
+        ".adapters",
         *(".adapters.megatron", ".adapters.neox", ".adapters.grain"),
     )
 ]

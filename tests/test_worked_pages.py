@@ -52,6 +52,12 @@ def test_links_lead_to_pages_and_headings(page: str) -> None:
             assert anchor in map(_anchor, headings), link
 
 
+def test_the_pages_have_at_most_45000_words() -> None:
+    """Counted as `wc -w docs/*.md README.md` counts them."""
+    pages = (ROOT / "README.md", *DOCS.glob("*.md"))
+    assert sum(len(page.read_text().split()) for page in pages) <= 45_000
+
+
 def test_the_index_names_every_page() -> None:
     index = (DOCS / "index.md").read_text()
     for page in DOCS.glob("*.md"):

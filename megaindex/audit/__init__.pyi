@@ -3,6 +3,7 @@ from megaindex.audit.diff import compare as compare
 from megaindex.audit.diff_inputs import Side as Side
 from megaindex.audit.exposure import ExposureLog as ExposureLog
 from megaindex.audit.exposure import SourceExposure as SourceExposure
+from megaindex.audit.losses import LossBySource as LossBySource
 from megaindex.audit.page import write_page as write_page
 from megaindex.audit.report import Audit as Audit
 from megaindex.audit.report import audit as audit

@@ -104,7 +104,7 @@ def order_facts(
 def _greedy_weights(index: Any) -> str | None:
     """Return the hash of the weights by which a run began, whose last bits decide ties.
 
-    None if it is no greedy blend, or one that is written out.
+    None if it is not a greedy blend, or one that is written out.
     """
     while isinstance(index, StretchedIndex | LazyIndex):
         index = index.stretches[0].index if isinstance(index, StretchedIndex) else index.index

@@ -27,9 +27,9 @@ from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.loader import Loader
 from megaindex.run import run as run_module
 from megaindex.run.from_settings import run_of_settings
-from megaindex.run.run import Run, RunSource, run_of_index, step_bounds
+from megaindex.run.run import Run, RunSource, run_of_index
 from megaindex.run.sizing import Sizing
-from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings
 

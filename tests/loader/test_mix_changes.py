@@ -34,8 +34,8 @@ from megaindex.loader import (
 )
 from megaindex.lock import make_lock
 from megaindex.plan import make_plan
+from megaindex.plan.limits import earliest_repeats
 from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
-from megaindex.recipe.amend import earliest_repeats
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.settings.recipe import Recipe
 from megaindex.settings.recipe_file import to_mapping

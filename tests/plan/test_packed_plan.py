@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import command_line
+from support.command_line import plan_json
 from support.corpora import write_corpus
 from support.inputs import for_each
 
 import megaindex
-from megaindex import InvalidArgument, PackedOrder, make_plan
+from megaindex import InvalidArgument, PackedOrder, build_index, make_plan
 from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format.dataset import read_length_histogram
 from megaindex.index.orders import packed
@@ -370,3 +372,40 @@ def test_input_tokens_are_exact_where_epochs_are_complete() -> None:
             assert found.exact == (begin == end or begin % size == end % size == 0)
             if found.exact:
                 assert found.tokens == (end - begin) // size * packing.input_tokens
+
+
+@pytest.mark.parametrize("align", [1, 8, 16])
+def test_padding_of_aligned_documents(tmp_path: Path, align: int) -> None:
+    """That of the samples, by flags, by lengths alone, and in a recipe."""
+    lengths = np.random.default_rng(3).integers(1, 150, 200)
+    write_corpus(tmp_path / "c", lengths.tolist())
+    order = PackedOrder(align=align)
+    index = build_index(tmp_path / "c", sequence_length=64, order=order, epochs=1)
+    padding = 64 * index.num_samples - int(lengths.sum())
+    words = ["--order", "packed", "--seq-length", 64, "--global-batch-size", 4, "--epochs", 1]
+    words += ["--align", align]
+    report = plan_json("--data-path", tmp_path / "c", *words)
+    histogram = tmp_path / "lengths.txt"
+    values, counts = np.unique(lengths, return_counts=True)
+    histogram.write_text("".join(f"{v} {n}\n" for v, n in zip(values, counts, strict=True)))
+    without = plan_json("--length-histogram", histogram, *words)
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(
+        "sequence_length: 64\nbatch: {global_batch_size: 4}\n"
+        f"sources: {{c: {{path: {tmp_path / 'c'}, order: packed, align: {align}}}}}\n"
+        "stages: {all: {epochs: 1, mix: {c: 1}}}\n"
+    )
+    for found in (report, without, plan_json(recipe)):
+        assert found["samples_per_epoch"] == index.num_samples
+        assert found["datasets"][0]["packing"]["padding"] == padding
+
+
+def test_align_is_of_order_packed(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", [50] * 20)
+    words = ["--data-path", tmp_path / "c", "--seq-length", 64, "--global-batch-size", 4]
+    status, _, err = command_line.plan(*words, "--epochs", 1, "--order", "epoch", "--align", 8)
+    assert status == 2
+    assert "--align is a setting of order packed" in err
+    status, _, err = command_line.plan(*words, "--epochs", 1, "--order", "packed", "--align", 7)
+    assert status == 2
+    assert "align" in err

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from support.command_line import cli, shares_by_times
-from support.run_kinds import FIRST_TOKEN, NONE, Kind
+from support.run_kinds import FIRST_TOKEN, Kind
 
 import megaindex
 from megaindex import IndexedDataset, Skip
@@ -505,7 +505,7 @@ def evaluation(asked: Asked) -> None:
         samples = run.samples_served
         assert run_counts(run) == rows
     assert ours["samples"] == samples
-    if asked.kind.cell("lock") == NONE:
+    if asked.kind.cell("lock") == "no training":
         return
     locked = run_of_lock(asked.lock, subset="valid")
     assert locked.num_samples == samples

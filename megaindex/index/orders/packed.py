@@ -182,7 +182,14 @@ class Cutting:
 
     def pack_lengths(self, lengths: I32, max_documents: int | None) -> Packing:
         """Return the packing of documents of these lengths."""
-        return self.pack(self.count(lengths), self.tokens(lengths), max_documents)
+        counts = self.count(lengths)
+        return self.pack(counts, self.tokens_of(counts, lengths), max_documents)
+
+    def tokens_of(self, counts: I64, lengths: I32) -> int:
+        """Return the tokens of the pieces, which their counts hold where a unit is a token."""
+        if self.align == 1:
+            return int(counts @ np.arange(counts.size))
+        return self.tokens(lengths)
 
     def tokens(self, lengths: IntArray, documents: I64 | None = None) -> int:
         """Return the tokens of documents that are placed, of ``documents[k]`` of each length."""
@@ -259,14 +266,13 @@ class PackedIndex(DocumentOrder):
         """Facts about the bins of an epoch: padding, pieces a sample."""
         counts = np.diff(self.arrays["piece_starts"], append=0)
         counts[-1] = self.arrays["sample_starts"][-1]
-        if self.align == 1:
-            tokens = int(counts @ np.arange(counts.size))
-        else:
-            tokens = self._cutting.tokens(self._lengths)
         return Packing(
-            counts=counts, layers=self.arrays["layers"], runs=self.arrays["runs"],
-            input_tokens=tokens, align=self.align,
-        )  # fmt: skip
+            counts=counts,
+            layers=self.arrays["layers"],
+            runs=self.arrays["runs"],
+            input_tokens=self._cutting.tokens_of(counts, self._lengths),
+            align=self.align,
+        )
 
     @cached_property
     def _cutting(self) -> Cutting:
