@@ -414,9 +414,7 @@ class StoreWriter:
             if again is not None:
                 raise _second_payload(keys[places[here][again]], file.path)
         with as_storage_error(self._path, "cannot write"):
-            finish_rows(
-                self._stream, columns, len(keys), form.row_bytes, form.digest, self._digest
-            )
+            finish_rows(self._stream, columns, len(keys), form.row_bytes, form.digest, self._digest)
 
 
 def wide_keys(keys: npt.ArrayLike) -> U64:

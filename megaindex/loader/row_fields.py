@@ -57,7 +57,7 @@ class RowFields:
             spans.source,
             spans.document,
             spans.offset,
-            spans.length,
+            spans.length if spans.padding is None else spans.input_lengths(width),
             spans.row_splits,
             width,
             self._contents,
