@@ -340,8 +340,9 @@ def pass_runs(index: Index) -> PassRuns:
 
 def pass_counts(index: Index) -> I64:
     """Return int64[sources], the number of passes of each source of an index."""
-    known = isinstance(index, ShownIndex)
-    return index.pass_counts if known else np.array([index.num_epochs], np.int64)
+    if isinstance(index, ShownIndex):
+        return index.pass_counts
+    return np.array([index.num_epochs], np.int64)
 
 
 def later_runs(index: Index, first_passes: I64) -> PassRuns:

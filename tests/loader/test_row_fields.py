@@ -88,8 +88,8 @@ def test_rows_of_every_kind_of_run_are_the_same_everywhere(folder: Path, kind: K
     """Rows of one rank, of two ranks and one after them, of the lock, and of the spans."""
     asked = Asked(kind)
     if kind.name == "an index of one's own":
+        asked.made.num_epochs = 2
         with pytest.raises(InvalidArgument, match="keys: "):
-            asked.made.num_epochs = 2
             asked.loader(0, 1, options=WIDE)
         return
     batches = [as_arrays(batch) for batch in asked.loader(0, 1, options=WIDE)]
@@ -137,7 +137,7 @@ def loaders(index: Any, ranks: int, micro: int = 2, **state: Any) -> list[Loader
             ),
             options=WIDE,
             recorder=Recorder(prints),
-        )  # fmt: skip
+        )
         for rank in range(ranks)
     ]
 
@@ -186,7 +186,8 @@ def test_the_same_tokens_have_one_content_in_every_pass(folder: Path) -> None:
         batch = NumpyDataset(index, options=WIDE)[:]
         passes = batch["exposure"].tolist()
         tokens = [row.tobytes() for row in batch["tokens"]]
-        return dict(zip(zip(tokens, passes, strict=True), zip(batch["key"].tolist(), passes, batch["key_high"].tolist(), strict=True), strict=True))  # fmt: skip
+        keys = zip(batch["key"].tolist(), passes, batch["key_high"].tolist(), strict=True)
+        return dict(zip(zip(tokens, passes, strict=True), keys, strict=True))
 
     found, once, drawn = keys_of(three), keys_of(other), keys_of(blend)
     assert {each: found[each] for each in once} == once
@@ -211,6 +212,19 @@ def test_a_copy_of_a_corpus_has_the_same_keys_and_another_content_others(tmp_pat
         found[name] = NumpyDataset(index, options=SampleOptions(keys=True))[:]["key"].tolist()
     assert found["one"] == found["copy"]
     assert not {*found["one"]} & {*found["other"]}
+
+
+def test_rows_are_known_without_tokens(blend: Any) -> None:
+    dataset = NumpyDataset(blend, options=WIDE, fields="maxtext")
+    ids = [3, None, 150, 8]
+    found = dataset.rows(ids)
+    expected = NumpyDataset(blend, options=WIDE).__getitems__(ids)
+    assert {name: array.tolist() for name, array in found.items()} == {
+        name: expected[name].tolist() for name in NAMES
+    }
+    assert not {*NAMES} & {*dataset.__getitems__(ids)}
+    with pytest.raises(InvalidArgument, match="rows need SampleOptions"):
+        NumpyDataset(blend).rows(ids)
 
 
 def test_padding_has_no_sample(blend: Any) -> None:
