@@ -145,7 +145,7 @@ class _OpenedLock(OpenedRun):
         return make_plan(run_to_plan(self._lock))
 
     def loader(self, **given: Any) -> Loader:
-        from megaindex.lock.opening import open_run as loader_of_lock
+        from megaindex.loader.lock_loader import open_run as loader_of_lock
 
         return loader_of_lock(self._lock, cache_dir=self.cache_dir, **_given(given))
 
@@ -206,7 +206,7 @@ class _OpenedSettings(_OpenedDescription):
         return loader_of(
             self.run,
             fingerprints=self._fingerprints(),
-            identity=cache(lambda: identity_of(self._described, self.cache_dir)),
+            identity=cache(lambda: identity_of(self._described, self.run, self.cache_dir)),
             evaluation=lambda: None,
             **_given(given),
         )

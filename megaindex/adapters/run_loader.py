@@ -30,12 +30,12 @@ except ImportError as error:
 from megaindex.adapters.reports import logger, on_rank_0
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.loader import Loader
+from megaindex.loader.lock_loader import open_run
 from megaindex.loader.receipts import join_states
 from megaindex.loader.row_fields import row_fields
 from megaindex.loader.run_recipe import MixController
 from megaindex.loader.waits import Waits
 from megaindex.lock.lock_file import Lock, read_lock, section_digest
-from megaindex.lock.opening import open_run
 from megaindex.validation import check_between, check_choice
 
 Batch = dict[str, torch.Tensor]

@@ -17,8 +17,7 @@ from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.recipe_settings import RecipeSettings
 from megaindex.lock.setting_values import leaves
 from megaindex.run.run import Run
-from megaindex.run.same_until import differences
-from megaindex.run.subset import rows_of, subset_of
+from megaindex.run.subset import differences, rows_of, subset_of
 from megaindex.settings.amended import AmendedBlend
 from megaindex.settings.recipe import Recipe
 from megaindex.settings.run_settings import RunSettings
