@@ -33,7 +33,7 @@ except ImportError as error:
 __all__ = ["LockedDataLoader"]
 
 
-class _Inputs(dict[str, torch.Tensor]):
+class _InputFields(dict[str, torch.Tensor]):
     """Inputs of a micro batch; they call ``begin`` when the trainer takes ``input``."""
 
     def __init__(self, inputs: Batch, begin: Callable[[], None]) -> None:
@@ -148,7 +148,7 @@ class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
         hook = register_optimizer_step_pre_hook(check)
         try:
             for (inputs, labels), rows in self._run.batches():
-                yield _Inputs(inputs, partial(self._begin, rows)), labels
+                yield _InputFields(inputs, partial(self._begin, rows)), labels
                 if is_checked:  # not in the hook: hooks are iterated over there
                     hook.remove()
         finally:
