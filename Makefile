@@ -93,7 +93,8 @@ matrix: $(VENV)/.test-installed
 # Plans and printed settings against the training code of releases: checkouts megatron-0.16.1, …,
 # megatron-main in the folder MEGATRON_TAGS; MEGATRON_SEED and MEGATRON_COUNT for the random runs
 tags: $(VENV)/.test-installed
-	MEGATRON_TAGS=$(MEGATRON_TAGS) $(BIN)/python -m pytest -q -s tests/plan/test_megatron_tags.py
+	MEGATRON_TAGS=$(MEGATRON_TAGS) $(BIN)/python -m pytest -q -s tests/plan/test_megatron_tags.py \
+		tests/adapters/test_megatron_packing.py
 
 # WHEELS="--python 3.12 --no-tests" for those alone; the compiler (zig) comes from the package index
 wheels: $(VENV)/bin/python

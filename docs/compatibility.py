@@ -25,13 +25,15 @@ class Deviation:
 
 
 _CORE = "megatron-core 0.16.1"
+_NOT_SHOWN = ("order", "blend_size", "weight_sum", "width_rule", "weight_alone")
+"""Rules without a meaning outside of the code that follows them."""
 
 DEVIATIONS = (
     Deviation(
         case="sample count with drop_last_partial_sequence=False",
         framework=_CORE,
-        theirs="counted in float32: wrong from 2^24 tokens on, first at 16777218 tokens with "
-        "S = 2048 (8192 samples instead of 8193, so the last token is never served)",
+        theirs="counted in float32: wrong from 2^24 tokens on, first at 16777218 tokens with S = "
+        "2048",
         ours="counted in integers",
         test="tests/kernels/test_samples.py",
     ),
@@ -66,8 +68,7 @@ DEVIATIONS = (
     Deviation(
         case="a dataset of size 0 in build_exhaustive_blending_indices",
         framework=_CORE,
-        theirs="never counts as spent: it is drawn although it holds nothing, and writes go past "
-        "the end of the arrays",
+        theirs="drawn although it holds nothing; writes go past the end of the arrays",
         ours="never drawn",
         test="tests/test_helpers.py",
     ),
@@ -81,7 +82,7 @@ DEVIATIONS = (
     Deviation(
         case="more datasets than the dtype of dataset_index holds",
         framework="GPT-NeoX",
-        theirs="from 256 datasets on the number wraps to another dataset",
+        theirs="from 256 datasets on the number wraps",
         ours="InvalidArgument",
         test="tests/test_helpers.py",
     ),
@@ -116,14 +117,12 @@ DEVIATIONS = (
     Deviation(
         case="pack_impl unpacked and pack_until_overflow with a split",
         framework="GPT-NeoX",
-        theirs="counts the documents of each part from 0: validation and test are served the first "
-        "documents of the training part",
+        theirs="validation and test are served the first documents of the training part",
         ours="each part its own documents",
         test="tests/index/test_packing.py",
     ),
     Deviation(
-        case="pack_until_overflow where the last document of a pass is left out (labels all -100, "
-        "or too long with allow_chopped=False)",
+        case="pack_until_overflow where the last document of a pass is left out",
         framework="GPT-NeoX",
         theirs="IndexError while the index is built",
         ours="the next pass begins",
@@ -146,49 +145,46 @@ DEVIATIONS = (
     Deviation(
         case="the last sample of pack_until_overflow",
         framework="GPT-NeoX",
-        theirs="no document follows it: sample 0 is served in its place, or, where it is sample "
-        "0, a RecursionError",
+        theirs="sample 0 in its place, or, where it is sample 0, a RecursionError",
         ours="the document it began with",
         test="tests/loader/test_neox_dataset.py",
     ),
     Deviation(
         case="the token after a sample of whole documents",
         framework="GPT-NeoX",
-        theirs="where there is room, the first token of the document that begins the next sample "
-        "follows, with its label, and is trained on unless that is masked",
-        ours="the same; next_token=False serves the documents alone, and where the next one is "
-        "empty nothing follows",
+        theirs="where there is room, the first token of the next sample's document follows and is "
+        "trained on, unless its label is masked",
+        ours="the same; nothing with next_token=False, or where the next one is empty",
         test="tests/loader/test_neox_dataset.py",
     ),
     Deviation(
         case="label files of an unsigned dtype",
         framework="GPT-NeoX",
         theirs="OverflowError (NumPy 2) where a sample is padded with -100",
-        ours="padded with -100: labels are served as int64",
+        ours="padded with -100",
         test="tests/loader/test_neox_dataset.py",
     ),
     Deviation(
         case="the end of an epoch of the cyclic sampler without data_sharding",
         framework="Megatron-LM",
-        theirs="ranks can have different numbers of micro batches (5 samples, 2 ranks: 3 and 2), "
-        "so samples are served again beside the next epoch, and a resumed run reads others",
+        theirs="ranks can have different numbers of micro batches, so samples are served again "
+        "beside the next epoch, and a resumed run reads others",
         ours="every rank ends the epoch after the same number, as Megatron's do when resumed there",
         test="tests/loader/test_samplers.py",
     ),
     Deviation(
         case="full validation where the ranks do not divide the samples",
         framework="Megatron-LM",
-        theirs="core 0.16.1 drops the samples of a last partial round; later, a rank that is short "
-        "starts over and scores its first sample twice",
-        ours="EvaluationSampler: each sample once, short ranks padded with rows without loss",
+        theirs="core 0.16.1 drops the last partial round; later, a rank that is short scores its "
+        "first sample twice",
+        ours="EvaluationSampler: each sample once, short ranks padded without loss",
         test="tests/loader/test_evaluation.py",
     ),
     Deviation(
         case="samples read after a padded one, where masks and position ids are not reset",
         framework=_CORE,
-        theirs="the loss mask of the first sample read is kept for all, and that sample's padding "
-        "is then zeroed in it: where a padded sample comes first, every later one is without loss "
-        "at the same places",
+        theirs="where the first sample read is padded, later ones are without loss at the same "
+        "places",
         ours="each sample has its own loss mask",
         test="tests/loader/test_batch.py",
     ),
@@ -202,27 +198,26 @@ DEVIATIONS = (
     Deviation(
         case="megatron.data under megaindex.adapters.neox: sample numbers beyond the dataset",
         framework="GPT-NeoX",
-        theirs="another one is served, by index modulo length, with a printed warning",
-        ours="the same, logged once; with exact=True OutOfRange, and blends end before it",
+        theirs="another one is served, by index modulo length",
+        ours="the same, logged once; with exact=True OutOfRange",
         test="tests/adapters/test_neox.py",
     ),
     Deviation(
         case="… train_epochs",
         framework="GPT-NeoX",
-        theirs="one epoch is built, kept in memory batch by batch and replayed in the same order; "
-        "after a resume only what was left of it; of several paths the small ones are served again "
-        "and again, the large ones in part",
-        ours="the same batches, read again instead of kept; with exact=True every epoch serves "
-        "each sample once, in an order of its own, and a resumed run goes on in its epoch",
+        theirs="one epoch is built and replayed in the same order, after a resume only the rest of "
+        "it; of several paths the small ones are repeated",
+        ours="the same; with exact=True every epoch serves each sample once, in an order of its "
+        "own",
         test="tests/adapters/test_neox_exact.py",
     ),
     Deviation(
         case="… samples requested of a weighted source, and the length of a dataset",
         framework="GPT-NeoX",
-        theirs="⌈N·w·1.005⌉, which may build an epoch more (issue 1164) and is not always enough; "
-        "a dataset counts one sample less than it has",
-        ours="the same; with variance_buffer=… as many as that asks for; with exact=True what the "
-        "blend draws, and all samples count",
+        theirs="⌈N·w·1.005⌉, at times an epoch more than needed (issue 1164); a dataset counts one "
+        "sample less than it has",
+        ours="the same; with variance_buffer=… as asked; with exact=True what the blend draws, and "
+        "all samples count",
         test="tests/adapters/test_neox_exact.py",
     ),
     Deviation(
@@ -256,7 +251,7 @@ DEVIATIONS = (
     Deviation(
         case="… datasets of the old formats lazy and cached, data_impl infer",
         framework="GPT-NeoX",
-        theirs="infer and lazy open nothing; GPT2Dataset over cached files ends in AttributeError",
+        theirs="infer and lazy open nothing; cached ends in AttributeError",
         ours="read and indexed like mmap",
         test="tests/adapters/test_neox_files.py",
     ),
@@ -271,22 +266,21 @@ DEVIATIONS = (
         case="cached index arrays",
         framework=f"{_CORE}, GPT-NeoX",
         theirs="found by path and settings, loaded with pickle allowed: a corpus rewritten in "
-        "place keeps its old indices; the key omits add_extra_token_to_sequence and "
-        "drop_last_partial_validation_sequence",
-        ours="keyed by content and every parameter, verified, loaded without pickle",
+        "place keeps its old indices",
+        ours="keyed by content and every parameter, verified",
         test="tests/cache/test_cache.py",
     ),
     Deviation(
         case="a damaged .idx: truncated, over-long, pointers outside the .bin, negative lengths",
         framework=f"{_CORE}, GPT-NeoX",
         theirs="read without a check; views are invalid once the dataset is deleted",
-        ours="FormatError naming file, rule and value; views outlive the dataset",
+        ours="FormatError naming file, rule and value",
         test="tests/format/",
     ),
     Deviation(
         case="a blend that draws more of a source than was built",
         framework=_CORE,
-        theirs="IndexError; the message suggests to try another mid_level_dataset_surplus",
+        theirs="IndexError",
         ours="under the adapter as much of the source is built as is drawn",
         test="tests/adapters/test_megatron_cache.py",
         issue="NVIDIA/Megatron-LM#705",
@@ -294,8 +288,7 @@ DEVIATIONS = (
     Deviation(
         case="a part of a split without tokens",
         framework=_CORE,
-        theirs="an endless loop if samples are requested of it, else it reads "
-        "outside of its arrays",
+        theirs="an endless loop, or reads outside of its arrays",
         ours="under the adapter InvalidArgument, else no sample",
         test="tests/adapters/test_megatron_cache.py",
         issue="NVIDIA/Megatron-LM#957",
@@ -304,7 +297,7 @@ DEVIATIONS = (
         case="the loss mask after a padded sample",
         framework="megatron-core 0.13 to 0.16.1",
         theirs="the mask kept for all samples is cleared where the first sample read is padded, up "
-        "to 0.15 where any is: later samples lose those positions",
+        "to 0.15 where any is",
         ours="under the adapter every sample has its own",
         test="tests/adapters/test_megatron_cases.py",
         issue="NVIDIA/Megatron-LM#1711, #6981",
@@ -354,43 +347,52 @@ def compatibility_page() -> str:
     lines = [
         "# Compatibility",
         "",
-        "Generated by `python docs/compatibility.py` from the data the code runs on. The releases "
-        "of megatron-core that the adapter was run with are listed in "
-        "[Megatron](megatron.md#versions), the readers that serve other orders in "
-        "[Exporting an order](export.md#checks).",
+        "Generated by `python docs/compatibility.py` from the data the code runs on. "
+        "[Megatron](megatron.md#versions) lists the releases of megatron-core that the adapter was "
+        "run with, [Exporting an order](export.md#checks) the readers that serve other orders.",
         "",
         "## Differences between the frameworks",
         "",
         *_dialect_table(),
         "",
-        "`request` is the expression for the samples requested of a source of weight w for N "
-        "samples under buffer B: megatron ⌈⌈N·w⌉·B⌉, neox ⌈N·w·B⌉, paddlenlp ⌈N·w·B⌉ + 20 with two "
-        "or more sources, exact what the blend draws.",
+        "`request` is the number of samples requested of a source of weight w for N samples under "
+        "buffer B: megatron ⌈⌈N·w⌉·B⌉, neox ⌈N·w·B⌉, paddlenlp ⌈N·w·B⌉ + 20 with two or more "
+        "sources, exact what the blend draws.",
         "",
         "## Where megaindex deliberately gives another answer",
         "",
         "On every other input the arrays are equal bit for bit, dtype included. "
         "docs/compatibility.py names the test that shows each case.",
-        "",
-        "| case | framework | the framework | megaindex |",
-        "|---|---|---|---|",
     ]
-    for case in DEVIATIONS:
-        issue = f" ({case.issue})" if case.issue else ""
-        lines.append(f"| {case.case}{issue} | {case.framework} | {case.theirs} | {case.ours} |")
+    for framework in dict.fromkeys(case.framework for case in DEVIATIONS):
+        lines += [
+            "",
+            f"### {framework}",
+            "",
+            "| case | the framework | megaindex |",
+            "|---|---|---|",
+        ]
+        for case in DEVIATIONS:
+            if case.framework == framework:
+                issue = f" ({case.issue})" if case.issue else ""
+                lines.append(f"| {case.case}{issue} | {case.theirs} | {case.ours} |")
     return "\n".join(lines) + "\n"
 
 
 def _dialect_table() -> list[str]:
-    rows = list(FRAMEWORK_RULES.values())
+    """Return a table with a column for each of the frameworks, orders of equal rules in one."""
+    columns: dict[tuple[str, ...], list[str]] = {}
+    names = [field.name for field in fields(FrameworkRules) if field.name not in _NOT_SHOWN]
+    for row in FRAMEWORK_RULES.values():
+        rules = tuple(str(getattr(row, name)) for name in names)
+        columns.setdefault(rules, []).append(f"`{row.order}`")
     table = [
-        "| | " + " | ".join(f"`{row.order}`" for row in rows) + " |",
-        "|---" * (len(rows) + 1) + "|",
+        "| | " + " | ".join(map(", ".join, columns.values())) + " |",
+        "|---" * (len(columns) + 1) + "|",
     ]
-    for field in fields(FrameworkRules):
-        values = [str(getattr(row, field.name)) for row in rows]
-        if field.name != "order" and len(set(values)) > 1:
-            table.append(f"| {field.name} | {' | '.join(values)} |")
+    for name, values in zip(names, zip(*columns, strict=True), strict=True):
+        if len(set(values)) > 1:
+            table.append(f"| {name} | {' | '.join(values)} |")
     return table
 
 

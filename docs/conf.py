@@ -45,7 +45,7 @@ NAVIGATION = {
         *("planning", "orders", "packing", "recipes"),
         *("Tokenizing <tokenize>", "Corpora <corpora>", "objects", "scale"),
     ],
-    "During a run": ["reading", "balance", "changing-runs", "Tracing <trace>"],
+    "During a run": ["reading", "balance", "keys", "changing-runs", "Tracing <trace>"],
     "After a run": ["Auditing <audit>", "lock", "record", "export"],
     "Trainers": ["Megatron <megatron>", "neox", "trainers"],
     "Coming from": [
@@ -61,7 +61,7 @@ NAVIGATION = {
 }
 _SUFFIXES = (
     *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock"),
-    *(".helpers", ".adapters"),
+    *(".keys", ".helpers", ".adapters"),
 )
 _ADAPTERS = (".adapters.megatron", ".adapters.neox", ".adapters.grain")
 _TRAINERS = (".adapters.huggingface", ".adapters.lightning", ".adapters.torchtitan")

@@ -9,8 +9,9 @@
 
 `make_plan` computes the iterations and epochs of a run beforehand. Other public names are in
 `megaindex.plan`, `megaindex.recipe`, `megaindex.loader`, `megaindex.corpus`, `megaindex.audit`,
-`megaindex.helpers` and the adapters of each framework, such as `megaindex.adapters.megatron`. Names
-are imported on first use: importing the package loads none of numpy, numba and torch.
+`megaindex.keys`, `megaindex.helpers` and the adapters of each framework, such as
+`megaindex.adapters.megatron`. Names are imported on first use: importing the package loads none of
+numpy, numba and torch.
 """
 
 from megaindex._lazy import lazy_exports

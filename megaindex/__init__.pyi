@@ -2,6 +2,7 @@ from megaindex import adapters as adapters
 from megaindex import audit as audit
 from megaindex import corpus as corpus
 from megaindex import helpers as helpers
+from megaindex import keys as keys
 from megaindex import loader as loader
 from megaindex import lock as lock
 from megaindex import plan as plan
@@ -13,6 +14,7 @@ from megaindex.builders.extend import extend_run as extend_run
 from megaindex.builders.single import BuildSettings as BuildSettings
 from megaindex.builders.single import build_many as build_many
 from megaindex.door import OpenedRun as OpenedRun
+from megaindex.door import make_plan as make_plan
 from megaindex.door import open_run as open_run
 from megaindex.engine import open_engine as open_engine
 from megaindex.errors import EngineError as EngineError
@@ -23,7 +25,7 @@ from megaindex.errors import MissingFile as MissingFile
 from megaindex.errors import OutOfRange as OutOfRange
 from megaindex.errors import StorageError as StorageError
 from megaindex.format import IndexedDataset as IndexedDataset
-from megaindex.format import IndexedDatasetWriter as IndexedDatasetWriter
+from megaindex.format.writer import IndexedDatasetWriter as IndexedDatasetWriter
 from megaindex.index.balance import CostModel as CostModel
 from megaindex.index.order_settings import EpochOrder as EpochOrder
 from megaindex.index.order_settings import MegatronLegacyOrder as MegatronLegacyOrder
@@ -37,7 +39,6 @@ from megaindex.index.skips import Skip as Skip
 from megaindex.index.spans import Index as Index
 from megaindex.index.spans import Spans as Spans
 from megaindex.kernels import backend as backend
-from megaindex.plan.plan import make_plan as make_plan
 from megaindex.settings.amended import AmendedBlend as AmendedBlend
 from megaindex.settings.amended import BlendChange as BlendChange
 

@@ -8,20 +8,32 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from megaindex._lazy import torch_needed
 from megaindex.errors import InvalidArgument
+from megaindex.index.draws import Progress
+from megaindex.index.frameworks import Split
 from megaindex.index.spans import Index
 from megaindex.lock.lock_file import Lock, read_lock
+from megaindex.plan.model import Plan, SettingsPlan
+from megaindex.recipe.layout import RecipeLayout
 from megaindex.run.run import Run
+from megaindex.settings.amended import AmendedBlend
+from megaindex.settings.arguments import (
+    ARGUMENTS,
+    given_run,
+    in_keys_of_files,
+    run_by_name,
+)
 from megaindex.settings.recipe import Recipe
-from megaindex.settings.run_builder import run_by_name
 from megaindex.settings.run_settings import RunSettings
 from megaindex.settings.run_words import KINDS, NamedRun, named_run
 from megaindex.validation import shown
@@ -31,6 +43,7 @@ if TYPE_CHECKING:
     from megaindex.builders.recipe import OpenRecipe
     from megaindex.loader.batch import SampleOptions
     from megaindex.loader.loader import Loader
+    from megaindex.plan.model import RecipePlan
 
 Folder = str | os.PathLike[str]
 
@@ -128,12 +141,11 @@ class _OpenedLock(OpenedRun):
 
     def plan(self) -> Any:
         from megaindex.lock.opening import run_to_plan
-        from megaindex.plan.plan import make_plan
 
         return make_plan(run_to_plan(self._lock))
 
     def loader(self, **given: Any) -> Loader:
-        from megaindex.lock.opening import open_run as loader_of_lock
+        from megaindex.loader.lock_loader import open_run as loader_of_lock
 
         return loader_of_lock(self._lock, cache_dir=self.cache_dir, **_given(given))
 
@@ -153,8 +165,6 @@ class _OpenedDescription(OpenedRun):
         self._described = described
 
     def plan(self) -> Any:
-        from megaindex.plan.plan import make_plan
-
         return make_plan(self._described)
 
     def make_lock(self, *, tokens: bool = False) -> Lock:
@@ -186,8 +196,6 @@ class _OpenedRecipe(_OpenedDescription):
 class _OpenedSettings(_OpenedDescription):
     @cached_property
     def run(self) -> Run:
-        from megaindex.run.from_settings import run_of_settings
-
         return run_of_settings(self._described, cache_dir=self.cache_dir)
 
     def loader(self, **given: Any) -> Loader:
@@ -198,7 +206,7 @@ class _OpenedSettings(_OpenedDescription):
         return loader_of(
             self.run,
             fingerprints=self._fingerprints(),
-            identity=cache(lambda: identity_of(self._described, self.cache_dir)),
+            identity=cache(lambda: identity_of(self._described, self.run, self.cache_dir)),
             evaluation=lambda: None,
             **_given(given),
         )
@@ -331,3 +339,137 @@ def recipe_in(setting: str, file: Any, devices: int | None) -> Recipe | None:
 
         return read_maxtext(file, devices)
     return None
+
+
+@overload
+def make_plan(
+    run: RunSettings | None = None, *, progress: Progress | None = None, **settings: Any
+) -> SettingsPlan: ...
+@overload
+def make_plan(
+    run: Recipe | RecipeLayout, *, progress: Progress | None = None, **settings: Any
+) -> RecipePlan: ...
+@overload
+def make_plan(run: Run, *, progress: Progress | None = None, **settings: Any) -> Plan: ...
+def make_plan(run: Any = None, *, progress: Progress | None = None, **settings: Any) -> Plan:
+    """Return the exact plan of a run, by the rules of its framework and version.
+
+    >>> make_plan(data_path="web", sequence_length=2048, global_batch_size=128, epochs=1)
+    >>> make_plan(megaindex.recipe.read_recipe("run.yaml"))
+
+    The settings are those of ``megaindex plan --help``, with underscores, and ``sequence_length``
+    for ``--seq-length``. Numbers are given as numbers; several values, as of ``data_path=[0.7,
+    "web", 0.3, "code"]``, are a list. ``neox_config``, ``maxtext_config``, or ``megatron_args`` and
+    ``script_args``, read a framework's settings, which the others replace. ``order`` may be an
+    order object, see `megaindex.build_index`.
+
+    Only the lengths in the ``.idx`` files are read. Where coverage has no closed form, the index of
+    a source is built in memory and counted, as far as `RunSettings.coverage` allows.
+
+    Args:
+        run: in place of settings, `RunSettings`, such as `resolve` returns; a recipe, or its
+            layout; or a decided run, such as that of an opened lock.
+        progress: called with (done, total) while draws of a greedy blend, or coverage, are counted.
+        settings: the run by names, as above; None is not given. Beside a run, ``coverage``: auto,
+            exact, expected or none. Beside a recipe, ``consumed_samples`` of a run in progress,
+            whose rest is planned too, and ``mix_bounds``, True for the earliest repeat of each
+            source under any mix from there on.
+
+    Returns:
+        The plan: of settings a `SettingsPlan`, of a recipe a `RecipePlan`, of a decided run a
+        `Plan`, in which figures that ask about other runs are None. It prints as the command prints
+        it; its `Plan.warnings` name what the run would do besides training on the target.
+
+    Raises:
+        InvalidArgument: the run cannot be planned, or a setting is unknown; the message names the
+            setting.
+        FormatError, StorageError: a dataset cannot be read.
+    """
+    if type(run) not in _BESIDE:
+        return _plan_of_settings(run, progress, settings)
+    what, known = _BESIDE[type(run)]
+    if others := sorted(settings.keys() - {*known}):
+        raise InvalidArgument(
+            f"{what} has all settings, also {others[0]}; beside it, give {' or '.join(known)}"
+        )
+    from megaindex.builders.recipe import plan_recipe
+    from megaindex.plan.plan import make_plan as plan_of
+
+    layout_or_run = plan_recipe(run) if type(run) is Recipe else run
+    plan: Plan = plan_of(layout_or_run, progress=progress, **settings)
+    return plan
+
+
+_OF_RECIPES = ("a recipe", ("coverage", "consumed_samples", "mix_bounds"))
+_BESIDE: dict[type, tuple[str, Sequence[str]]] = {
+    Recipe: _OF_RECIPES,
+    RecipeLayout: _OF_RECIPES,
+    Run: ("a decided run", ("coverage",)),
+}
+"""What may be asked beside a run that has all settings."""
+
+
+def _plan_of_settings(
+    run: RunSettings | None, progress: Progress | None, settings: Mapping[str, Any]
+) -> SettingsPlan:
+    from megaindex.plan.plan import plan_of_settings
+
+    if "mix_bounds" in settings:
+        raise InvalidArgument(
+            "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
+        )
+    rest = dict(settings)
+    coverage = None if run is None else rest.pop("coverage", None)
+    with given_run(run, rest) as given:
+        return in_words_of_files(
+            plan_of_settings(given, coverage=coverage, progress=progress), rest
+        )
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature of `make_plan` with the names of all settings."""
+    run, progress, _ = inspect.signature(make_plan).parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    named = [inspect.Parameter(name, kind, default=None) for name in ARGUMENTS]
+    return inspect.Signature([run, *named, progress], return_annotation=Plan)
+
+
+make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
+
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
+def in_words_of_files(plan: AnyPlan, given: Mapping[str, Any]) -> AnyPlan:
+    """Return a plan whose warnings name the keys of the file that describes its run."""
+    caution, *warnings = (in_keys_of_files(one, given) for one in (plan.caution, *plan.warnings))
+    return replace(plan, caution=caution, warnings=tuple(warnings))
+
+
+def run_of_settings(
+    run: RunSettings | None = None,
+    *,
+    subset: Split = "train",
+    cache_dir: Folder | None = None,
+    progress: Progress | None = None,
+    amend: AmendedBlend | None = None,
+    **settings: Any,
+) -> Run:
+    """Return the run of a framework's settings, by the rules of its version.
+
+    Args:
+        run: the run, such as `megaindex.plan.resolve` returns; its consumed samples are the past.
+        subset: train, or valid or test with the samples of all evaluations.
+        cache_dir: cache of built indices; None: build in memory.
+        progress: called with (done, total) while draws are counted.
+        amend: how the run began, and the changes of its blend since, as under ``install(amend=…)``.
+        settings: the run by names in place of ``run``, as for `make_plan`.
+
+    Raises:
+        InvalidArgument: the run cannot be built: it has no files, or more samples of a source are
+            drawn than built.
+        FormatError, StorageError: a dataset cannot be read.
+    """
+    from megaindex.run.from_settings import run_of_settings as run_of
+
+    with given_run(run, settings) as given:
+        return run_of(given, subset=subset, cache_dir=cache_dir, progress=progress, amend=amend)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.megatron_dataset import megatron_dataset
 
 import megaindex.helpers as ours
@@ -198,7 +199,7 @@ def test_outputs_are_filled_wherever_they_lie(
             np.testing.assert_array_equal(a, e)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {0: np.zeros(6, np.int32)},
@@ -313,7 +314,7 @@ def test_writes_are_never_lost_in_a_converted_copy(megatron_helpers: ModuleType)
         ({"num_epochs": "x"}, "num_epochs must be an integer"),
         ({"tokens_per_epoch": 2**63}, "tokens_per_epoch must be from 0"),
         ({"tokens_per_epoch": 2**62, "num_epochs": 4}, "must be below 2"),
-        ({"sequence_length": 4.0}, "sequence_length must be an integer, got 4.0"),
+        ({"sequence_length": 4.0}, "sequence_length must be an integer"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(change: dict[str, Any], message: str) -> None:
@@ -322,16 +323,16 @@ def test_arguments_of_another_kind_are_refused(change: dict[str, Any], message: 
         ours.build_sample_idx_int64(**{**valid, "tokens_per_epoch": 9, **change})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("weights", "num_datasets", "size", "message"),
     [
         ([0.5, np.nan], 2, 4, "weights must be finite"),
         ([0.5, -1], 2, 4, "weights must be finite and >= 0"),
-        ([0.5, 1j], 2, 4, "weights must be real numbers, got complex128"),
+        ([0.5, 1j], 2, 4, "weights must be real numbers"),
         (["a", "b"], 2, 4, "weights must be numbers"),
-        ([0.5, 0.5], 3, 4, "at most the 2 weights given, got 3"),
+        ([0.5, 0.5], 3, 4, "at most the 2 weights given"),
         ([0.5, 0.5], 0, 4, "num_datasets must be from 1"),
-        ([0.5, 0.5], 2, 5, "must hold 5 draws, got 4 and 4"),
+        ([0.5, 0.5], 2, 5, "must hold 5 draws"),
         ([1.0] * 256, 256, 4, r"from 1 to 255 \(uint8\)"),
     ],
 )
@@ -352,7 +353,7 @@ def test_an_empty_dataset_is_never_drawn() -> None:
         ours.build_exhaustive_blending_indices(index, sample, [-1, 6], 2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sizes", "documents", "S", "epochs", "tokens", "message"),
     [
         ([2**31], [0], 4, 1, 9, "sizes must fit int32"),

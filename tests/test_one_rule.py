@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.errors import InvalidArgument
@@ -179,7 +181,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "c", [90, 40, 70]).path_prefix
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("called", "door", "value", "rule"),
     [(called, door, value, rule) for doors, value, rule in CASES for called, door in doors],
 )
@@ -248,3 +250,32 @@ def test_the_seed_is_the_same_everywhere_where_none_is_given(corpus: str) -> Non
     )  # fmt: skip
     assert run.seed == 1234
     assert make_plan(run).samples_consumed == 4
+
+
+@pytest.mark.parametrize("order", ["epoch", "window", "packed"])
+@pytest.mark.parametrize("epochs", ["0.3", "1", "1.5", "7/3", "2.99"])
+def test_a_part_of_an_epoch_is_one_of_all_samples(tmp_path: Path, order: str, epochs: str) -> None:
+    """By flags and by a recipe: no sample of each source is lost to rounding."""
+    paths = [str(tmp_path / name) for name in "abc"]
+    for number, path in enumerate(paths):
+        write_corpus(Path(path), [17 + 5 * number, 40, 90 + number] * 9)
+    flags = make_plan(
+        data_path=paths, order=order, sequence_length=16, global_batch_size=1, epochs=epochs
+    )
+    sources = {path: {"path": path, "order": order} for path in paths}
+    own = make_plan(recipe_of({
+        "sequence_length": 16, "sources": sources, "seed": 1234,
+        "batch": {"micro_batch_size": 1, "data_parallel_size": 1},
+        "stages": {"all": {"epochs": epochs, "mix": dict.fromkeys(paths, 1)}},
+    }, "r", tmp_path))  # fmt: skip
+    assert (flags.train_iters, flags.samples_consumed) == (own.train_iters, own.samples_consumed)
+    assert flags.samples_consumed == int(Fraction(epochs) * flags.samples_per_epoch)
+
+
+def test_an_epoch_of_each_source_is_in_whole_samples(corpus: str) -> None:
+    for epochs, samples in ("1.3", 46), ("1.3,1.3,1.3", 45):  # of 12 samples each
+        plan = make_plan(
+            data_path=[corpus] * 3, order="epoch", sequence_length=16, global_batch_size=1,
+            epochs=epochs,
+        )  # fmt: skip
+        assert plan.samples_consumed == samples

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex import EpochOrder, MegatronOrder, NeoxDocumentsOrder
@@ -87,8 +88,8 @@ INDICES: dict[str, Callable[[N], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", INDICES)
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("name", INDICES)
+@for_each("kind", KINDS)
 def test_an_index_is_the_same(corpus: IndexedDataset, name: str, kind: N, tmp_path: Path) -> None:
     def build(n: N, **more: Any) -> Any:
         settings = {"sequence_length": n(16), "seed": n(7), **INDICES[name](n), **more}
@@ -103,7 +104,7 @@ def test_an_index_is_the_same(corpus: IndexedDataset, name: str, kind: N, tmp_pa
     assert sorted(tmp_path.iterdir()) == entries  # found, not built again
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         lambda n: {"num_samples": n(200), "weights": [n(100), n(100)]},
@@ -113,7 +114,7 @@ def test_an_index_is_the_same(corpus: IndexedDataset, name: str, kind: N, tmp_pa
         lambda n: {"num_samples": n(100), "weights": None},
     ],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_a_blend_is_the_same(
     corpus: IndexedDataset, settings: Callable[[N], dict[str, Any]], kind: N, tmp_path: Path
 ) -> None:
@@ -166,16 +167,14 @@ def test_products_do_not_wrap_and_limits_hold(corpus: IndexedDataset, kind: N) -
         assert refusals[0] == refusals[1]
 
 
-@pytest.mark.parametrize(
-    "wrong", [np.float64(3), 3.0, float("nan"), "3", np.array([3]), np.bool_()]
-)
+@for_each("wrong", [np.float64(3), 3.0, float("nan"), "3", np.array([3]), np.bool_()])
 def test_non_integers_are_refused_everywhere(corpus: IndexedDataset, wrong: Any) -> None:
     build = {"sequence_length": 16, "seed": 1}
     for name in (*build, "num_samples", "add_extra_token"):
-        with pytest.raises(InvalidArgument, match=f"{name} must be an integer, got "):
+        with pytest.raises(InvalidArgument, match=f"{name} must be an integer"):
             megaindex.build_index(corpus, **{**build, name: wrong})
     for order, name in ((MegatronOrder, "exact_num_epochs"), (EpochOrder, "epochs_mixed")):
-        with pytest.raises(InvalidArgument, match=f"{name} must be an integer, got "):
+        with pytest.raises(InvalidArgument, match=f"{name} must be an integer"):
             order(**{name: wrong})
     with pytest.raises(InvalidArgument, match="num_samples must be an integer"):
         megaindex.build_blend([corpus], **build, num_samples=wrong)
@@ -185,7 +184,7 @@ def test_non_integers_are_refused_everywhere(corpus: IndexedDataset, wrong: Any)
         Settings(seq_length=wrong)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "2", None, 10**400, [2], 1e300])
+@for_each("wrong", [float("nan"), float("inf"), "2", None, 10**400, [2], 1e300])
 def test_non_numbers_are_refused(corpus: IndexedDataset, wrong: Any) -> None:
     for settings in (
         {"num_samples": 9, "weights": [wrong, 1]},
@@ -213,7 +212,7 @@ def test_numbers_keep_their_type() -> None:
             check_fraction("x", wrong)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("share", "text"),
     [(0.0, "0.00%"), (1e-9, "<0.01%"), (0.00005, "0.01%"), (0.99994, "99.99%"),
      (0.99995, ">99.99%"), (1 - 1e-11, ">99.99%"), (1 - 1e-12, "100.00%"), (1.0, "100.00%")],
@@ -320,7 +319,7 @@ def test_tokenizing_is_the_same(tmp_path: Path, kind: N) -> None:
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
     for settings in ({"eod": 1.5}, {"part_bytes": 40.0}, {"part_bytes": float("nan")}):
-        with pytest.raises(InvalidArgument, match="must be an integer, got"):
+        with pytest.raises(InvalidArgument, match="must be an integer"):
             tokenize(tmp_path / "c", [tmp_path / "in.jsonl"], tokenizer="bytes", **settings)
 
 
@@ -397,7 +396,7 @@ def test_invalid_loader_arguments_are_refused(corpus: IndexedDataset) -> None:
 
     index = megaindex.build_index(corpus, sequence_length=16, seed=1)
     for device in (-1, "cuda:-2", "no such", 1.5, [0]):
-        with pytest.raises(InvalidArgument, match="device=.*; use a device of this torch"):
+        with pytest.raises(InvalidArgument, match="device="):
             Loader(index, corpus, [], device=device)  # type: ignore[arg-type]
     for name in ("read_ahead", "num_threads", "bytes_ahead"):
         for wrong in (1.5, float("nan"), "1"):

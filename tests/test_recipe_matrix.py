@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 from support.walking import Walk, origins
 
+from megaindex import IndexedDatasetWriter
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDatasetWriter
 from megaindex.index import mixing as mixing_module
 from megaindex.recipe.amend import amend, check_past
 from megaindex.settings.batch_schedule import BatchSchedule
@@ -145,7 +145,7 @@ def changed(
 
 
 @pytest.mark.parametrize("policy", EXHAUSTIONS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_run_changed_in_any_way(folder: Path, policy: Exhaustion, data: st.DataObject) -> None:
     limit = st.sampled_from([None, Fraction(3, 2), Fraction(4)])

@@ -113,7 +113,7 @@ def test_no_sample_of_instructions_crosses_a_document(run_file: Path) -> None:
 def test_labels_must_fit_their_corpus(run_file: Path) -> None:
     remove(run_file.parent / "chat_labels")
     write_corpus(run_file.parent / "chat_labels", np.full(50, 3))
-    with pytest.raises(FormatError, match=r"one entry for each token; sequence \d+ has 3"):
+    with pytest.raises(FormatError, match=r"one entry for each token"):
         open_recipe(read_recipe(run_file))
     remove(run_file.parent / "chat_labels")
     write_corpus(run_file.parent / "chat_labels", np.full(49, 3))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import IndexedDataset, IndexedDatasetWriter, build_blend, build_index
 from megaindex.audit import run_of_settings
@@ -117,8 +118,8 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("order", ["epoch", "packed", "window"])
-@pytest.mark.parametrize("paths", PAIRS, ids=" ".join)
+@for_each("order", ["epoch", "packed", "window"])
+@for_each("paths", PAIRS)
 def test_flags_recipe_and_python_give_the_same_samples(order: str, paths: list[str]) -> None:
     ours = recipe(*paths, settings=f", order: {order}")
     theirs = flags(order, paths)
@@ -274,7 +275,7 @@ def test_names_that_do_not_fit_the_run_are_refused(changes: dict[str, Any], mess
 
 @pytest.mark.parametrize("name", ["\ud800", "a\0b", 3])
 def test_a_name_is_text_that_a_lock_can_hold(name: Any) -> None:
-    with pytest.raises(InvalidArgument, match="source_name must be text in UTF-8, got"):
+    with pytest.raises(InvalidArgument, match="source_name must be text in UTF-8"):
         build_index("web", sequence_length=16, order="epoch", source_name=name)
     with pytest.raises(InvalidArgument, match="source a: shuffle_name must be text in UTF-8"):
         RecipeSource(name="a", path="web", shuffle_name=name)
@@ -566,7 +567,7 @@ def test_a_source_that_goes_renumbers_no_other(mix: str) -> None:
         says = f"source b: its shuffle name must be {own}/1, as in the checkpoint, got {own};"
         with pytest.raises(InvalidArgument, match=says):
             resumed(gone, state, allow=allow)
-    with pytest.raises(InvalidArgument, match="stage main: the new recipe serves other samples"):
+    with pytest.raises(InvalidArgument, match="stage main: .* other samples"):
         check_past(plan_recipe(old), plan_recipe(gone), 80)
     assert resumed(gone, state, allow=["past"]) != rest
     given = replace(gone, sources=(replace(gone.sources[0], shuffle_name=f"{own}/1"),))
@@ -589,7 +590,7 @@ def test_a_source_before_one_of_its_pair_is_refused() -> None:
 def test_a_name_that_is_given_later_is_refused() -> None:
     old = recipe("web")
     state = served(old)
-    with pytest.raises(InvalidArgument, match="source a: its shuffle name must be .* got text"):
+    with pytest.raises(InvalidArgument, match="source a: its shuffle name must be"):
         resumed(recipe("web", settings=", shuffle_name: text"), state)
     assert resumed(recipe("web", settings=f", shuffle_name: {fingerprint()}"), state) == resumed(
         old, state
@@ -607,5 +608,5 @@ def test_layouts_of_sources_without_files_are_compared_by_their_names() -> None:
         Path("run.yaml").write_text(text.format(mix))
         layouts.append(plan_recipe(read_recipe("run.yaml")))
     check_past(layouts[0], layouts[0], 80)
-    with pytest.raises(InvalidArgument, match="the new recipe serves other samples"):
+    with pytest.raises(InvalidArgument, match="serves other samples"):
         check_past(*layouts, 80)

@@ -9,7 +9,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from support.worked_pages import DOCS, PAGES, ROOT, run_page
+from support.inputs import for_each
+from support.worked_pages import DOCS, PAGES, ROOT, run_page, setup_of
 
 from megaindex.cli import VERBS
 
@@ -26,22 +27,20 @@ _NEEDED = {
 def test_examples_of_a_page(name: str, tmp_path: Path) -> None:
     if os.environ.get("MEGAINDEX_SANITIZE") == "1":
         pytest.skip("torch and grain do not run under the sanitizers")
-    text = (ROOT / name).read_text()
+    text, setup = (ROOT / name).read_text(), setup_of(name)
     for module, words in _NEEDED.items():
-        if words in text and importlib.util.find_spec(module) is None:
+        if words in text + setup and importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the packages that the pages import
-        assert run_page(text, tmp_path) == text
+        assert run_page(text, tmp_path, setup) == text
 
 
 def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(p.name for p in DOCS.glob("*.md"))]
-)
+@for_each("page", ["README.md", "CONTRIBUTING.md", *(p.name for p in DOCS.glob("*.md"))])
 def test_links_lead_to_pages_and_headings(page: str) -> None:
     source = ROOT / page if (ROOT / page).exists() else DOCS / page
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", source.read_text()):
@@ -51,6 +50,12 @@ def test_links_lead_to_pages_and_headings(page: str) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
             assert anchor in map(_anchor, headings), link
+
+
+def test_the_pages_have_at_most_45000_words() -> None:
+    """Counted as `wc -w docs/*.md README.md` counts them."""
+    pages = (ROOT / "README.md", *DOCS.glob("*.md"))
+    assert sum(len(page.read_text().split()) for page in pages) <= 45_000
 
 
 def test_the_index_names_every_page() -> None:

@@ -33,12 +33,12 @@ except ImportError as error:
         "pip install transformers accelerate"
     ) from None
 
-__all__ = ["attach"]
+__all__ = ["TrainerData", "attach"]
 
 FILE = "megaindex.json"
 
 
-def attach(trainer: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) -> None:
+def attach(trainer: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) -> TrainerData:
     """Let a trainer read the samples of a lock, and save and load its position.
 
     Args:
@@ -46,6 +46,9 @@ def attach(trainer: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) ->
         lock: path of the lock, or the lock.
         **opening: other arguments of `megaindex.adapters.RunLoader`: search, cache_dir, options,
             and ranks where they are not those of torch.distributed.
+
+    Returns:
+        The data of the trainer, whose ``run`` changes the mix and measures waits.
 
     Raises:
         InvalidArgument: the trainer has a dataset of its own, or another loader.
@@ -57,14 +60,19 @@ def attach(trainer: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) ->
         )
     if "get_train_dataloader" in vars(trainer):
         raise InvalidArgument("the trainer has a loader already; attach one lock to a trainer")
-    data = _TrainerData(trainer, lock, opening)
+    data = TrainerData(trainer, lock, opening)
     trainer.train = partial(data.train, trainer.train)
     trainer.get_train_dataloader = data.dataloader
     trainer.add_callback(data)
+    return data
 
 
-class _TrainerData(TrainerCallback):  # type: ignore[misc]
-    """The data of a trainer: its dataloader, and the file in its checkpoints."""
+class TrainerData(TrainerCallback):  # type: ignore[misc]
+    """The data of a trainer: its dataloader, and the file in its checkpoints.
+
+    Attributes:
+        run: the loader of this rank; None until training begins.
+    """
 
     def __init__(self, trainer: Any, lock: Any, opening: dict[str, Any]) -> None:
         self._trainer, self._lock, self._opening = trainer, lock, opening

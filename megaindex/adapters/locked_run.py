@@ -56,6 +56,11 @@ class LockedRun:
                 "datasets are built phase by phase; verify it with `megaindex verify`, and install "
                 "without lock"
             )
+        if settings["run"].get("exact"):
+            raise InvalidArgument(
+                f"{self._lock.path}: is of train_epochs under install(exact=True), which shuffles "
+                "each pass anew; verify it with `megaindex verify`, and install without lock"
+            )
         self._files = sound_files(self._lock)
         entries = with_files(settings["run"].get("skip", ()), self._files)
         self.skip = read_skips(entries, self._lock.path, "/")
@@ -204,7 +209,9 @@ class LockedRun:
         Raises:
             FormatError: they make fewer or more steps than the lock has.
         """
-        if not self.has(subset):
+        run = self._lock.content["settings"]["run"]
+        late = run["evaluation"]["start"] or run.get("iterations_to_skip")
+        if not self.has(subset) or (subset == "valid" and late):  # of which others are read
             return
         end, last = self.end(subset), self._lock.content["subsets"][subset]["steps"][-1][1]
         if samples is None or not 0 <= samples - end < last:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from megaindex.loader.waits import TimedBatches, Waits
+
 if TYPE_CHECKING:
     from megaindex.index.balance import CostModel
 
@@ -77,15 +79,18 @@ class Status:
     Attributes:
         installed: for each framework its version and the settings of `install`.
         datasets: records of the datasets, the oldest first.
+        waits: for each framework the time that training in this process waited for its batches.
     """
 
     installed: dict[str, str]
     datasets: tuple[ServedDataset, ...]
+    waits: dict[str, Waits]
 
     def __str__(self) -> str:
         active = [f"{framework}: {how}" for framework, how in self.installed.items()]
         lines = active or ["megaindex is installed under no framework"]
-        return "\n".join([*lines, *(f"  {served}" for served in self.datasets)])
+        waited = [f"  {name}: {each}" for name, each in self.waits.items() if each.steps]
+        return "\n".join([*lines, *(f"  {served}" for served in self.datasets), *waited])
 
 
 def status() -> Status:
@@ -95,6 +100,7 @@ def status() -> Status:
     return Status(
         installed={reports.framework: str(reports.active) for reports in present},
         datasets=tuple(served for reports in present for served in reports.recorded()),
+        waits={reports.framework: reports.waits for reports in present},
     )
 
 
@@ -106,6 +112,7 @@ class Reports:
         self.framework = framework
         self.active: str | None = None
         self.rows: dict[tuple[str, str, str], ServedDataset] = {}
+        self.waits = Waits()
         self._show = show
         self._was_announced = False
 
@@ -116,6 +123,7 @@ class Reports:
         before = self.active
         self.active = f"megaindex {__version__} is active under {framework_version}{settings}"
         self.rows.clear()
+        self.waits = Waits()
         self._was_announced = self._was_announced and self.active == before
         self._announce()
 
@@ -139,6 +147,22 @@ class Reports:
         if self._is_logged():
             lines = [*map(str, rows), *([summary] if summary else [])]
             self._log("\n".join(f"megaindex: {line}" for line in lines))
+
+    def measure(self, loader: Any, batches_of_step: Callable[[], int]) -> None:
+        """Add to `waits` what the iterations of a DataLoader wait.
+
+        Args:
+            loader: a DataLoader of torch; it becomes an instance of a subclass of its class, since
+                special methods are not looked up on instances.
+            batches_of_step: function that returns the batches of the step that begins.
+        """
+        cls, waits = type(loader), self.waits
+
+        def iterate(self: Any) -> Any:
+            return TimedBatches(cls.__iter__(self), waits, batches_of_step)
+
+        facts = {"__iter__": iterate, "__module__": cls.__module__}
+        loader.__class__ = type(cls.__name__, (cls,), facts)
 
     def replace(self, names: Iterable[str]) -> None:
         """Record functions of the framework that other modules had imported by name."""

@@ -29,9 +29,11 @@ except ImportError as error:
 from megaindex.adapters.reports import logger, on_rank_0
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.loader import Loader
+from megaindex.loader.lock_loader import open_run
 from megaindex.loader.receipts import join_states
+from megaindex.loader.run_recipe import MixController
+from megaindex.loader.waits import Waits
 from megaindex.lock.lock_file import Lock, read_lock, section_digest
-from megaindex.lock.opening import open_run
 from megaindex.validation import check_between, check_choice
 
 Batch = dict[str, torch.Tensor]
@@ -200,6 +202,42 @@ class RunLoader:
         """Number of micro batches of this rank before the next one, from the start of the run."""
         return self._length - self._loader.batches_left
 
+    @property
+    def wait(self) -> Waits:
+        """Time that the trainer waited for batches of this rank."""
+        return self._loader.wait
+
+    def set_mix(self, weights: Mapping[str, Any], at: int | None = None) -> int:
+        """Draw with other weights from a step on; see `megaindex.loader.Loader.set_mix`.
+
+        Every process calls it with the same weights after the same number of batches. Where the
+        trainer has taken a batch of the next step already, that step is begun.
+        """
+        return self._loader.set_mix(weights, at)
+
+    def report_loss(self, source: str | int, loss: float, tokens: int = 1) -> None:
+        """Record a loss of a source; see `megaindex.loader.Loader.report_loss`."""
+        self._loader.report_loss(source, loss, tokens)
+
+    def control_mix(self, controller: MixController, *, at: int | None = None) -> int | None:
+        """Set the mix that a controller returns on process 0 of torch.distributed.
+
+        Every process calls it after the same number of batches; the losses are those reported on
+        process 0. See `megaindex.loader.Loader.control_mix`.
+
+        Raises:
+            InvalidArgument: as `set_mix`; or the ranks are not connected by torch.distributed.
+        """
+        ranks = self._loader.sampler.ranks
+        if processes() == 1 and ranks.data_parallel_size > 1:
+            raise InvalidArgument(
+                f"control_mix: the {ranks.data_parallel_size} ranks must be connected by "
+                "torch.distributed, which sends the weights to all; without it give every rank the "
+                "same weights with set_mix"
+            )
+        weights = from_first_rank(lambda: controller(self._loader.mix_statistics()))
+        return None if weights is None else self.set_mix(weights, at)
+
     def __len__(self) -> int:
         """Return the number of micro batches of this rank in the whole run, as trainers count."""
         return self._length
@@ -334,18 +372,27 @@ def on_every_rank(act: Callable[[], str]) -> None:
 
 
 def from_first_rank(act: Callable[[], Result]) -> Result:
-    """Return the result of ``act`` on process 0 of torch.distributed; if it fails, raise on all."""
+    """Return the result of ``act`` on process 0 of torch.distributed; if it fails, raise on all.
+
+    Raises:
+        MegaIndexError: as ``act`` on process 0.
+        InvalidArgument: ``act`` failed there in another way, whose error is raised there.
+    """
     if processes() == 1:
         return act()
     sent: list[Any] = [None, None]
+    failed: Exception | None = None
     if distributed.get_rank() == 0:
         try:
             sent[0] = act()
         except MegaIndexError as error:
-            sent[1] = error
+            sent[1] = failed = error
+        except Exception as error:  # it may not be possible to send it
+            failed = error
+            sent[1] = InvalidArgument(f"process 0 failed: {type(error).__name__}: {error}")
     distributed.broadcast_object_list(sent, src=0)
     if sent[1] is not None:
-        raise sent[1]
+        raise failed or sent[1]
     result: Result = sent[0]
     return result
 

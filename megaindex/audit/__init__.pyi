@@ -3,6 +3,7 @@ from megaindex.audit.diff import compare as compare
 from megaindex.audit.diff_inputs import Side as Side
 from megaindex.audit.exposure import ExposureLog as ExposureLog
 from megaindex.audit.exposure import SourceExposure as SourceExposure
+from megaindex.audit.losses import LossBySource as LossBySource
 from megaindex.audit.page import write_page as write_page
 from megaindex.audit.report import Audit as Audit
 from megaindex.audit.report import audit as audit
@@ -16,8 +17,8 @@ from megaindex.audit.trace import origins as origins
 from megaindex.audit.trace import runs_of as runs_of
 from megaindex.audit.trace import step_ranges as step_ranges
 from megaindex.audit.trace import steps_of as steps_of
+from megaindex.door import run_of_settings as run_of_settings
 from megaindex.run.from_recipe import run_of_recipe as run_of_recipe
-from megaindex.run.from_settings import run_of_settings as run_of_settings
 from megaindex.run.run import Run as Run
 from megaindex.run.run import RunSource as RunSource
 from megaindex.run.run import TokenRuns as TokenRuns

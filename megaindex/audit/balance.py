@@ -14,6 +14,7 @@ from megaindex.index.balance import (
     balanced_rows,
     check_sum,
     lost_time,
+    rank_squares,
     squares_and_documents,
 )
 from megaindex.index.spans import sequence_lengths_at
@@ -48,7 +49,8 @@ class BalanceModel:
     data_parallel_size: int
     micro_batch_size: int
     by_round: LostTime
-    """If ranks synchronise after every round of micro batches, as with sharded weights."""
+    """If ranks, data-parallel x context-parallel, synchronise after every round of micro batches,
+    as with sharded weights."""
     by_step: LostTime
     """If ranks synchronise once a step, as with replicated weights."""
     work_bounds: F64
@@ -125,11 +127,18 @@ def model_balance(run: Run, cost: CostModel) -> BalanceModel:
     balanced = [
         balanced_rows(each, rows=each.size, ranks=ranks, micro_batch_size=micro) for each in squares
     ]
+    shared = list(squares)
+    if cost.context_parallel_size > 1:
+        shared = [rank_squares(run.index, np.arange(*pair), cost) for pair in bounds_of]
     sides = [  # work of each round and rank, float64[rounds, ranks], of each step
-        [cost.row_work(s[o], width).sum(-1) for s, o in zip(squares, orders, strict=True)]
+        [
+            cost.row_work(s[o], width).sum(2).reshape(len(o), -1)
+            for s, o in zip(shared, orders, strict=True)
+        ]
         for orders in (in_order, balanced)
     ]
-    work = cost.row_work(np.concatenate(squares), width)
+    work = cost.row_work(np.concatenate(shared), width)
+    work = work.reshape(np.concatenate(squares).size, -1).sum(1)
     rows, bounds = _histogram(work / work.mean())
     held = np.concatenate(documents)
     times = np.array(

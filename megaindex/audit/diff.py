@@ -35,17 +35,21 @@ class TokenRun:
 class Difference:
     """Result of `compare`: two orders compared by position, and as multisets of samples.
 
-    Attributes:
-        names: names of the sides A and B.
-        num_samples: number of samples of each side.
-        first_difference: first position with different samples; None if the shorter order
-            begins the longer one.
-        samples: token runs of the samples at that position.
-        positions_differing: number of positions with different samples, among those of both
-            orders.
-        samples_in_common: size of the intersection as multisets, whatever the positions.
-        causes: causes that were found: settings, or damaged arrays.
-        identities: identity of the run of each side; None for a side that is no lock.
+        Attributes:
+            names: names of the sides A and B.
+            num_samples: number of samples of each side.
+            first_difference: first position with different samples; None if the shorter order
+                begins the longer one.
+            samples: token runs of the samples at that position.
+            positions_differing: number of positions with different samples, among those of both
+                orders.
+            samples_in_common: size of the intersection as multisets, whatever the positions.
+            causes: causes that were found: settings, or damaged arrays.
+    <<<<<<< HEAD
+            identities: identity of the run of each side; None for one without a lock.
+    =======
+            identities: identity of the run of each side; None for a side other than a lock.
+    >>>>>>> origin/main
     """
 
     names: tuple[str, str]
@@ -207,6 +211,7 @@ _EFFECTS = {
     "where none is given",
     "max_documents": "samples may hold different numbers of documents",
     "long_documents": "documents longer than a sample are split, truncated or skipped differently",
+    "align": "documents begin at other multiples of tokens, and are padded otherwise",
     "num_samples": "it decides the number of epochs, and with it the shuffle of the last one",
     "skip": "samples of these steps are left out, or served behind the end",
     "mask": "the loss differs, the order does not: these documents are read without loss",

@@ -33,10 +33,10 @@ from megaindex.validation import DEFAULT_SEED
 _WORDS = ("data_path", "split", "subset", "epochs", "order", "separate_final_epoch", "left_over",
           "source_name", "long_documents")  # fmt: skip
 _INTEGERS = ("sequence_length", "seed", "num_samples", "add_extra_token", "exact_num_epochs",
-             "epochs_mixed", "max_documents")  # fmt: skip
+             "epochs_mixed", "max_documents", "align")  # fmt: skip
 _KEYS = (*_WORDS, *_INTEGERS, "final_epoch_threshold", "drop_last_partial")
 _OF_ORDERS = ("separate_final_epoch", "final_epoch_threshold", "exact_num_epochs", "epochs_mixed",
-              "left_over", "max_documents", "long_documents")  # fmt: skip
+              "left_over", "max_documents", "long_documents", "align")  # fmt: skip
 _SETTING = re.compile(r"\s*[\w-]+\s*=")
 _ALIASES = {"seq_length": "sequence_length"}
 
@@ -286,7 +286,7 @@ def _check_has_order(path: Path, manifest: Manifest) -> None:
     found = manifest.parameters
     if found.get("order") != "packed":
         return
-    names = ("order", "sequence_length", "max_documents", "long_documents")
+    names = ("order", "sequence_length", "max_documents", "long_documents", "align")
     settings = ",".join(f"{name}={found[name]}" for name in names if name in found)
     raise InvalidArgument(
         f"{path}: a cache entry of order packed holds documents sorted by length, for every seed "

@@ -15,7 +15,6 @@ Epoch, unseen share and repeats of each source at any step, for the log of a tra
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import F64, I64
+from megaindex.audit.scalars import source_scalars
 from megaindex.index.draws import Progress
 from megaindex.run.run import Run
 from megaindex.validation import check_between
@@ -352,19 +352,11 @@ class ExposureLog:
         Names are ``data/epoch``, ``data/unseen`` and ``data/repeats`` for all sources together, and
         ``data/epoch/web`` for the source ``web`` of several, ``web#2`` if it is listed again.
         """
-        every, *sources = self.after(step)
-        rows = {"": every}
-        if len(sources) > 1:
-            counts: Counter[str] = Counter()
-            for row in sources:  # a source that is listed again is web#2
-                name = row.source.strip("/")
-                counts[name] += 1
-                rows[f"/{name}" + f"#{counts[name]}" * (counts[name] > 1)] = row
-        return {
-            f"{prefix}/{value}{name}": getattr(row, value)
-            for value in ("epoch", "unseen", "repeats")
-            for name, row in rows.items()
-        }
+        rows = self.after(step)
+        values = ("epoch", "unseen", "repeats")
+        return source_scalars(
+            prefix, self._names, {each: [getattr(row, each) for row in rows] for each in values}
+        )
 
     def __len__(self) -> int:
         """Return the number of steps."""

@@ -13,14 +13,8 @@ from megaindex.errors import visible
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.opening import run_of_lock
 from megaindex.lock.pinned_files import Folder
-from megaindex.plan.model import json_object
-from megaindex.plan.render import (
-    MANY_SOURCES,
-    SHOWN_SOURCES,
-    repeats_text,
-    unseen_text,
-    worst_first,
-)
+from megaindex.plan.model import MANY_SOURCES, SHOWN_SOURCES, json_object
+from megaindex.plan.render import repeats_text, unseen_text, worst_first
 from megaindex.run.run import lengths_text
 
 if TYPE_CHECKING:

@@ -69,6 +69,7 @@ _RESOLVED = {
     "left_over": "left_over",
     "max_documents": "max_documents",
     "long_documents": "long_documents",
+    "align": "align",
 }
 """Settings of one source in the description of an index, and their names in a manifest."""
 

@@ -35,7 +35,7 @@ from megaindex.console import ShortNames
 from megaindex.errors import MissingFile, StorageError
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.paths import as_storage_error, check_local, check_regular, open_at_once
-from megaindex.plan.render import MANY_SOURCES, SHOWN_SOURCES
+from megaindex.plan.model import MANY_SOURCES, SHOWN_SOURCES
 from megaindex.validation import percent
 
 PAGE_REMEDY = "write the page (--html) to a disk"

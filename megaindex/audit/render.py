@@ -35,14 +35,8 @@ from megaindex.console import (
     print_view,
     spaced,
 )
-from megaindex.plan.render import (
-    MANY_SOURCES,
-    SHOWN_SOURCES,
-    more,
-    repeats_text,
-    unseen_text,
-    worst_first,
-)
+from megaindex.plan.model import MANY_SOURCES, SHOWN_SOURCES
+from megaindex.plan.render import more, repeats_text, unseen_text, worst_first
 from megaindex.run.run import Run
 from megaindex.validation import percent, shown
 
@@ -79,8 +73,8 @@ _MOST_TIMES = 8
 _MOST_ROWS = 200
 
 
-def print_audit(audit: Audit) -> None:
-    """Print the summary of an audit."""
+def audit_view(audit: Audit) -> RenderableType:
+    """Return the summary of an audit."""
     names = ShortNames.of(source.name for source in audit.run.sources)
     skips = [Prose(names.text(words), "bold") for words in skip_texts(audit)]
     parts: list[RenderableType] = [Prose(headline(audit), "bold"), *skips]
@@ -92,7 +86,7 @@ def print_audit(audit: Audit) -> None:
     parts.append(Prose(distance_text(audit)))
     if audit.balance is not None:
         parts += _balance(audit.balance)
-    print_view(spaced(parts))
+    return spaced(parts)
 
 
 def print_balance(model: BalanceModel) -> None:
@@ -105,11 +99,13 @@ def _balance(model: BalanceModel) -> list[RenderableType]:
 
 
 def balance_headline(model: BalanceModel) -> str:
+    shared = model.cost_model.context_parallel_size
     cost, part = model.cost_model, f"{model.steps_modelled:,} of {model.steps:,} steps"
     return (
         f"modelled work of the {model.rows:,} rows of {part}: {cost.linear:g} a token, "
         f"{cost.attention:g} a squared token of a document; micro batches of "
         f"{model.micro_batch_size} on {model.data_parallel_size} ranks"
+        + ("" if shared == 1 else f", {shared} of which share a row by {cost.partition}")
     )
 
 

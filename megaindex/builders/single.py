@@ -389,12 +389,16 @@ def packed_index(
             "sequence_length": sequence_length,
             "max_documents": limit,
             "long_documents": order.long_documents,
+            **({} if order.align == 1 else {"align": order.align}),
         }
 
-    build = partial(
-        packed.build, lengths_of(lengths, documents), sequence_length, order.long_documents, limit
-    )
     try:
+        cutting = packed.Cutting(
+            sequence_length=sequence_length,
+            long_documents=order.long_documents,
+            align=order.align,
+        )
+        build = partial(packed.build, lengths_of(lengths, documents), cutting, limit)
         arrays, _ = fetch(cache_dir, parameters, build, packed.ARRAYS)
     except InvalidArgument as error:
         raise InvalidArgument(f"{dataset.path_prefix}: {error}") from None
@@ -404,6 +408,7 @@ def packed_index(
         arrays=arrays,
         max_documents=limit,
         long_documents=order.long_documents,
+        align=order.align,
         datasets=(dataset,),
         **settings,
     )

@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-paths-file", metavar="FILE", help="more prefixes, one a line")
     add_flags(parser, "--seed", default=DEFAULT_SEED)
     add_flags(parser, "--order", default="megatron")
-    add_flags(parser, "--max-documents", "--long-documents")
+    add_flags(parser, "--max-documents", "--long-documents", "--align")
     length = parser.add_mutually_exclusive_group()
     add_flags(length, "--epochs", help="such as 1, 1.5 or 3/2; default: 1")
     add_flags(length, "--num-samples")

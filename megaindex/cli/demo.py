@@ -29,6 +29,7 @@ from megaindex.audit.trace import documents_of, origins
 from megaindex.builders import build_index
 from megaindex.cli.options import Parser, add_flags
 from megaindex.corpus.tokenize.run import tokenize
+from megaindex.door import make_plan
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.format.provenance import open_provenance
@@ -41,7 +42,6 @@ from megaindex.loader.token_readers import MappedTokens
 from megaindex.lock.check import verify_lock
 from megaindex.lock.make import make_lock
 from megaindex.lock.opening import run_of_lock
-from megaindex.plan.plan import make_plan
 from megaindex.plan.render import plan_view
 from megaindex.progress import copying, counting
 from megaindex.settings.batch_schedule import BatchSchedule

@@ -28,7 +28,8 @@ from megaindex.errors import FormatError, InvalidArgument, visible
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_local
-from megaindex.settings.run_builder import named_as_in_files, read_settings, resolve
+from megaindex.settings.arguments import named_as_in_files, read_settings
+from megaindex.settings.run_builder import resolve
 from megaindex.settings.run_settings import RunSettings
 from megaindex.validation import check_choice
 
@@ -120,10 +121,11 @@ def _settings_of(options: argparse.Namespace) -> LockedSettings:
 
     options.skip = skips_of_options(options)
     if options.lock:
-        from megaindex.lock.settings import locked_settings
+        from megaindex.lock.lock_file import read_lock
+        from megaindex.lock.settings import checked_settings
 
         check_lock_alone(options)
-        return settings_of(locked_settings(options.lock))
+        return checked_settings(read_lock(options.lock))
     recipe = recipe_of(options, besides=("skip", "split"))
     if recipe is not None:
         return settings_of(recipe)
@@ -199,18 +201,17 @@ def _requests(theirs: RunSettings, streams: Mapping[Split, Run]) -> dict[Split, 
             f"--split {theirs.data.split}: a recipe trains on all documents of its source; give "
             "1,0,0"
         )
-    asked: dict[Split, int | None] = {"train": resolved.samples_requested}
+    asked: dict[Split, int] = {"train": resolved.samples_requested}
     evaluation = evaluation_of(theirs, resolved.train_iters, parts)
     if evaluation is not None:
-        asked["valid"] = None if evaluation.full else evaluation.valid_samples
-        asked["test"] = evaluation.test_samples
+        asked |= {"valid": evaluation.valid_samples, "test": evaluation.test_samples}
     found: dict[Split, NamedDataset] = {}
     for subset, samples in asked.items():
         if subset not in streams or samples == 0:
             continue
         part = parts[subset][0]
         own = sizing_of(theirs, theirs.row, [part], subset, None, parts["train"])
-        requested = None if samples is None else own.requested(samples)
+        requested = own.requested(samples)
         found[subset] = NamedDataset(
             path=part.source.path,
             subset=subset,

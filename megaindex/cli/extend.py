@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     length = old.add_mutually_exclusive_group(required=True)
     add_flags(length, "--num-samples", help="samples of the run: train_iters x batch size")
     add_flags(length, "--epochs", help="of one source, such as 1, 1.5 or 3/2")
-    add_flags(old, "--variance-buffer", "--split", "--subset", "--max-documents")
+    add_flags(old, "--variance-buffer", "--split", "--subset", "--max-documents", "--align")
     add_flags(old, "--long-documents")
     old.add_argument(
         "--consumed-samples", type=int, metavar="C", help="served so far; default: all planned"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import add_run_arguments, recipe_of, skips_of_options
 from megaindex.errors import InvalidArgument, visible
-from megaindex.settings.run_builder import named_as_in_files, read_settings, resolve
+from megaindex.settings.arguments import named_as_in_files, read_settings
+from megaindex.settings.run_builder import resolve
 
 if TYPE_CHECKING:
     from megaindex.lock.lock_file import Lock

@@ -155,6 +155,12 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "HOW",
         "help": "order packed: split (default), truncate or skip documents longer than a sample",
     },
+    "--align": {
+        "type": int,
+        "metavar": "N",
+        "help": "order packed: documents begin at multiples of N tokens, 2 x the context-parallel "
+        "size",
+    },
     "--cache-dir": {"metavar": "DIR", "help": "folder of the index arrays"},
     "--overwrite": {"action": "store_true", "help": "replace existing files"},
     "--json": {"action": "store_true", "help": "print one JSON object"},
@@ -206,10 +212,10 @@ def take_run(options: argparse.Namespace, verb: str) -> None:
 
 
 def order_of_flags(options: argparse.Namespace) -> Order:
-    """Return the order of --order, --max-documents and --long-documents."""
+    """Return the order of --order, --max-documents, --long-documents and --align."""
     from megaindex.index.order_settings import make_order
 
-    names = ("max_documents", "long_documents")
+    names = ("max_documents", "long_documents", "align")
     given = {name: getattr(options, name) for name in names}
     return make_order(options.order, given, {n: f"--{n.replace('_', '-')}" for n in names})
 

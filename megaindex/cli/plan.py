@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, add_run, print_json, take_run
 from megaindex.errors import InvalidArgument
+from megaindex.settings.arguments import named_as_in_files, read_settings
 from megaindex.settings.batch_schedule import parse_count
-from megaindex.settings.run_builder import named_as_in_files, read_settings, resolve
+from megaindex.settings.run_builder import resolve
 from megaindex.settings.run_settings import RunSettings
 from megaindex.settings.settings import flag_of, settings_by_name
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0, or 1 if ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
     take_run(options, "plan")
-    from megaindex.plan.plan import in_words_of_files, make_plan
+    from megaindex.door import in_words_of_files, make_plan
     from megaindex.progress import counting_samples
 
     if options.print_config and options.json:
@@ -89,15 +90,26 @@ def run_of(described: Recipe | RunSettings | Run) -> Run:
 
 
 def cost_model_of(options: argparse.Namespace) -> CostModel | None:
-    """Return the cost model of --balance and --cost-model, or None if neither is given."""
-    text = options.cost_model
+    """Return the cost model of --balance and --cost-model, or None if neither is given.
+
+    Raises:
+        InvalidArgument: it is unknown, or a partition has no model or no ranks to divide between.
+    """
+    text, ranks = options.cost_model, options.context_parallel_size or 1
     if text is None and options.balance:
         text = DEFAULT_COST_MODEL
+    partition = options.context_parallel_partition
+    if partition is not None and (text is None or ranks == 1):
+        raise InvalidArgument(
+            "--context-parallel-partition is of the modelled work; give --balance and a "
+            "--context-parallel-size above 1, or leave it out"
+        )
     if text is None:
         return None
     from megaindex.index.balance import CostModel
 
-    return CostModel.parse(text, "--cost-model")
+    cost = CostModel.parse(text, "--cost-model")
+    return replace(cost, context_parallel_size=ranks, partition=partition or "document")
 
 
 def _show(plan: Plan, balance: BalanceModel | None, options: argparse.Namespace) -> None:
@@ -299,6 +311,12 @@ def add_balance_arguments(parser: argparse.ArgumentParser) -> argparse._Argument
         help=f"llama3-8b, llama3-70b, mixtral-8x7b or LINEAR:ATTENTION; default of --balance: "
         f"{DEFAULT_COST_MODEL}",
     )
+    add(
+        "--context-parallel-partition",
+        choices=("document", "row"),
+        help="what the ranks of --context-parallel-size divide in the model: each document "
+        "(default), or the row",
+    )
     return group
 
 
@@ -397,7 +415,7 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
     add("--train-data-exact-num-epochs", type=int, metavar="E", help="epochs of the index")
     add("--epochs-mixed", type=int, metavar="K", help="order epoch: epochs shuffled together")
     add("--left-over", metavar="HOW", help="order epoch: drop (default) or carry")
-    add_flags(group, "--max-documents", "--long-documents")
+    add_flags(group, "--max-documents", "--long-documents", "--align")
     summed = "GPT-NeoX's sum of weights: plain (Python 3.11) or compensated (3.12); default: this"
     add("--python-sum", metavar="HOW", help=summed)
 

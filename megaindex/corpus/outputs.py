@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument, visible
 from megaindex.format import IndexedDataset
-from megaindex.format.pair import check_not_a_half, written_paths
+from megaindex.format.pair import check_not_a_half
+from megaindex.format.sink import written_paths
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.paths import refuse_zero_byte
 

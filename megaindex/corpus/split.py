@@ -11,8 +11,9 @@ import numpy as np
 from megaindex.corpus.merge import checked_provenance
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import InvalidArgument
-from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths, written_paths
+from megaindex.format.pair import MappedPair, map_pair, pair_paths
 from megaindex.format.provenance import Provenance
+from megaindex.format.sink import PairSink, written_paths
 from megaindex.format.writer import append_documents
 from megaindex.io.paths import Progress
 from megaindex.progress import Bar, silent

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
 from megaindex.format.header import CHUNK, code_of_dtype, get_dialect, integer_array, token_array
-from megaindex.format.pair import MappedPair, PairSink, check_not_a_half, map_pair, pair_paths
+from megaindex.format.pair import MappedPair, check_not_a_half, map_pair, pair_paths
+from megaindex.format.sink import PairSink
 from megaindex.io.paths import Progress, ignore
 
 _LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx

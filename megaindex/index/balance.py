@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from megaindex.kernels import active
 from megaindex.validation import (
     CheckpointReader,
     check_between,
+    check_choice,
     check_exact,
     check_flag,
     check_setting,
@@ -42,13 +43,21 @@ class CostModel:
     Args:
         linear: work of a token apart from attention.
         attention: work of a squared token of a document's length.
+        context_parallel_size: ranks that share a row, each of them S / size of its tokens.
+        partition: ``"document"`` gives each of these ranks the same part of the attention of every
+            document, as kernels that take ``cu_seqlens_padded`` divide it; ``"row"`` cuts the row
+            into 2 x size equal parts, of which rank r has r and 2 x size - 1 - r, whatever
+            documents lie in them.
 
     Raises:
-        InvalidArgument: a constant is negative, not finite or too large, or both are zero.
+        InvalidArgument: a constant is negative, not finite or too large, or both are zero; a size
+            is below 1, or the partition another.
     """
 
     linear: int | float
     attention: int | float
+    context_parallel_size: int = 1
+    partition: Literal["document", "row"] = "document"
 
     def __post_init__(self) -> None:
         for name in ("linear", "attention"):
@@ -67,6 +76,9 @@ class CostModel:
                 "linear and attention must not both be 0: rows would have no work; give the "
                 "constants of the model, as from CostModel.from_shape"
             )
+        size = check_between("context_parallel_size", self.context_parallel_size, 1)
+        object.__setattr__(self, "context_parallel_size", size)
+        check_choice("partition", self.partition, ("document", "row"))
 
     @classmethod
     def from_shape(
@@ -171,7 +183,7 @@ class CostModel:
                 f"{name} must be one of {', '.join(PRESETS)}, or LINEAR:ATTENTION such as "
                 f"4.5e10:786432, got {shown(text)}"
             )
-        constants = {
+        constants: dict[str, Any] = {
             "linear": _constant(linear, f"{name}: linear"),
             "attention": _constant(attention, f"{name}: attention"),
         }
@@ -187,25 +199,29 @@ class CostModel:
         return self.linear / self.attention if self.attention else math.inf
 
     def row_work(self, squares: npt.ArrayLike, sequence_length: int) -> F64:
-        """Return the work of rows of ``sequence_length`` tokens, float64.
+        """Return the work of each rank on rows of ``sequence_length`` tokens, float64.
 
         Args:
-            squares: sum of the squared lengths of each row's documents; 0 for padding.
+            squares: of `squared_lengths` for rows that one rank works on, of `rank_squares` for
+                those that several share; 0 for padding.
             sequence_length: tokens of a row.
         """
         length = check_setting("sequence_length", sequence_length)
         attention = float(self.attention) * np.asarray(squares, np.float64)
-        return np.asarray(float(self.linear) * length + attention, np.float64)
+        linear = float(self.linear) * length / self.context_parallel_size
+        return np.asarray(linear + attention, np.float64)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constants as JSON values."""
-        return {"linear": self.linear, "attention": self.attention}
+        shared = {"context_parallel_size": self.context_parallel_size, "partition": self.partition}
+        constants = {"linear": self.linear, "attention": self.attention}
+        return constants if self.context_parallel_size == 1 else {**constants, **shared}
 
     @classmethod
     def from_dict(cls, values: Any) -> CostModel:
         """Read a result of `to_dict`, or raise FormatError."""
         stored = CheckpointReader("the cost model of a checkpoint", values)
-        found = {}
+        found: dict[str, Any] = {}
         for name in ("linear", "attention"):
             found[name] = stored.checked(
                 name,
@@ -218,6 +234,11 @@ class CostModel:
             )
         if not any(found.values()):
             raise stored.error("linear and attention must not both be 0", values)
+        if "context_parallel_size" in stored.values:
+            found["context_parallel_size"] = stored.integer("context_parallel_size", least=2)
+            found["partition"] = stored.checked(
+                "partition", "must be document or row", ("document", "row").__contains__
+            )
         return cls(**found)
 
 
@@ -290,6 +311,34 @@ def squares_and_documents(index: Index, sample_ids: npt.ArrayLike) -> tuple[I64,
         out,
     )
     return out, np.diff(spans.row_splits)
+
+
+def rank_squares(index: Index, sample_ids: npt.ArrayLike, cost: CostModel) -> F64:
+    """Return the squared lengths that each rank of a row works on, float64[n, ranks].
+
+    A causal query at token q of a document does work in proportion to q + 1, so tokens x to y of a
+    document are y² - x² of its squared length.
+
+    Raises:
+        InvalidArgument: the rows cannot be cut into twice as many equal parts as ranks.
+    """
+    ranks, width = cost.context_parallel_size, index.sequence_length
+    if ranks == 1 or cost.partition == "document":
+        whole = squared_lengths(index, sample_ids)
+        return np.repeat(whole[:, None] / ranks, ranks, axis=1)
+    if width % (2 * ranks):
+        raise InvalidArgument(
+            f"context_parallel_size: rows of {width} tokens must be a multiple of 2 x {ranks} "
+            "tokens to be shared; use another size or sequence length"
+        )
+    spans = index.locate(sample_ids)
+    begins, ends = (np.minimum(each, width)[:, None] for each in spans.bounds_in_samples())
+    bounds = np.arange(2 * ranks + 1) * (width // (2 * ranks))
+    parts = np.diff((np.clip(bounds, begins, ends) - begins) ** 2, axis=1)
+    rows = np.zeros((spans.row_splits.size - 1, 2 * ranks), np.int64)
+    row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
+    np.add.at(rows, row, parts)
+    return np.asarray(rows[:, :ranks] + rows[:, : ranks - 1 : -1], np.float64)
 
 
 def check_sum(rows: int, sequence_length: int) -> None:

@@ -98,7 +98,7 @@ def drawn_counts(dataset_index: IntArray, num_sources: int) -> I64:
     """Return int64[num_sources]: how often each source is drawn, in constant memory.
 
     Raises:
-        InvalidArgument: an entry is no number of a source.
+        InvalidArgument: an entry is not the number of a source.
     """
     counts = np.zeros(num_sources, np.int64)
     for begin in range(0, dataset_index.size, _AT_ONCE):

@@ -72,6 +72,8 @@ def _window(index: WindowIndex) -> Node:
 
 def _packed(index: PackedIndex) -> Node:
     own = {"max_documents": index.max_documents, "long_documents": index.long_documents}
+    if index.align > 1:
+        own["align"] = index.align
     return _computed("packed", index, index.documents, own)
 
 

@@ -90,6 +90,8 @@ class FrameworkRules:
     """Treatment of documents longer than a sample in order packed."""
     max_documents: int | None = None
     """Most pieces of documents in a sample of order packed; None: see `PackedOrder`."""
+    align: int = 1
+    """Multiple of tokens at which documents begin in samples of order packed."""
     exact_num_epochs: int | None = None
     """Number of epochs built for training (``--train-data-exact-num-epochs`` of
     Megatron-DeepSpeed)."""

@@ -240,6 +240,8 @@ class PackedOrder(Order):
             at least 16.
         long_documents: ``"split"`` cuts documents longer than a sample as above, ``"truncate"``
             keeps their first S tokens, ``"skip"`` omits them.
+        align: documents begin at multiples of it, which divides the sequence length, and are padded
+            up to the next one: 2 x the context-parallel size, or a multiple of that.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -247,6 +249,7 @@ class PackedOrder(Order):
 
     max_documents: int | None = None
     long_documents: LongDocuments = "split"
+    align: int = 1
     name: ClassVar[str] = "packed"
     lacks: ClassVar[tuple[str, ...]] = ("drop_last_partial",)
 
@@ -275,6 +278,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "python_sum": partial(check_choice, choices=PYTHON_SUMS),
     "long_documents": partial(check_choice, choices=LONG_DOCUMENTS),
     "max_documents": partial(check_between, least=1),
+    "align": partial(check_between, least=1),
 }
 
 

@@ -134,8 +134,11 @@ def add_to_blocks(positions: I64, spans: Spans, keys: U64, blocks: I64, sums: U6
     """Add the hash of each sample to its row of ``sums``, uint64[blocks, 2].
 
     Masked spans have a key of their own, so that two receipts differ by exactly what was masked.
+    The padding before a span is hashed as 2**32 times it, added to the length.
     """
-    source = spans.source
+    source, length = spans.source, spans.length
+    if spans.padding is not None:
+        length = length + (spans.padding << 32)
     if spans.masked is not None and spans.masked.any():
         source = source + len(keys) * spans.masked.astype(source.dtype)
         keys = np.concatenate((keys, keys ^ MASKED_KEY))
@@ -144,7 +147,7 @@ def add_to_blocks(positions: I64, spans: Spans, keys: U64, blocks: I64, sums: U6
         source,
         spans.document,
         spans.offset,
-        spans.length,
+        length,
         spans.row_splits,
         keys,
         blocks,

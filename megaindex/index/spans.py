@@ -21,7 +21,8 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
-from megaindex.validation import check_integer
+from megaindex.index.exposures import PassRuns, join_runs, runs_of_size
+from megaindex.validation import check_integer, shown
 
 if TYPE_CHECKING:
     from megaindex.format import IndexedDataset
@@ -43,6 +44,8 @@ class Spans:
         row_splits (int64[samples + 1]): first span of each sample, and the number of spans.
         masked (bool[n]): True for spans whose tokens carry no loss as labels, see `megaindex.Skip`;
             None if every token of the index carries loss.
+        padding (int64[n]): tokens of padding in its row before each span, those before earlier
+            spans included; None without any.
     """
 
     source: I32
@@ -51,6 +54,7 @@ class Spans:
     length: I64
     row_splits: I64
     masked: npt.NDArray[np.bool_] | None = None
+    padding: I64 | None = None
 
     @classmethod
     def of_one_source(cls, document: I64, offset: I64, length: I64, row_splits: I64) -> Spans:
@@ -75,11 +79,21 @@ class Spans:
             sequence_length = np.repeat(sequence_length, np.diff(self.row_splits))
         return np.asarray(np.clip(sequence_length - begins, 0, self.length), np.int64)
 
+    def covered(self, width: int) -> npt.NDArray[np.bool_]:
+        """Return bool[samples, width]: True where a row has a token of a span."""
+        row = np.repeat(np.arange(self.row_splits.size - 1), np.diff(self.row_splits))
+        edges = np.zeros((self.row_splits.size - 1, width + 1), np.int64)
+        for sign, places in zip((1, -1), self.bounds_in_samples(), strict=True):
+            np.add.at(edges, (row, np.minimum(places, width)), sign)
+        return np.asarray(np.cumsum(edges[:, :width], axis=1) > 0)
+
     def bounds_in_samples(self) -> tuple[I64, I64]:
-        """Return the tokens of its sample before each span, and up to its end, int64[n] each."""
+        """Return the places in its row at which each span begins and ends, int64[n] each."""
         ends = np.cumsum(self.length)
         before = np.concatenate(([0], ends))[self.row_splits[:-1]]
         ends -= np.repeat(before, np.diff(self.row_splits))
+        if self.padding is not None:
+            ends += self.padding
         return ends - self.length, ends
 
 
@@ -176,6 +190,24 @@ class ShownIndex:
         ids = check_sample_ids(sample_ids, self.num_samples)
         return np.zeros_like(ids), ids
 
+    @property
+    def is_one_order(self) -> bool:
+        """True if the index has the order of one source, not draws of several."""
+        return not isinstance(self, CombinedIndex)
+
+    @cached_property
+    def pass_runs(self: Any) -> PassRuns:
+        """The samples in runs of one pass, by `pass_numbers`."""
+        size = self.epoch_sizes()[0, self.sequence_length]
+        return runs_of_size(size, self.num_epochs, self.num_samples)
+
+    def pass_numbers(self, sample_ids: I64) -> I64:
+        """Return the number of each sample in `pass_runs`, int64[n]: of one source, its id.
+
+        Sample id -1 gives any number.
+        """
+        return sample_ids
+
     def __getstate__(self) -> dict[str, Any]:
         """Return `uncached_state`; a copy opens its datasets on first use, from any directory."""
         state = uncached_state(self)
@@ -238,6 +270,24 @@ class CombinedIndex(ShownIndex):
         """Whether no label lies in another document, for each source."""
         return tuple(each for index in self._combined for each in separates_documents(index))
 
+    @cached_property
+    def pass_runs(self) -> PassRuns:
+        """The samples of all sources, one source after another, in runs of one pass."""
+        return join_runs(pass_runs(index) for index in self._combined)
+
+    @cached_property
+    def _first_samples(self) -> I64:
+        """int64[sources]: samples of the sources before each."""
+        counts = [index.num_samples for index in self._combined]
+        return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+    def pass_numbers(self: Any, sample_ids: I64) -> I64:
+        """Return the number of each sample among those of all sources, int64[n]."""
+        source, sample = self.origin(np.maximum(sample_ids, 0))
+        numbers: I64 = self._first_samples[source]
+        numbers += sample
+        return numbers
+
     def epoch_sizes(self) -> EpochSizes:
         """Return the samples of an epoch of each source, see `epoch_sizes`."""
         return {
@@ -264,11 +314,44 @@ def _volume(index: Any) -> EpochSizes:
     return {(0, index.sequence_length): Fraction(index.tokens_per_epoch, index.sequence_length)}
 
 
+def pass_runs(index: Index) -> PassRuns:
+    """Return the samples of an index in runs of one pass, see `ShownIndex.pass_runs`.
+
+    Raises:
+        InvalidArgument: the index does not know them, or a source has too many passes.
+    """
+    if not isinstance(index, ShownIndex):
+        raise InvalidArgument(
+            f"keys: {shown(index)} of type {type(index).__name__} does not know the passes of its "
+            "samples; use an index of megaindex.build_index, build_blend or a recipe"
+        )
+    return index.pass_runs
+
+
+def exposures_of(index: Index, sample_ids: I64) -> I64:
+    """Return the exposure of samples that exist, int64[n], see `megaindex.index.exposures`.
+
+    Raises:
+        InvalidArgument: as `pass_runs`.
+    """
+    return pass_runs(index).at(pass_numbers(index, sample_ids))
+
+
+def pass_numbers(index: Index, sample_ids: I64) -> I64:
+    """Return the numbers of samples in the `pass_runs` of an index that has them."""
+    return index.pass_numbers(sample_ids) if isinstance(index, ShownIndex) else sample_ids
+
+
 def sources_of(index: Index) -> tuple[Index, ...]:
     """Return the index of each source of an index."""
     if not isinstance(index, CombinedIndex):
         return (index,)
     return tuple(each for part in index._combined for each in sources_of(part))
+
+
+def alignments(index: Index) -> set[int]:
+    """Return the multiples of tokens at which documents begin in rows, 1 for any place."""
+    return {getattr(source, "align", 1) for source in sources_of(index)}
 
 
 def datasets_of(index: Any) -> tuple[IndexedDataset, ...]:
@@ -364,6 +447,7 @@ def check_sources(dataset_index: IntArray, num_sources: int) -> None:
 
 def join_spans(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:
     """Return spans of samples 0 to ``num_samples - 1`` from (sample numbers, spans) pieces."""
+    is_padded = any(spans.padding is not None for _, spans in pieces)
     counts = np.zeros(num_samples, np.int64)
     for places, spans in pieces:
         counts[places] = np.diff(spans.row_splits)
@@ -374,12 +458,15 @@ def join_spans(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:
         offset=np.empty(splits[-1], np.int64),
         length=np.empty(splits[-1], np.int64),
         row_splits=splits,
+        padding=np.zeros(splits[-1], np.int64) if is_padded else None,
     )
     for places, spans in pieces:
         shift = np.repeat(splits[places] - spans.row_splits[:-1], counts[places])
         rows = np.arange(len(spans)) + shift
         for target, part in zip(whole, spans, strict=True):
             target[rows] = part
+        if whole.padding is not None and spans.padding is not None:
+            whole.padding[rows] = spans.padding
     return whole
 
 

@@ -68,6 +68,12 @@ class AtomicFiles:
         self._streams[final_path] = stream
         return stream
 
+    def written(self, final_path: str) -> str:
+        """Return the temporary path of a file that `open` returned, to read what is written."""
+        with as_storage_error(final_path, "cannot write"):
+            self._streams[final_path].flush()
+        return self._temporary[final_path]
+
     def link(self, source: str, final_path: str) -> bool:
         """Make `final_path` a link to the existing file `source`, without a copy.
 

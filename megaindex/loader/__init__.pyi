@@ -28,3 +28,4 @@ from megaindex.loader.targets import targets_of as targets_of
 from megaindex.loader.token_readers import MappedTokens as MappedTokens
 from megaindex.loader.torch_dataset import GPTDataset as GPTDataset
 from megaindex.loader.torch_dataset import collate as collate
+from megaindex.loader.waits import Waits as Waits

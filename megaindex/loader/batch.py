@@ -25,9 +25,10 @@ from megaindex._types import I64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.index.receipts import fingerprint_keys, sample_receipts
 from megaindex.index.skips import masked_labels
-from megaindex.index.spans import Index, Spans, sequence_lengths_at
+from megaindex.index.spans import Index, Spans, alignments, sequence_lengths_at
 from megaindex.kernels import active
 from megaindex.loader.checkpoint import check_datasets, check_token_dtype
+from megaindex.loader.row_fields import ROW_FIELDS, WIDE_FIELD, RowFields
 from megaindex.loader.targets import Targets, targets_within_documents
 from megaindex.loader.token_readers import TokenReader
 from megaindex.validation import check_between, check_choice, check_integer, make_plain, shown
@@ -120,12 +121,18 @@ class SampleOptions:
             1], the start of each document, filled up with S to the end of the row; and
             ``max_seqlen``, int32, the length of the longest document. Position ids restart with
             each document. The shapes are those of Megatron-LM's inter-document masking; its
-            trainer strips the trailing S and joins the rows of a micro batch.
+            trainer strips the trailing S and joins the rows of a micro batch. Where documents are
+            aligned (`PackedOrder`), also ``cu_seqlens_padded``, int32[S + 1], the start of each
+            document with its padding, the last of them the padding of the row; ``cu_seqlens`` are
+            then the sums of their own tokens, of as many documents and filled up with the last sum,
+            ``max_seqlen`` is the longest with its padding, and position ids are 0 in padding.
         boundaries: document boundaries for position ids, attention mask and cu_seqlens: ``eod``
             puts one after each end-of-document token, as Megatron's resets do; ``documents``
             takes those of the index, as Megatron's inter-document masking does.
         dataset_id: return ``dataset_id``, int16, the number of the source, as Megatron's
             BlendedDataset does.
+        keys: return ``sample``, ``source``, ``exposure`` and ``key``, which say what each row is,
+            see `BatchMaker`; ``wide``: and ``key_high``, for keys of 128 bits.
         token_dtype: dtype of tokens and labels. Megatron's trainer takes int64; int32 halves
             the bytes to copy.
 
@@ -143,11 +150,14 @@ class SampleOptions:
     cu_seqlens: bool = False
     boundaries: Literal["eod", "documents"] = "eod"
     dataset_id: bool = False
+    keys: bool | Literal["wide"] = False
     token_dtype: Literal["int64", "int32"] = "int64"
 
     def __post_init__(self) -> None:
         check_choice("boundaries", self.boundaries, ("eod", "documents"))
         check_choice("token_dtype", self.token_dtype, TOKEN_DTYPES)
+        if self.keys not in (True, False, "wide"):
+            raise InvalidArgument(f"keys must be True, False or 'wide', got {shown(self.keys)}")
         make_plain(self, "pad_id", optional=["eod_id"])
         for name, value in (("pad_id", self.pad_id), ("eod_id", self.eod_id)):
             limits = np.iinfo(self.token_dtype)
@@ -171,6 +181,13 @@ class SampleOptions:
         """True if positions are counted from the start of each document."""
         return self.reset_position_ids or self.cu_seqlens
 
+    @property
+    def row_fields(self) -> dict[str, str]:
+        """Names and dtypes of the fields that say what each row is."""
+        if not self.keys:
+            return {}
+        return {**ROW_FIELDS, WIDE_FIELD: "int64"} if self.keys == "wide" else ROW_FIELDS
+
 
 SampleIds = Sequence[int | None] | IntArray
 
@@ -189,10 +206,20 @@ class BatchMaker:
     - ``loss_mask``: float32[n, S].
     - ``position_ids``: int64[n, S].
     - ``attention_mask``: bool[n, 1, S, S]; ``cu_seqlens``: int32[n, S + 1]; ``max_seqlen``:
-      int32[n]; ``dataset_id``: int16[n], if set in the options.
+      int32[n]; ``dataset_id``: int16[n], if set in the options. ``cu_seqlens_padded``: int32[n, S +
+      1], beside ``cu_seqlens``, where documents are aligned.
     - ``receipt``: int64[n, 3], with ``fingerprints``; see `megaindex.loader.Recorder`.
+    - with ``keys`` in the options:
+      ``sample``, int64[n], the position in the run, that of receipts;
+      ``source``, int32[n], the number of the source;
+      ``exposure``, int32[n], the pass of the source's order that the sample belongs to, on average
+      where a framework shuffles passes together;
+      ``key``, int64[n], 64 bits of a hash of the source's content, the input tokens' places in it
+      and the exposure, which `megaindex.keys.content` takes out;
+      and with ``keys="wide"`` ``key_high``, int64[n], 64 more bits, without the exposure.
 
-    A row of padding reads nothing: its tokens, labels and loss mask are 0.
+    A row of padding reads nothing: its tokens, labels and loss mask are 0, its sample, source and
+    exposure -1, its key 0.
 
     Safe to share between threads that fill different buffers.
 
@@ -232,8 +259,10 @@ class BatchMaker:
         self._num_threads = check_integer("num_threads", num_threads)
         self._keys = None if fingerprints is None else fingerprint_keys(fingerprints)
         check_datasets(index, reader.datasets)
+        self._rows = RowFields(index, reader.datasets) if self._options.keys else None
         check_token_dtype(reader.datasets, self._options.token_dtype)
         self._sequence_length = index.sequence_length
+        self._align = self._alignment()
         first = np.arange(min(1, index.num_samples))
         self._has_lengths = isinstance(sequence_lengths_at(index, first), np.ndarray)
         # int32 corpora could hold -1; in uint16 corpora only short samples are padded
@@ -242,6 +271,23 @@ class BatchMaker:
         self._reads_padding = any(
             np.iinfo(kind).min <= pad_id <= np.iinfo(kind).max for kind in kinds
         )
+
+    def _alignment(self) -> int:
+        """Return the multiple at which documents begin in all rows, 1 for any place."""
+        found = alignments(self._index)
+        if found == {1} or not self._options.separates_documents:
+            return 1
+        if len(found) > 1:
+            raise InvalidArgument(
+                "align: documents that are kept apart must be aligned alike in all sources, got "
+                f"align {sorted(found)}; give all sources order packed with one align"
+            )
+        if self._options.boundaries != "documents":
+            raise InvalidArgument(
+                "boundaries must be documents where documents are aligned, got eod, which would "
+                "take the padding for a part of them"
+            )
+        return found.pop()
 
     @property
     def index(self) -> Index:
@@ -302,7 +348,10 @@ class BatchMaker:
         shapes["position_ids"] = (rows, length), "int64"
         if options.cu_seqlens:
             shapes["cu_seqlens"] = ((rows, length + 1), "int32")
+            if self._align > 1:
+                shapes["cu_seqlens_padded"] = ((rows, length + 1), "int32")
             shapes["max_seqlen"] = ((rows,), "int32")
+        shapes |= {name: ((rows,), dtype) for name, dtype in options.row_fields.items()}
         if self._keys is not None:
             shapes["receipt"] = ((rows, 3), "int64")
         buffers = make(rows, shapes)
@@ -347,6 +396,8 @@ class BatchMaker:
             buffers.constant_loss_mask = False
         if self._options.dataset_id:
             _first_sources(spans, arrays["dataset_id"])
+        if self._rows is not None:
+            self._rows.fill(arrays, ids, spans, self._sequence_length)
         if self._keys is not None:
             arrays["receipt"][:] = sample_receipts(ids, spans, self._keys)
         return spans
@@ -374,7 +425,9 @@ class BatchMaker:
         if not options.resets_positions:
             positions = np.empty_like(positions)
         fields = positions, arrays.get("cu_seqlens"), arrays.get("max_seqlen")
-        if options.boundaries == "documents":
+        if self._align > 1:
+            self._separate_aligned(arrays, spans, positions)
+        elif options.boundaries == "documents":
             width = self._sequence_length
             active().documents_by_run(spans.length, spans.row_splits, width, *fields)
         else:
@@ -382,6 +435,31 @@ class BatchMaker:
             active().documents_by_token(arrays["tokens"], options.eod_id, *fields)
         if options.create_attention_mask and options.reset_attention_mask:
             _mask_other_documents(arrays["attention_mask"][:, 0], positions)
+
+    def _separate_aligned(
+        self, arrays: Mapping[str, npt.NDArray[Any]], spans: Spans, positions: I64
+    ) -> None:
+        """Fill the same fields where each document begins at a multiple of ``align``."""
+        width = self._sequence_length
+        lengths = spans.input_lengths(width)
+        padded = -(-lengths // self._align) * self._align
+        ends = spans.row_splits[1:]
+        sums = np.concatenate(([0], np.cumsum(padded)))[spans.row_splits]
+        # the padding of each row is its last document, of no tokens
+        segments = np.insert(padded, ends, width - np.diff(sums))
+        splits = spans.row_splits + np.arange(spans.row_splits.size)
+        active().documents_by_run(
+            segments, splits, width, positions, arrays.get("cu_seqlens_padded"),
+            arrays.get("max_seqlen"),
+        )  # fmt: skip
+        positions *= spans.covered(width)
+        if "cu_seqlens" in arrays:
+            row = np.repeat(np.arange(ends.size), np.diff(spans.row_splits))
+            begins = np.concatenate(([0], np.cumsum(lengths)))
+            number = np.arange(lengths.size) - spans.row_splits[row]
+            steps = np.zeros_like(arrays["cu_seqlens"])
+            steps[row, number + 1] = np.diff(begins)
+            np.cumsum(steps, axis=1, out=arrays["cu_seqlens"])
 
     def _mask_loss(self, buffers: Buffers, spans: Spans) -> None:
         arrays, options = buffers.arrays, self._options

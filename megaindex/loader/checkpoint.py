@@ -104,7 +104,7 @@ def order_facts(
 def _greedy_weights(index: Any) -> str | None:
     """Return the hash of the weights by which a run began, whose last bits decide ties.
 
-    None if it is no greedy blend, or one that is written out.
+    None if it is not a greedy blend, or one that is written out.
     """
     while isinstance(index, StretchedIndex | LazyIndex):
         index = index.stretches[0].index if isinstance(index, StretchedIndex) else index.index
@@ -259,7 +259,8 @@ def _digest(index: Index, samples: Any, numbers: IntArray | None) -> str:
     if numbers is not None:
         spans = replace(spans, source=numbers[spans.source].astype(spans.source.dtype))
     digest = xxhash.xxh3_128()
-    for part in (*spans, spans.row_splits):
+    padded = spans.padding is not None and spans.padding.any()
+    for part in (*spans, spans.row_splits, *([spans.padding] if padded else [])):
         digest.update(array_bytes(part))
     return digest.hexdigest()
 

@@ -53,6 +53,7 @@ from megaindex.loader.samplers import EvaluationSampler
 from megaindex.loader.targets import Targets, targets_of
 from megaindex.loader.token_readers import TokenReader
 from megaindex.loader.torch_dataset import GPTDataset
+from megaindex.loader.waits import TimedBatches, Waits
 from megaindex.run.run import Run
 from megaindex.validation import CheckpointReader, check_between, shown
 
@@ -191,6 +192,13 @@ class Loader:
         self._is_over = False  # an iteration came to the end of the run
         self._ledger: SourceProgress | None = None
         self._ahead: ReadAhead[Any, Any] | None = None
+        self._wait = Waits()
+
+    @property
+    def wait(self) -> Waits:
+        """Time that the receiver of the batches waited for them, since the loader was made or since
+        `Waits.take`; no part of the state."""
+        return self._wait
 
     @property
     def reader(self) -> TokenReader:
@@ -386,7 +394,7 @@ class Loader:
         while self._exchanged:
             self._exchanged = False
             rounds, ahead = rounds_of(self._sampler), self._prepared()
-            for prepared in ahead:
+            for prepared in TimedBatches(ahead, self._wait, self._batches_left_of_step):
                 if self._iteration != iteration:
                     raise InvalidArgument(
                         "this iteration has ended: another one was started, or a state was loaded; "
@@ -405,6 +413,10 @@ class Loader:
                 break
         if self._iteration == iteration:
             self._is_over = self._has_state
+
+    def _batches_left_of_step(self) -> int:
+        left: Callable[[int], int] | None = getattr(self._sampler, "batches_left_of_step", None)
+        return 1 if left is None else left(self._returned)
 
     def _exchange(self, index: Index, first: int, sampler: Any = None) -> None:
         """Serve the samples of another index from position ``first`` on, in the same iteration.

@@ -15,13 +15,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from megaindex._types import I64
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleIds, SampleOptions
 from megaindex.loader.positional_reader import reader_of
 from megaindex.loader.targets import Targets
-from megaindex.loader.token_readers import TokenReader, row_tokens
+from megaindex.loader.token_readers import TokenReader
 from megaindex.validation import check_choice
 
 Fields = dict[str, npt.NDArray[Any]]
@@ -91,16 +90,17 @@ class NumpyDataset:
             return buffers.arrays
         return _as_maxtext(
             buffers.arrays,
-            row_tokens(spans),
+            spans.covered(self._maker.sequence_length),
             separates_documents=self._maker.options.resets_positions,
         )
 
 
-def _as_maxtext(arrays: Fields, tokens_per_row: I64, *, separates_documents: bool) -> Fields:
+def _as_maxtext(
+    arrays: Fields, has_token: npt.NDArray[np.bool_], *, separates_documents: bool
+) -> Fields:
     positions = arrays["position_ids"].astype(np.int32)
-    has_token = np.arange(positions.shape[1]) < tokens_per_row[:, None]
     if separates_documents:
-        segments = np.cumsum(positions == 0, axis=1, dtype=np.int32)
+        segments = np.cumsum((positions == 0) & has_token, axis=1, dtype=np.int32)
     else:
         segments = np.ones_like(positions)
     segments *= has_token

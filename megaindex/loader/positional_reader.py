@@ -361,7 +361,7 @@ def sources_of(index: Index, datasets: object | None) -> list[IndexedDataset]:
 
     Raises:
         InvalidArgument: no datasets are given and the index does not hold them, they are not
-            datasets, or it is no index.
+            datasets, or it is not an index.
     """
     check_index(index)
     if datasets is not None:

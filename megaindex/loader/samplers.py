@@ -461,6 +461,11 @@ class MicroBatchSampler(Resumable):
             return self._position_in(step, (target - begin) // self._ranks_at(begin).rows_per_round)
         return LoaderPosition(min(begin, self._end) if self._tail == "pad" else begin)
 
+    def batches_left_of_step(self, micro_batches: int) -> int:
+        """Return the micro batches left of a step from ``micro_batches`` on; 0 at the end."""
+        step = self._step(self._position_after(micro_batches))
+        return 0 if step is None else step.rows_left // self._ranks_at(step.first).rows_per_round
+
     def _rows_after(self, first: int, rounds: int) -> tuple[int, int]:
         """Return the first position of a range without holes, and that after the ``rounds``
         counted from ``first``, which end in the range."""

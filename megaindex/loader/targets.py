@@ -25,7 +25,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import IGNORED_LABEL, Index, Spans, separates_documents
 from megaindex.loader.positional_reader import plain_reader
-from megaindex.loader.token_readers import TokenReader, row_tokens
+from megaindex.loader.token_readers import TokenReader
 
 
 class Targets:
@@ -74,9 +74,7 @@ class Targets:
         if rows.size == 0:
             return False
         part = _rows_of(spans, rows)
-        crossing = document_ends(part, labels.shape[1])
-        target = ~crossing
-        target &= np.arange(1, labels.shape[1] + 1) < row_tokens(part)[:, None]
+        target = labels_within_documents(part, labels.shape[1])
         labelled, masked = self._is_labels[source], self._is_mask[source]
         if (labelled | masked).any():
             entries = self._companion_entries(part, labels.shape[1])
@@ -112,16 +110,14 @@ class Targets:
         return following
 
 
-def document_ends(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
-    """Return bool[rows, width]: True at the last token of each document."""
+def labels_within_documents(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
+    """Return bool[rows, width]: True at each token that the next one of its document follows."""
     row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
-    ends = np.cumsum(spans.length)
-    before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
-    last = ends - before[row] - 1
-    crossing = np.zeros((spans.row_splits.size - 1, width), bool)
-    inside = last < width
-    crossing[row[inside], last[inside]] = True
-    return crossing
+    begins, ends = spans.bounds_in_samples()
+    edges = np.zeros((spans.row_splits.size - 1, width + 1), np.int8)
+    np.add.at(edges, (row, np.minimum(begins, width)), 1)
+    np.add.at(edges, (row, np.minimum(ends - 1, width)), -1)
+    return np.asarray(np.cumsum(edges[:, :width], axis=1, dtype=np.int8) > 0)
 
 
 def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None) -> Spans:
@@ -138,6 +134,7 @@ def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None)
         offset=spans.offset[run],
         length=spans.length[run],
         row_splits=splits,
+        padding=None if spans.padding is None else spans.padding[run],
     )
 
 

@@ -89,7 +89,8 @@ class TokenReader(ABC):
     ) -> None:
         """Fill row k of ``out`` with the tokens of the k-th sample of ``spans``.
 
-        A sample shorter than the row is filled up with ``pad_id``; a longer one is cut.
+        A sample shorter than the row is filled up with ``pad_id``; a longer one is cut. Padding
+        before a span is ``pad_id`` too.
         ``labels[k, j]`` is the token after ``out[k, j]``, also if that is the first beyond the row;
         after the last token it is ``pad_id``.
 
@@ -107,6 +108,8 @@ class TokenReader(ABC):
             StorageError: a file cannot be read.
         """
         self.fill(ReadRequest(spans, out, labels, pad_id, num_threads))
+        if spans.padding is not None:
+            spread(spans, [out] if labels is None else [out, labels], pad_id)
 
     @abstractmethod
     def fill(self, request: ReadRequest) -> None:
@@ -183,6 +186,31 @@ class PrefetchingTokens(MappedTokens):
             for place in places:
                 will_need(*place)
         return warm
+
+
+def spread(spans: Spans, arrays: Sequence[IntArray], pad_id: int) -> None:
+    """Move the tokens of contiguous spans to their places in the rows.
+
+    Args:
+        spans: spans of n samples, with ``padding``.
+        arrays: int[n, width] each, the tokens of the spans one after another; changed in place.
+        pad_id: value of the places that no span covers.
+    """
+    assert spans.padding is not None, "as the reader checked"
+    width = arrays[0].shape[1]
+    row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
+    begins, ends = (np.minimum(each, width) for each in spans.bounds_in_samples())
+    rows = spans.row_splits.size - 1
+    # at each place the padding before it, or the width + 1 where it is padding itself
+    steps = np.zeros((rows, width + 1), np.int64)
+    steps[:, 0] = -1
+    np.add.at(steps, (row, begins), spans.padding + 1)
+    np.add.at(steps, (row, ends), -spans.padding - 1)
+    shift = np.cumsum(steps[:, :width], axis=1)
+    covered = shift >= 0
+    read = np.arange(width) - np.where(covered, shift, 0)
+    for array in arrays:
+        array[:] = np.where(covered, np.take_along_axis(array, read, axis=1), pad_id)
 
 
 def _address(dataset: IndexedDataset) -> int:

@@ -381,6 +381,11 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         dataset._set_maker(maker)
         return dataset
 
+    @property
+    def options(self) -> SampleOptions:
+        """Options of the samples."""
+        return self._maker.options
+
     def __len__(self) -> int:
         return self._maker.index.num_samples
 

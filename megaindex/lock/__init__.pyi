@@ -1,12 +1,12 @@
 from megaindex.audit.lock_report import RunReport as RunReport
 from megaindex.audit.lock_report import SourceReport as SourceReport
 from megaindex.audit.lock_report import report_run as report_run
+from megaindex.loader.lock_loader import open_run as open_run
 from megaindex.lock.check import verify_lock as verify_lock
 from megaindex.lock.lock_file import Lock as Lock
 from megaindex.lock.lock_file import LockedSource as LockedSource
 from megaindex.lock.lock_file import read_lock as read_lock
 from megaindex.lock.make import make_lock as make_lock
-from megaindex.lock.opening import open_run as open_run
 from megaindex.lock.opening import run_of_lock as run_of_lock
 from megaindex.verify.record_proof import RecordProof as RecordProof
 from megaindex.verify.record_proof import RunRecord as RunRecord

@@ -189,7 +189,7 @@ class _Check:
         return is_sound
 
     def _are_sound(self, faults: Iterable[tuple[str, Fault] | None]) -> bool:
-        """Add the faults of files; return True if there are none."""
+        """Add the faults of files; return True without any."""
         broken = [fault for fault in faults if fault is not None]
         for fault in broken:
             self.found.add(*fault)

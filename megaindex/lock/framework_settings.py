@@ -101,20 +101,28 @@ class FrameworkSettings:
         return list(dict.fromkeys(named))
 
     def runs(
-        self, most: Mapping[str, int] | None = None, *, evaluation: bool = True
+        self,
+        most: Mapping[str, int] | None = None,
+        *,
+        evaluation: bool = True,
+        train: Run | None = None,
     ) -> dict[Split, Run]:
         """Return the run of training, and those of the evaluation that the settings give.
+
+        ``train`` is that of training, if it is there. Of ``--full-validation`` ranks decide the
+        samples, so that it has none.
 
         Raises:
             InvalidArgument: the run cannot be built, or has more than ``most`` samples.
             FormatError, StorageError: a source cannot be read.
         """
         settings = self.settings
-        runs: dict[Split, Run] = {"train": self._run("train", most)}
-        if not evaluation:
+        train = self._run("train", most) if train is None else train
+        runs: dict[Split, Run] = {"train": train}
+        if not evaluation or settings.evaluation.full:
             return runs
         parts = parts_of(settings.data, settings.row, sequence_length=settings.sequence_length)
-        train = runs["train"]  # moved samples make steps behind the others
+        # moved samples make steps behind the others
         steps = train.num_steps if train.skips is None else train.skips.num_steps
         rounds = evaluation_of(settings, steps, parts)
         if rounds is not None:
@@ -135,8 +143,13 @@ class FrameworkSettings:
 
     @property
     def train_sources(self) -> Sequence[Source]:
-        """The sources of training."""
-        return self.given.data.train
+        """The sources of training, those before a change too."""
+        if self.amend is None:
+            return self.given.data.train
+        began = self.amend.sources
+        known = {source.path for source in began}
+        joined = [path for path in dict.fromkeys(self.amend.paths) if path not in known]
+        return (*began, *(Source(path=path) for path in joined))
 
     def under_framework(self, order: str, train: Run, _split: str | None) -> RunSettings:
         """Return the settings of a run in a framework's ``order`` that takes the same steps.
@@ -162,6 +175,9 @@ class FrameworkSettings:
             data=replace(settings.data, train=unnamed),
             target=Target(kind="iterations", value=Fraction(train.num_steps)),
             variance_buffer=None,
+            evaluation=Evaluation(iterations=0)
+            if settings.evaluation.full
+            else settings.evaluation,
         )
 
     def step_bounds(self, name: str, subset: Mapping[str, Any]) -> I64:
@@ -204,6 +220,8 @@ class FrameworkSettings:
         }
         if self.amend is not None:
             found["amend"] = self.amend.to_json()
+        if settings.exact:
+            found["exact"] = True
         skip = {"skip": skip_settings(settings.skip, files)} if settings.skip else {}
         return {**with_rows(found, rows), **skip}
 

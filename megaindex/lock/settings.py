@@ -17,8 +17,7 @@ from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.recipe_settings import RecipeSettings
 from megaindex.lock.setting_values import leaves
 from megaindex.run.run import Run
-from megaindex.run.same_until import differences
-from megaindex.run.subset import rows_of, subset_of
+from megaindex.run.subset import differences, rows_of, subset_of
 from megaindex.settings.amended import AmendedBlend
 from megaindex.settings.recipe import Recipe
 from megaindex.settings.run_settings import RunSettings
@@ -78,13 +77,23 @@ def locked_settings(lock: Folder | Lock) -> Recipe | RunSettings:
             samples than the lock; the message names the file.
     """
     lock = read_lock(lock)
-    paths, files = sound_paths(lock), sound_files(lock)
-    settings = read_settings(lock, paths, files)
+    settings = checked_settings(lock)
     if settings.amend is not None:
         raise InvalidArgument(
             f"{lock.path}: is of a run whose blend changed on the way, which no settings of a "
-            "framework say; megaindex plan, trace, audit and verify take it"
+            "framework say; megaindex plan, trace, audit, verify and export take it"
         )
+    return settings.settings
+
+
+def checked_settings(lock: Lock) -> LockedSettings:
+    """Return the settings of a lock, with the changes of a run that changed on the way.
+
+    Raises:
+        MissingFile, StorageError, FormatError: as `locked_settings`.
+    """
+    paths, files = sound_paths(lock), sound_files(lock)
+    settings = read_settings(lock, paths, files)
     runs = settings.runs(most_samples(lock))
     for where, locked, resolved in unlike(lock, runs, paths, files):
         raise FormatError(
@@ -92,7 +101,7 @@ def locked_settings(lock: Folder | Lock) -> Recipe | RunSettings:
             f"{shown(resolved)}; use the release that wrote the lock, "
             f"{lock.content['written_by']}"
         )
-    return settings.settings
+    return settings
 
 
 def unlike(

@@ -279,6 +279,7 @@ _RUN = {
         "multiple": _FLAG,
     }),
     "version": _or_null(_TEXT),
+    "exact?": _FLAG,
     "skip?": _SKIPS,
     "amend?": _object({
         "num_samples": _SIZE, "consumed_samples": _or_null(_COUNT),
@@ -356,10 +357,12 @@ _NODES: dict[str, dict[str, Rule]] = {
               "left_over": _one_of("drop", "carry"), "without?": _file},
     "blocks": {**_SAMPLES, "name": _TEXT, "block_tokens": _SIZE},
     "window": {**_SAMPLES, "name": _TEXT},
-    "packed": {**_SAMPLES, "name": _TEXT, "max_documents": _COUNT, "long_documents": _LONG},
+    "packed": {**_SAMPLES, "name": _TEXT, "max_documents": _COUNT, "long_documents": _LONG,
+               "align?": _integer(2, 2**24)},
     "bins": {**_SAMPLES, "name": _TEXT, "capacity": _integer(2, INT32_MAX), "packed": _FLAG,
              "long_documents": _LONG},
-    "blend": {**_TABLE, "rule": _one_of("greedy", "divisor"), "weights": _list(_ANY),
+    "blend": {**_TABLE, "rule": _one_of("greedy", "divisor", "exhaustive"),
+              "weights": _list(_ANY),
               "samples": _SIZE, "uncounted?": _SIZE},
     "stages": {**_TABLE, "stages": _list(_object({"rule": _TEXT, "*": _ANY}), 1),
                "first_position?": _SIZE},
@@ -506,9 +509,10 @@ def _several(node: Any, where: str, given: _Given) -> tuple[int, int]:
         own = {name: value for name, value in zip(columns, row, strict=True) if value is not None}
         _node({**common, **own}, place, replace(given, sources=[source], most=INT64_MAX), orders)
     if node["order"] == "blend":
-        weight = _SIZE if node["rule"] == "divisor" else _DOUBLE
+        weight = _DOUBLE if node["rule"] == "greedy" else _SIZE
         _tuple(*len(rows) * [weight])(node["weights"], f"{where}.weights", given)
-        _integer(1, given.most)(node["samples"], f"{where}.samples", given)
+        most = sum(node["weights"]) if node["rule"] == "exhaustive" else given.most
+        _integer(1, min(most, given.most))(node["samples"], f"{where}.samples", given)
         return 0, node["samples"]
     first = end = node.get("first_position", 0)
     for number, stage in enumerate(node["stages"]):

@@ -1,9 +1,9 @@
+from megaindex.door import make_plan as make_plan
 from megaindex.plan.model import Coverage as Coverage
 from megaindex.plan.model import Plan as Plan
+from megaindex.plan.model import RecipePlan as RecipePlan
 from megaindex.plan.model import Row as Row
 from megaindex.plan.model import SettingsPlan as SettingsPlan
-from megaindex.plan.plan import make_plan as make_plan
-from megaindex.plan.recipe_plan import RecipePlan as RecipePlan
 from megaindex.settings.batch_schedule import BatchSchedule as BatchSchedule
 from megaindex.settings.megatron_args import read_megatron as read_megatron
 from megaindex.settings.neox_yaml import read_neox as read_neox

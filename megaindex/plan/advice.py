@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -12,15 +12,33 @@ from typing import Any
 
 from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
-from megaindex.plan.export import adapter_settings, lacks_validation
-from megaindex.plan.model import BufferEffect, Plan, Row, SettingsPlan, epochs_text
+from megaindex.index.order_settings import order_of
+from megaindex.plan.model import (
+    MANY_SOURCES,
+    BufferEffect,
+    Padding,
+    Plan,
+    RecipePlan,
+    Row,
+    SettingsPlan,
+    epochs_text,
+    listed,
+    sizes_text,
+)
+from megaindex.recipe.layout import RecipeLayout
 from megaindex.run.passes import loader_limit
-from megaindex.run.sizing import Sizing
+from megaindex.run.sizing import Sizing, own_buffers, own_sources
 from megaindex.run.target import ResolvedTarget
 from megaindex.settings.run_settings import RunSettings
 from megaindex.settings.settings import ADAPTERS, adapter_call
 
 _COMMON_BUFFER = 1.005
+_SHOWN_WARNINGS = 3
+_NOTICEABLE = 0.01
+"""Share of a source's tokens, unseen or in no sample, at which the plan warns."""
+_LEAST_SHOWN = 0.0005  # share that is printed as 0.1 %
+_MOST_DEFERRED = 0.05
+"""Share of an epoch that changes of the sequence length defer at which the plan warns."""
 
 
 def check_failures(
@@ -126,10 +144,6 @@ def _is_short(row: Row) -> bool:
     return row.built is not None and (row.drawn_by_blend or 0) > row.built
 
 
-_NOTICEABLE = 0.01
-_LEAST_SHOWN = 0.0005  # share that is printed as 0.1 %
-
-
 def warnings(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> tuple[str, ...]:
     """Return the warnings of a plan, most harmful first."""
     texts = (
@@ -178,6 +192,46 @@ def caution(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> str:
 
 def _install(run: RunSettings, **settings: Any) -> str:
     return adapter_call(run.row.order, settings) if run.row.order in ADAPTERS else ""
+
+
+def adapter_settings(run: RunSettings) -> dict[str, Any]:
+    """Return the arguments of the adapter's ``install`` without which the run differs."""
+    if run.row.order not in ADAPTERS:
+        return {}
+    needed: dict[str, Any] = {}
+    buffer, own = run.variance_buffer, own_buffers(run)
+    if run.target.kind == "loader_epochs":
+        buffer = None  # epochs are requested, not samples
+    if buffer == "exact":
+        # a single source without a buffer builds the same either way
+        if any(count > 1 or value != 1 for count, value in own):
+            needed["variance_buffer"] = "exact"
+    elif (
+        buffer is not None
+        and run.row.order == "neox"
+        and own_sources(run)
+        and not applies_buffer(run)
+    ):
+        needed["variance_buffer"] = buffer
+    elif buffer not in (None, 1.0) and run.row.order == "megatron" and (1, 1.0) in own:
+        needed["variance_buffer"] = buffer  # of a path alone, to which Megatron applies no surplus
+    return needed | changed_final_epoch(run) | ({"exact": True} if run.exact else {})
+
+
+def changed_final_epoch(run: RunSettings) -> dict[str, Any]:
+    """Return the settings of the final epoch that differ from the framework's own."""
+    changed = order_of(run.order).changed_settings
+    names = ["separate_final_epoch", "final_epoch_threshold"]
+    if run.row.separate_final_epoch != "auto":  # the threshold has no effect, and is refused
+        names.pop()
+    return {name: changed[name] for name in names if name in changed}
+
+
+def applies_buffer(run: RunSettings) -> bool:
+    """Return True if the framework applies the buffer by itself."""
+    return run.variance_buffer is None or all(
+        value == run.variance_buffer for _, value in own_buffers(run)
+    )
 
 
 def _adapter_needed(run: RunSettings) -> Iterator[str]:
@@ -576,6 +630,12 @@ def _evaluations(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
         )
 
 
+def lacks_validation(run: RunSettings, plan: SettingsPlan) -> bool:
+    """Return True if Megatron-LM evaluates, and stops since it has no validation data."""
+    needed = run.version is not None and run.version.needs_validation
+    return needed and run.evaluation.iterations > 0 and not plan.rows("valid")
+
+
 def _splits(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     data = run.data
     has_default = run.row.is_framework and data.train[0].path
@@ -664,4 +724,102 @@ def _setup(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> Iterator[str
         yield (
             f"the draws of this long blend are not counted: they are bounds{limits}; pass "
             "--blend-counts exact to count them, about a minute for 10^9 samples"
+        )
+
+
+def recipe_warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
+    recipe = layout.recipe
+    if plan.stopped_by:
+        yield (
+            f"the run stops on all ranks after step {plan.train_iters - 1}: {plan.stopped_by} is "
+            f"exhausted; {recipe.exhaustion_remedy}"
+        )
+    sizes = list(zip(recipe.sources, layout.sizes, strict=True))
+    if recipe.evaluation is not None and layout.validation is not None:
+        sizes.append((recipe.evaluation.source, layout.validation))
+    cut = [each for each in sizes if each[1].cut_tokens >= _NOTICEABLE * each[1].tokens]
+    cut.sort(key=lambda each: -each[1].cut_tokens / max(1, each[1].tokens))
+    yield from _of_sources(
+        f"{source.name}: {recipe.called(f'long_documents {source.long_documents}')} leaves "
+        f"{size.cut_tokens:,} of {size.tokens:,} tokens ({size.cut_tokens / size.tokens:.1%}) in "
+        f"no sample; raise {recipe.called('sequence_length')}, or use "
+        f"{recipe.called('long_documents split')}"
+        for source, size in cut
+    )
+    ended = ((total, total.blocks) for total in plan.sources if total.blocks is not None)
+    yield from _of_sources(
+        f"{total.source}: {facts.deferred:,} of {total.tokens_per_epoch:,} tokens "
+        f"({facts.deferred / total.tokens_per_epoch:.1%}) are left of the blocks in which the "
+        f"sequence length changes; lower its block_tokens, {facts.block_tokens:,}, so that later "
+        "stages read them"
+        for total, facts in ended
+        if facts.deferred >= _MOST_DEFERRED * total.tokens_per_epoch
+    )
+    yield from _short_stages(layout)
+    for name, padding in (
+        ("the last batch", plan.padding),
+        ("the last batch of evaluation", plan.evaluation_padding),
+    ):
+        if padding.micro_batches:
+            yield (
+                f"{name} has {_padding_text(padding, recipe.data_parallel_size)}, where a mean "
+                "over unmasked tokens is 0 / 0: normalise by the global count of unmasked tokens"
+            )
+    if plan.past is not None and any(row.assumed for row in plan.past.sources):
+        yield (
+            "past: which samples were read is assumed, because only their number is given; those "
+            "expected to repeat are a mean over orders. A list of the documents read, as read: "
+            "{web: {documents: FILE}}, makes it certain"
+        )
+    if plan.skip is not None and plan.skip.changes_counts:
+        yield "stages show the samples of the order, with those skipped; sources what is served"
+        needed = zip(plan.sources, layout.samples_needed(), strict=True)
+        unsure = [row.source for row, end in needed if row.unseen and end > row.samples_per_epoch]
+        if unsure:
+            yield (
+                f"never drawn counts the first epoch of {listed(unsure)}, of which no later "
+                "epoch is served whole; `megaindex audit` counts the tokens"
+            )
+    unused = [source.source for source in plan.sources if source.drawn == 0]
+    if unused:
+        yield f"never drawn: {listed(unused)}"
+
+
+def _of_sources(warnings: Iterable[str]) -> Iterator[str]:
+    """Yield one warning a source; of many sources the first, and how many more there are."""
+    found = list(warnings)
+    shown = found if len(found) <= MANY_SOURCES else found[:_SHOWN_WARNINGS]
+    yield from shown
+    if left := len(found) - len(shown):
+        yield f"so it is with {left:,} more sources"
+
+
+def _padding_text(padding: Padding, parallel: int | None) -> str:
+    if padding.ranks:
+        return f"padding only on {padding.ranks} of {parallel} ranks"
+    return f"{padding.micro_batches} micro batches of padding only"
+
+
+def _short_stages(layout: RecipeLayout) -> Iterator[str]:
+    """Yield the stages that whole batches end before their full length."""
+    recipe, position = layout.recipe, layout.recipe.first_sample
+    stages = {stage.name: {s.source for s in stage.streams} for stage in recipe.stages}
+    for end in layout.ends[: -1 if layout.stopped_by else None]:
+        begin, position = position, position + end.samples
+        sources = stages.pop(end.stage)
+        missing = end.samples_wanted - end.samples
+        if missing <= 0 or end.length.startswith("tokens"):
+            continue
+        sizes = layout.batch.sizes(begin, position)
+        later = [name for name, others in stages.items() if sources & others]
+        outcome = "no later stage draws them"
+        if later:
+            outcome = f"stage {later[0]} goes on reading its sources from there"
+        elif not stages:
+            rows = layout.batch.samples_after(1, position) - position
+            outcome = f"tail pad serves them too and masks {rows - missing} rows of their batch"
+        yield (
+            f"stage {end.stage}: whole batches of {sizes_text(sizes)} end {missing} samples "
+            "short of its "
+            f"{end.samples_wanted:,} ({end.length}); {outcome}"
         )

@@ -15,14 +15,19 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split, parse_split
-from megaindex.index.order_settings import order_of
+from megaindex.plan.advice import (
+    adapter_settings,
+    applies_buffer,
+    changed_final_epoch,
+    lacks_validation,
+)
 from megaindex.plan.model import SettingsPlan
 from megaindex.run.run import Run
 from megaindex.run.sizing import own_buffers, own_sources
 from megaindex.settings.recipe import Recipe
 from megaindex.settings.recipe_file import to_mapping
 from megaindex.settings.run_settings import RunSettings
-from megaindex.settings.settings import ADAPTERS, adapter_call
+from megaindex.settings.settings import adapter_call
 from megaindex.validation import check_choice
 
 _ORDERS = {"neox": ("neox",), "megatron": ("megatron", "megatron-legacy")}
@@ -34,7 +39,7 @@ def export_settings(plan: Any, run: RunSettings | Recipe | Run, framework: str) 
     """Return the plan as NeoX YAML (``neox``), as Megatron flags (``megatron``) or as a recipe.
 
     Raises:
-        InvalidArgument: the run is none of the framework's, or its settings do not give it.
+        InvalidArgument: the run is not one of the framework's, or its settings do not give it.
     """
     check_choice("--print-config", framework, (*_ORDERS, "recipe"))
     if type(run) not in _PRINTED:
@@ -75,41 +80,6 @@ def _printed_settings(plan: SettingsPlan, run: RunSettings, framework: str) -> s
 
 
 _PRINTED: dict[type, Any] = {RunSettings: _printed_settings, Recipe: _printed_recipe}
-
-
-def adapter_settings(run: RunSettings) -> dict[str, Any]:
-    """Return the arguments of the adapter's ``install`` without which the run differs."""
-    if run.row.order not in ADAPTERS:
-        return {}
-    needed: dict[str, Any] = {}
-    buffer, own = run.variance_buffer, own_buffers(run)
-    if run.target.kind == "loader_epochs":
-        buffer = None  # epochs are requested, not samples
-    if buffer == "exact":
-        # a single source without a buffer builds the same either way
-        if any(count > 1 or value != 1 for count, value in own):
-            needed["variance_buffer"] = "exact"
-    elif buffer is not None and run.row.order == "neox" and own_sources(run) and not _fits(run):
-        needed["variance_buffer"] = buffer
-    elif buffer not in (None, 1.0) and run.row.order == "megatron" and (1, 1.0) in own:
-        needed["variance_buffer"] = buffer  # of a path alone, to which Megatron applies no surplus
-    return needed | _final_epoch(run) | ({"exact": True} if run.exact else {})
-
-
-def _final_epoch(run: RunSettings) -> dict[str, Any]:
-    """Return the settings of the final epoch that differ from the framework's own."""
-    changed = order_of(run.order).changed_settings
-    names = ["separate_final_epoch", "final_epoch_threshold"]
-    if run.row.separate_final_epoch != "auto":  # the threshold has no effect, and is refused
-        names.pop()
-    return {name: changed[name] for name in names if name in changed}
-
-
-def _fits(run: RunSettings) -> bool:
-    """Return True if the framework applies the buffer by itself."""
-    return run.variance_buffer is None or all(
-        value == run.variance_buffer for _, value in own_buffers(run)
-    )
 
 
 def _refusals(plan: SettingsPlan, run: RunSettings, framework: str) -> Iterator[str]:
@@ -166,7 +136,7 @@ def _refused_by_neox(run: RunSettings) -> Iterator[str]:
             "divide each corpus with `megaindex split`, and give --train-data-path, "
             "--valid-data-path and --test-data-path"
         )
-    if run.variance_buffer != "exact" and not _fits(run):
+    if run.variance_buffer != "exact" and not applies_buffer(run):
         yield "GPT-NeoX applies no buffer to data_path; remove --variance-buffer"
 
 
@@ -185,7 +155,7 @@ def _refused_by_megatron(plan: SettingsPlan, run: RunSettings) -> Iterator[str]:
                 "Megatron-DeepSpeed has no batch schedule, phases or evaluation batch size; "
                 "remove them"
             )
-        if not _fits(run) or _final_epoch(run):
+        if not applies_buffer(run) or changed_final_epoch(run):
             yield (
                 "Megatron-DeepSpeed's buffer and shuffling are its own; remove --variance-buffer, "
                 "--separate-final-epoch and --final-epoch-threshold"
@@ -207,12 +177,6 @@ def _refused_by_megatron(plan: SettingsPlan, run: RunSettings) -> Iterator[str]:
             "Megatron builds paths without weights for one epoch; give weights, or remove "
             "--variance-buffer"
         )
-
-
-def lacks_validation(run: RunSettings, plan: SettingsPlan) -> bool:
-    """Return True if Megatron-LM evaluates, and stops since it has no validation data."""
-    needed = run.version is not None and run.version.needs_validation
-    return needed and run.evaluation.iterations > 0 and not plan.rows("valid")
 
 
 def neox_yaml(plan: SettingsPlan, run: RunSettings) -> str:
@@ -286,7 +250,11 @@ def megatron_flags(plan: SettingsPlan, run: RunSettings) -> str:
         flags.append(f"--train-data-exact-num-epochs {run.row.exact_num_epochs or -1}")
     elif run.surplus is not None:
         flags.append(f"--mid-level-dataset-surplus {run.surplus!r}")
-    elif isinstance(run.variance_buffer, float) and not adapter_settings(run) and not _fits(run):
+    elif (
+        isinstance(run.variance_buffer, float)
+        and not adapter_settings(run)
+        and not applies_buffer(run)
+    ):
         flags.append(f"--mid-level-dataset-surplus {_surplus(run.variance_buffer)}")
     return " \\\n".join(flags)
 

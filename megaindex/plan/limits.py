@@ -1,14 +1,23 @@
-"""Limits of the iterations of a run: tails, further epochs, and loaders that run dry."""
+"""Limits of the iterations of a run: tails, further epochs, repeats, loaders that run dry."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.blend import Blend
-from megaindex.plan.model import DryLoader, Neighbour, Row, Tail
+from megaindex.index.mixing import PerStream
+from megaindex.plan.model import DryLoader, EarliestRepeat, Neighbour, Row, Tail
+from megaindex.plan.recipe_rows import epochs_for, fresh_samples, reads_of
+from megaindex.recipe.layout import PlannedStage, RecipeLayout, resolve_recipe
+from megaindex.recipe.mixture import samples_per_epoch
 from megaindex.run.passes import loader_limit
 from megaindex.run.sizing import Sizing
 from megaindex.run.target import (
@@ -18,7 +27,8 @@ from megaindex.run.target import (
     iterations_of,
     samples_wanted,
 )
-from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.recipe import RecipeStage
+from megaindex.settings.run_settings import RunSettings, Target
 
 
 def tails_of(run: RunSettings, sizing: Sizing) -> tuple[Tail, ...]:
@@ -203,3 +213,259 @@ def _loader_length(run: RunSettings, rows: Sequence[Row], requested: int) -> int
     if not weights:
         return min(requested, sum(built))
     return Blend(row=run.row, weights=weights).size(requested)
+
+
+def recipe_limits(layout: RecipeLayout, rows: Sequence[Row]) -> tuple[int | None, int | None]:
+    """Return the most iterations that serve no sample twice, and that build no further epoch.
+
+    They are those of the run stopped earlier, or with its last stage made longer; None under
+    exhaustion redistribute, where the draws of a stage depend on its length.
+    """
+    if layout.recipe.exhaustion == "redistribute":
+        return None, None
+    epochs = _epochs_begun(rows)
+    once = _last_step(layout, None)
+    same = _last_step(layout, epochs)
+    if once is None or same is None:
+        longer = _longer(layout, epochs)
+        once = _last_step(longer, None) if once is None else once
+        same = _last_step(longer, epochs) if same is None else same
+        once, same = (longer.num_steps if each is None else each for each in (once, same))
+    return once, same
+
+
+def _epochs_begun(rows: Sequence[Row]) -> dict[int, int]:
+    """Return the epochs built of each source by its number, from the rows of train."""
+    epochs: dict[int, int] = {}
+    for row in rows:
+        if row.split == "train":
+            epochs[row.source - 1] = max(epochs.get(row.source - 1, 1), row.epochs or 1)
+    return epochs
+
+
+def _last_step(layout: RecipeLayout, epochs: dict[int, int] | None) -> int | None:
+    """Return the steps before a sample is served again, or one beyond these epochs of its source;
+    None if no step does so."""
+    for piece, reads in groupby(reads_of(layout), attrgetter("piece")):
+        stage = layout.stages[piece - 1]
+        limits = [stage.num_samples] * len(stage.mixed.sources)
+        for read in reads:
+            size = layout.size_at(read.source, stage.sequence_length)
+            if epochs is None:
+                limits[read.stream] = fresh_samples(read)
+            else:
+                held = size.samples_in(Fraction(epochs.get(read.source, 1)))
+                limits[read.stream] = max(0, held - read.begin)
+        most, _ = stage.mixing.longest(limits, stage.num_samples)
+        if most < stage.num_samples:
+            return layout.batch.iterations_within(stage.first_sample + most)
+    return None
+
+
+def _longer(layout: RecipeLayout, epochs: dict[int, int]) -> RecipeLayout:
+    """Return the layout with a last stage so long that it exceeds these epochs of a source, or ends
+    where a source is exhausted."""
+    recipe = layout.recipe
+    *before, last = recipe.stages
+    length = recipe.length_of(last)
+    held = sum(
+        layout.size_at(number, length).samples_in(Fraction(epochs.get(number, 1)))
+        for number in range(len(layout.sizes))
+    )
+    steps = held // min(layout.batch.sizes(0)) + 2
+    longer = replace(last, length=Target(kind="iterations", value=Fraction(steps)))
+    exhaustion = "stop" if recipe.exhaustion == "error" else recipe.exhaustion
+    return resolve_recipe(
+        replace(recipe, stages=(*before, longer), tail="drop", exhaustion=exhaustion), layout.sizes
+    )
+
+
+def samples_left_over(layout: RecipeLayout) -> int | None:
+    """Return the samples of the epochs aimed at that the run does not consume.
+
+    They are those of the stages' lengths if all are epochs, else of the whole epochs of all sources
+    that the run reaches into; None if the stages differ in sequence length.
+    """
+    recipe = layout.recipe
+    if recipe.has_lengths:
+        return None
+    if all(stage.length is None or stage.length.kind == "epochs" for stage in recipe.stages):
+        return max(0, sum(end.samples_wanted for end in layout.ends) - layout.num_samples)
+    consumed = sum(layout.begins) + layout.num_samples
+    epochs = max(1, consumed // _samples_in(layout, 1) - 1)
+    while (held := _samples_in(layout, epochs)) < consumed:
+        epochs += 1
+    return held - consumed
+
+
+def _samples_in(layout: RecipeLayout, epochs: int) -> int:
+    return sum(size.samples_in(Fraction(epochs)) for size in layout.sizes)
+
+
+def epochs_asked(layout: RecipeLayout) -> list[int]:
+    """Return the epochs of each source that the stages ask for by their lengths, at least one.
+
+    A stage of a number of steps, samples or tokens asks for none; by proportion, an epoch of the
+    mixture asks for one of each source.
+    """
+    recipe = layout.recipe
+    asked = [Fraction(0)] * len(layout.sizes)
+    for stage in recipe.stages:
+        length = Fraction(1) if stage.length is None else stage.length.value
+        if stage.length is not None and stage.length.kind != "epochs":
+            continue
+        for number, share in _of_a_mixture(layout, stage):
+            asked[number] += length * share
+    return [max(1, math.ceil(each)) for each in asked]
+
+
+def _of_a_mixture(layout: RecipeLayout, stage: RecipeStage) -> Iterator[tuple[int, Fraction]]:
+    """Yield the number of each source of a stage and its epochs in an epoch of the mixture."""
+    numbers = [layout.recipe.number(stream.source) for stream in stage.streams]
+    length = layout.recipe.length_of(stage)
+    sizes = [layout.size_at(number, length) for number in numbers]
+    counts: Any = samples_per_epoch(stage, sizes, layout.recipe.seed)
+    held: Any = [size.samples for size in sizes]
+    if stage.by_proportion:
+        counts, held = [sum(counts)] * len(sizes), [sum(held)] * len(sizes)
+    for number, count, samples in zip(numbers, counts, held, strict=True):
+        yield number, Fraction(count, samples)
+
+
+def epochs_read(layout: RecipeLayout) -> list[int]:
+    """Return the epochs that the run begins of each source; a restart begins one more."""
+    before = [0] * len(layout.sizes)
+    now = [0] * len(layout.sizes)
+    for read in reads_of(layout):
+        if read.count == 0:
+            continue
+        if not read.goes_on:
+            before[read.source] += now[read.source]
+            now[read.source] = 0
+        size = layout.size_at(read.source, read.stage.sequence_length)
+        now[read.source] = max(now[read.source], epochs_for(size, read.begin + read.count))
+    return [sum(pair) for pair in zip(before, now, strict=True)]
+
+
+def earliest_repeats(layout: RecipeLayout, consumed_samples: int = 0) -> list[EarliestRepeat]:
+    """Return the earliest repeat of each source under any mix from ``consumed_samples`` on.
+
+    Changed weights are exact to a sample for each stream, which the bound allows for; it is exact
+    for a source that may be drawn alone. Stages by repeat and choose, or with batches of several
+    sizes, keep their draws. Where stages differ in sequence length, the weights of a stage are
+    those of its own sources, and more draws at one length never lead to an earlier block at the
+    next.
+    """
+    recipe = layout.recipe
+    bounds = {name: (low, high) for name, low, high in recipe.mix_bounds}
+    lows = sum((low for low, _ in bounds.values()), Fraction(0))
+
+    def first_step(number: int, share: Fraction | None, consumed: int) -> int | None:
+        position = _first_repeat(_draws_of(layout, number, share, consumed), layout, number)
+        return None if position is None else layout.batch.iterations_within(position)
+
+    found = []
+    for number, source in enumerate(recipe.sources):
+        least, high = bounds.get(source.name, (Fraction(0), Fraction(1)))
+        most = min(high, 1 - (lows - least))  # the others have at least their lows
+        found.append(
+            EarliestRepeat(
+                source=source.name,
+                least=float(least),
+                most=float(most),
+                first_step=first_step(number, most, consumed_samples),
+                planned_step=first_step(number, None, 0),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DrawLimit:
+    """The most draws from a source in a range of positions."""
+
+    first: int
+    samples: int
+    restarts: bool
+    planned: PlannedStage
+    """The part of a stage that lies there, with its draws."""
+    stream: int | None
+    """Stream of the source in it; None if it does not draw from the source."""
+    share: Fraction | None
+    """Greatest share of changed weights; None where the weights stay."""
+    slack: Fraction = Fraction(0)
+
+    def most(self, samples: int) -> int:
+        """Return the most draws in the first ``samples`` positions."""
+        own = 0
+        if self.stream is not None:
+            begin = self.first - self.planned.first_sample
+            counts = (self.planned.mixing.counts(n)[self.stream] for n in (begin, begin + samples))
+            low, high = map(int, counts)
+            own = high - low
+        if self.share is None:
+            return own
+        return min(samples, max(own, int(self.share * samples + self.slack)))
+
+
+def _draws_of(
+    layout: RecipeLayout, source: int, share: Fraction | None, consumed: int
+) -> Iterator[_DrawLimit]:
+    """Yield the draws from a source, stage by stage; before ``consumed`` they are known."""
+    recipe = layout.recipe
+    stages = {stage.name: stage for stage in recipe.stages}
+    name, begun = recipe.sources[source].name, ""
+    slack = Fraction(0 if share == 1 else 1) + (share or 0) * len(recipe.sources) * (share != 1)
+    for planned in layout.stages:
+        stage = stages[planned.name]
+        restarts = planned.name != begun and any(
+            stream.restart for stream in stage.streams if stream.source == name
+        )
+        begun = planned.name
+        sources = planned.mixed.sources
+        stream = sources.index(source) if source in sources else None
+        end = planned.first_sample + planned.num_samples
+        known = min(max(consumed, planned.first_sample), end)
+        fixed = isinstance(planned.mixing, PerStream) and planned.mixing.batch_size is None
+        fixed = fixed or not stage.by_proportion or recipe.exhaustion == "redistribute"
+        fixed = fixed or (recipe.has_lengths and name not in {s.source for s in stage.streams})
+        free = None if fixed else share
+        for first, stop, most in ((planned.first_sample, known, None), (known, end, free)):
+            if first < stop:
+                yield _DrawLimit(
+                    first=first,
+                    samples=stop - first,
+                    restarts=restarts and first == planned.first_sample,
+                    planned=planned,
+                    stream=stream,
+                    share=most,
+                    slack=slack,
+                )
+
+
+def _first_repeat(draws: Iterator[_DrawLimit], layout: RecipeLayout, source: int) -> int | None:
+    """Return the first position that can serve a sample of the source again."""
+    recipe, size = layout.recipe, layout.sizes[source]
+    name = recipe.sources[source].name
+    restarts = any(stream.restart for stage in recipe.stages for stream in stage.streams)
+    allowed = int(size.samples * recipe.sources[source].most_epochs)
+    if recipe.exhaustion != "repeat" and allowed <= size.samples and not restarts:
+        return None
+    stages = {stage.name: {stream.source for stream in stage.streams} for stage in recipe.stages}
+    read, length = layout.begins[source], recipe.lengths_of(name)[0]
+    reached = read > 0
+    for part in draws:
+        at = part.planned.sequence_length
+        if size.blocks is not None and at != length and name in stages[part.planned.name]:
+            read, _ = size.blocks.at_length(length).next_block(read, at)
+            length = at
+        epoch = size.at_length(length).samples
+        if part.restarts:
+            read = epoch if reached else 0  # its first sample was served before
+        left, most_drawn = max(0, epoch - read), part.most(part.samples)
+        if most_drawn > left:
+            # draws rise with samples: the last position of the fewest that need more than is left
+            return part.first + bisect_right(range(part.samples), left, key=part.most) - 1
+        read += most_drawn
+        reached = reached or most_drawn > 0
+    return None

@@ -5,8 +5,8 @@ The effect of the skips of a run is one of the parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -14,8 +14,13 @@ from megaindex._types import I64
 from megaindex.index.skips import Skips, masked_tokens, skips_of
 from megaindex.index.spans import Index
 from megaindex.index.stretches import StretchedIndex
+from megaindex.recipe.layout import StageEnd
 from megaindex.run.target import Evaluations, Phase
 
+MANY_SOURCES = 24
+"""Most sources that are all shown."""
+SHOWN_SOURCES = 10
+"""Sources shown of more."""
 _ALWAYS_LISTED = 4  # times seen whose shares --json lists where they are 0
 _LEAST_SHARE = 1e-15  # of a token in the largest corpora
 _SHOWN_MASKED = 10
@@ -84,14 +89,6 @@ class SkipEffect:
     def changes_counts(self) -> bool:
         """True if samples of the order are not served."""
         return bool(self.steps_dropped or self.samples_left_over)
-
-    @property
-    def warning(self) -> str:
-        """Warning that draws of a plan are those of the order, where skips cannot be counted."""
-        return (
-            "draws, epochs and coverage are those of the order, skipped samples included; "
-            "`megaindex audit` counts what is served"
-        )
 
     def lines(self) -> Iterator[str]:
         """Yield the sentences of the printed plan."""
@@ -484,6 +481,261 @@ class SettingsPlan(Plan):
         return _module("plan.render").plan_view(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StageDraw:
+    """Samples that one stage draws from one source."""
+
+    stage: str
+    source: str
+    first_step: int
+    """Step that serves the stage's first sample; steps count from 0."""
+    end_step: int
+    """One past the step that serves its last sample."""
+    samples: int
+    share: float
+    """Share of the stage's samples."""
+    tokens: int
+    """Tokens of these samples, without the padding of order packed."""
+    epochs_begin: float
+    """Epochs of the source read before the stage."""
+    epochs_end: float
+    first_repeat: int | None
+    """First step that serves a sample for a second time; None without repeats."""
+    deferred: int = 0
+    """Tokens left of the block in which a stage of another sequence length stopped reading the
+    source, which its epoch does not serve; not a key of ``--json`` in other orders than blocks."""
+    batch_size: int | None = None
+    """Samples of a step that draws from the source; None, and not a key of ``--json``, where the
+    batch is that of the stage."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return json_object(self, "deferred", "batch_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRange:
+    """Consecutive steps of one stage, batch size and sequence length.
+
+    Before step k of them, ``first_sample + (k - first_step) * batch_size`` samples are consumed,
+    and ``sequence_length`` tokens with each of these steps' samples. Where the streams of the stage
+    have batch sizes of their own, the samples are ``first_sample`` and the first ``k - first_step``
+    of ``batch_sizes``.
+    """
+
+    stage: str
+    first_step: int
+    """Steps count from 0, skipped ones included."""
+    end_step: int
+    """One past the last step."""
+    batch_size: int | None
+    """None where streams have batch sizes of their own."""
+    sequence_length: int
+    first_sample: int
+    """Samples consumed before ``first_step``."""
+    first_token: int
+    """Tokens consumed here before ``first_step``: samples × sequence_length, padding included."""
+    batch_sizes: I64 | None = field(default=None, repr=False, compare=False)
+    """int64[steps]: samples of each step; None, and not a key of ``--json``, where batch_size has
+    them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        sizes = self.batch_sizes
+        listed = None if sizes is None else sizes.tolist()
+        return json_object(replace(self, batch_sizes=listed), "batch_sizes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFacts:
+    """Tokens of the first epoch of a source in order blocks."""
+
+    block_tokens: int
+    """Tokens that a block holds at least."""
+    blocks: int
+    served: int
+    """Tokens that the run serves as input."""
+    dropped: int
+    """Tokens at the ends of the blocks read that fill no sample, and labels of the last ones."""
+    deferred: int
+    """Tokens left of blocks that a stage of another sequence length ended."""
+    unread: int
+    """Tokens of blocks that were not begun, and the rest of the last one begun, without those that
+    another system read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTotal:
+    """One source over the whole run."""
+
+    source: str
+    kind: str
+    path: str
+    tokens_per_epoch: int
+    samples_per_epoch: int
+    drawn: int
+    epochs: float
+    unseen: int
+    """Samples of its epoch that the run never serves; like ``samples_per_epoch`` those of the last
+    sequence length at which it is read."""
+    cut_tokens: int
+    """Tokens of its epoch in no sample: cut off, or left out with long documents."""
+    packing: PackingFacts | None = None
+    """Samples of an epoch in order packed; not a key of ``--json`` in the other orders."""
+    blocks: BlockFacts | None = None
+    """Tokens of an epoch in order blocks; not a key of ``--json`` in the other orders."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return json_object(self, "packing", "blocks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePast:
+    """The part of a source that another system read, and what is assumed of it."""
+
+    source: str
+    given: str
+    """What the recipe states, as ``tokens 300,000``."""
+    samples: int
+    """Samples of the source that are taken as read."""
+    epochs: float
+    assumed: str
+    """What the statement leaves open; empty if it names the documents."""
+    drawn: int
+    """Samples that the run draws of those left in the epoch in progress."""
+    may_repeat: int
+    """Most of them that were read before, if the assumption is wrong."""
+    expected_repeats: int
+    """Those of them that were read before if that system read at random, a mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPast:
+    """Steps of another system from which the run goes on."""
+
+    steps: int
+    first_sample: int
+    """Position of the first sample here."""
+    sources: tuple[SourcePast, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """Rows without loss in the last batch of the run, or of a round of evaluation."""
+
+    rows: int
+    micro_batches: int | None
+    """Micro batches of padding alone; None where the recipe names no ranks."""
+    ranks: int | None
+    """Data-parallel ranks that read padding alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixEffect:
+    """Changes of the mix in mid-run."""
+
+    changes: int
+    first_step: int
+    """First step with changed weights."""
+    last_step: int
+    """First step with the weights of the last change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemainingRun:
+    """What is left of a run in progress, without steps dropped."""
+
+    first_step: int
+    """The first step to be made that is not begun."""
+    steps: int
+    samples: int
+    """Samples that no rank was returned."""
+    sources: dict[str, int]
+    """Samples left of each source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarliestRepeat:
+    """The earliest step at which a source can repeat under any mix within its bounds.
+
+    Attributes:
+        source: its name.
+        least: least share that changed weights may give it.
+        most: greatest share, also by the least shares of the others.
+        first_step: first step, from 0, that can serve one of its samples again; None if none in
+            the run can.
+        planned_step: first step that does so by the plan; None if none does.
+    """
+
+    source: str
+    least: float
+    most: float
+    first_step: int | None
+    planned_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RecipePlan(Plan):
+    """Plan of a recipe. Steps count from 0: step k is iteration k + 1 in trainers' logs.
+
+    Its other fields are those of `Plan`. `samples_consumed` are those of the run, without a past in
+    another system. Samples of finetuning sources count as `sequence_length` tokens.
+
+    Attributes:
+        samples_masked: rows of the last batch that are padding without loss.
+        samples_per_rank: rows that each data-parallel rank reads; None where the recipe names
+            no ranks.
+        exhaustion: policy for a source that reaches its limits, as in `Recipe`.
+        stopped_by: source whose exhaustion ends the run early; empty if the run ends with its
+            last stage.
+        evaluation_rounds: rounds of evaluation; 0 for a run without them.
+        evaluation_batches: global batches of a round.
+        evaluation_samples: samples that a round scores, each once.
+        evaluation_masked: rows of a round's last batch that are padding without loss.
+        evaluation_available: samples of the validation data.
+        padding: padding in the last batch of the run.
+        evaluation_padding: padding in the last batch of a round of evaluation.
+        stages: stages that the run begins; the last one ends early if ``stopped_by`` is given.
+        draws: one for each stage and source, and for each piece of a stage between exhausted
+            sources.
+        sources: each source over the whole run.
+        steps: ranges of steps, with the samples and tokens consumed at each step.
+        past: steps of another system; None, and not a key of ``--json``, without.
+        mix_changes: changes of the mix, likewise.
+        mix_bounds: earliest repeat of each source under any mix, likewise.
+        remaining: what is left of a run in progress, likewise.
+    """
+
+    samples_masked: int
+    samples_per_rank: int | None
+    exhaustion: str
+    stopped_by: str
+    evaluation_rounds: int
+    evaluation_batches: int
+    evaluation_samples: int
+    evaluation_masked: int
+    evaluation_available: int
+    padding: Padding
+    evaluation_padding: Padding
+    stages: tuple[StageEnd, ...]
+    draws: tuple[StageDraw, ...]
+    sources: tuple[SourceTotal, ...]
+    steps: tuple[StepRange, ...] = ()
+    past: PlannedPast | None = None
+    mix_changes: MixEffect | None = None
+    mix_bounds: tuple[EarliestRepeat, ...] = ()
+    remaining: RemainingRun | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints: the fields, of JSON types alone."""
+        return json_object(self, "skip", "past", "mix_changes", "mix_bounds", "remaining")
+
+    def view(self) -> Any:
+        """Return the tables and notes of the printed plan."""
+        return _module("plan.render").recipe_view(self)
+
+
 def _module(name: str) -> Any:
     """Return a module that displays a plan: they import rich, and the tables this module."""
     return import_module(f"megaindex.{name}")
@@ -513,3 +765,14 @@ def json_value(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [json_value(item) for item in value]
     return value
+
+
+def sizes_text(sizes: Collection[int]) -> str:
+    """Return batch sizes, such as those of the streams of a stage."""
+    each = sorted({*sizes})
+    return " or ".join(map(str, each)) if len(each) <= 3 else f"{each[0]} … {each[-1]}"
+
+
+def listed(sources: Sequence[str]) -> str:
+    shown, rest = sources[:SHOWN_SOURCES], sources[SHOWN_SOURCES:]
+    return ", ".join(shown) + f" and {len(rest):,} more" * bool(rest)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any
 
-from megaindex.errors import InvalidArgument
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
 from megaindex.plan import advice
@@ -35,6 +33,8 @@ from megaindex.plan.packing import (
     samples_of_first_pass,
     serves_first_again,
 )
+from megaindex.plan.recipe_plan import plan_of_layout
+from megaindex.plan.run_plan import plan_of_run
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.run.parts import Parts, SplitPart, parts_of
 from megaindex.run.passes import (
@@ -44,6 +44,7 @@ from megaindex.run.passes import (
     loader_limit,
     loader_passes,
     samples_served,
+    served_between,
 )
 from megaindex.run.run import Run
 from megaindex.run.sizing import Sizing, sizing_of
@@ -59,16 +60,9 @@ from megaindex.run.target import (
     target_text,
 )
 from megaindex.settings.batch_schedule import SkippedSteps, skip_steps, step_bounds
-from megaindex.settings.recipe import Recipe
-from megaindex.settings.run_builder import ARGUMENTS, given_run, in_keys_of_files
 from megaindex.settings.run_settings import RunSettings, Target
 from megaindex.settings.settings import ADAPTERS
 from megaindex.validation import check_choice
-
-if TYPE_CHECKING:
-    from megaindex.plan.recipe_plan import RecipePlan
-
-AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def evaluation_rows(
@@ -134,27 +128,28 @@ def rows_of(
     *,
     requested: int,
     consumed: int,
-    steps: SkippedSteps | None = None,
+    ranges: Sequence[tuple[int, int]] | None = None,
 ) -> tuple[Row, ...]:
     """Return the rows of one split: ``requested`` samples built of its blend, ``consumed`` read.
 
-    With ``steps`` those samples count that these steps serve of a loader that does not start over.
+    Of a run with skips those of ``ranges`` count, which are served.
     """
     asked = sizing.requested(requested)
     epochs = None if asked is None else sizing.epochs(asked)
     built = None if asked is None or epochs is None else sizing.built(asked, epochs)
     passes = loader_passes(run, built or [], split, consumed)
     positions = passes.positions() if built else (ServedRange(0, consumed, 1),)
-    if steps is not None:
-        served_ranges = steps.skips.served_samples(int(steps.bounds[-1]))
-        positions = tuple(ServedRange(begin, end, 1) for begin, end in served_ranges)
+    again = passes.limit is not None and consumed > passes.limit
+    if ranges is not None:
+        positions = served_between(positions, ranges)
     drawn, bounds = drawn_from(sizing, positions), drawn_bounds(sizing, positions)
     filled = sizing.blend_size(requested)
     if passes.limit is not None:
         filled = max((part.end for part in positions), default=0)
     in_blend = sizing.drawn(filled)
     per_epoch = sizing.per_epoch()
-    reshuffled = sizing.row.train_epochs == "reshuffled" and split == "train" and steps is None
+    reshuffled = sizing.row.train_epochs == "reshuffled" and split == "train"
+    reshuffled &= again or ranges is None
     rows = []
     for i, part in enumerate(parts):
         count = None if drawn is None else sum(part.size for part in drawn[i])
@@ -186,7 +181,9 @@ def rows_of(
                 part.packing, part.tokens, part.long_documents, sizing.row.max_documents
             ),
         )
-        if run.packing is None:
+        if reshuffled and ranges is not None:
+            rows.append(replace(row, coverage=Coverage(method="none")))
+        elif run.packing is None:
             rows.append(_covered(run, sizing, part, row, served, reshuffled=reshuffled))
         else:
             rows.append(_packed(run, part, row, served))
@@ -287,112 +284,33 @@ def _covered(
     return replace(row, coverage=coverage_of(draw, served, run.coverage, sizing.progress))
 
 
-@overload
 def make_plan(
-    run: RunSettings | None = None, *, progress: Progress | None = None, **settings: Any
-) -> SettingsPlan: ...
-@overload
-def make_plan(
-    run: Recipe | RecipeLayout, *, progress: Progress | None = None, **settings: Any
-) -> RecipePlan: ...
-@overload
-def make_plan(run: Run, *, progress: Progress | None = None, **settings: Any) -> Plan: ...
-def make_plan(run: Any = None, *, progress: Progress | None = None, **settings: Any) -> Plan:
+    run: RunSettings | RecipeLayout | Run, *, progress: Progress | None = None, **asked: Any
+) -> Any:
     """Return the exact plan of a run, by the rules of its framework and version.
 
-    >>> make_plan(data_path="web", sequence_length=2048, global_batch_size=128, epochs=1)
-    >>> make_plan(megaindex.recipe.read_recipe("run.yaml"))
-
-    The settings are those of ``megaindex plan --help``, with underscores, and ``sequence_length``
-    for ``--seq-length``. Numbers are given as numbers; several values, as of ``data_path=[0.7,
-    "web", 0.3, "code"]``, are a list. ``neox_config``, ``maxtext_config``, or ``megatron_args`` and
-    ``script_args``, read a framework's settings, which the others replace. ``order`` may be an
-    order object, see `megaindex.build_index`.
-
-    Only the lengths in the ``.idx`` files are read. Where coverage has no closed form, the index of
-    a source is built in memory and counted, as far as `RunSettings.coverage` allows.
-
     Args:
-        run: in place of settings, `RunSettings`, such as `resolve` returns; a recipe, or its
-            layout; or a decided run, such as that of an opened lock.
+        run: settings, the layout of a recipe, or a decided run.
         progress: called with (done, total) while draws of a greedy blend, or coverage, are counted.
-        settings: the run by names, as above; None is not given. Beside a run, ``coverage``: auto,
-            exact, expected or none. Beside a recipe, ``consumed_samples`` of a run in progress,
-            whose rest is planned too, and ``mix_bounds``, True for the earliest repeat of each
-            source under any mix from there on.
-
-    Returns:
-        The plan: of settings a `SettingsPlan`, of a recipe a `RecipePlan`, of a decided run a
-        `Plan`, in which figures that ask about other runs are None. It prints as the command prints
-        it; its `Plan.warnings` name what the run would do besides training on the target.
-
-    Raises:
-        InvalidArgument: the run cannot be planned, or a setting is unknown; the message names the
-            setting.
-        FormatError, StorageError: a dataset cannot be read.
+        asked: ``coverage``; of a recipe also those of `plan_of_layout`.
     """
-    planner: Any = _PLANNERS.get(type(run), _plan_of_settings)
-    plan: Plan = planner(run, progress, settings)
-    return plan
+    return _PLANNERS[type(run)](run, progress=progress, **asked)
 
 
-def _plan_of_settings(
-    run: RunSettings | None, progress: Progress | None, settings: Mapping[str, Any]
+def plan_of_settings(
+    run: RunSettings, *, coverage: str | None = None, progress: Progress | None = None
 ) -> SettingsPlan:
-    if "mix_bounds" in settings:
-        raise InvalidArgument(
-            "--mix-bounds is for recipes, whose mix can change in mid-run; give --recipe or --state"
-        )
-    rest, coverage = dict(settings), None
-    if run is not None and "coverage" in rest:
-        coverage = check_choice("coverage", rest.pop("coverage"), COVERAGES)
-    with given_run(run, rest) as given:
-        asked = given if coverage is None else replace(given, coverage=coverage)
-        return in_words_of_files(_plan_of(asked, progress), rest)
+    """Return the plan of settings; ``coverage`` replaces that of the settings."""
+    if coverage is not None:
+        run = replace(run, coverage=check_choice("coverage", coverage, COVERAGES))
+    return _plan_of(run, progress)
 
 
-def _plan_of_recipe(
-    recipe: Recipe, progress: Progress | None, settings: Mapping[str, Any]
-) -> RecipePlan:
-    from megaindex.builders.recipe import plan_recipe
-
-    return _plan_of_layout(plan_recipe(recipe), progress, settings)
-
-
-def _plan_of_layout(
-    layout: RecipeLayout, progress: Progress | None, settings: Mapping[str, Any]
-) -> RecipePlan:
-    from megaindex.plan.recipe_plan import plan_of_layout
-
-    _check_beside("a recipe", settings, ("coverage", "consumed_samples", "mix_bounds"))
-    return plan_of_layout(layout, progress=progress, **settings)
-
-
-def _plan_of_run(run: Run, progress: Progress | None, settings: Mapping[str, Any]) -> Plan:
-    from megaindex.plan.run_plan import plan_of_run
-
-    _check_beside("a decided run", settings, ("coverage",))
-    return plan_of_run(run, progress=progress, **settings)
-
-
-def _check_beside(what: str, settings: Mapping[str, Any], known: Sequence[str]) -> None:
-    if others := sorted(settings.keys() - {*known}):
-        raise InvalidArgument(
-            f"{what} has all settings, also {others[0]}; beside it, give {' or '.join(known)}"
-        )
-
-
-_PLANNERS: dict[type, Callable[[Any, Progress | None, Mapping[str, Any]], Plan]] = {
-    Recipe: _plan_of_recipe,
-    RecipeLayout: _plan_of_layout,
-    Run: _plan_of_run,
+_PLANNERS: dict[type, Callable[..., Plan]] = {
+    RunSettings: plan_of_settings,
+    RecipeLayout: plan_of_layout,
+    Run: plan_of_run,
 }
-
-
-def in_words_of_files(plan: AnyPlan, given: Mapping[str, Any]) -> AnyPlan:
-    """Return a plan whose warnings name the keys of the file that describes its run."""
-    caution, *warnings = (in_keys_of_files(one, given) for one in (plan.caution, *plan.warnings))
-    return replace(plan, caution=caution, warnings=tuple(warnings))
 
 
 def _fails_at(run: RunSettings, last: int) -> bool:
@@ -409,17 +327,6 @@ def _fails_at(run: RunSettings, last: int) -> bool:
     there = _plan_of(limited, None, at_limit=True)
     again = run.packing is not None and any(row.repeated != 0 for row in there.rows("train"))
     return bool(there.caution) or again
-
-
-def _signature() -> inspect.Signature:
-    """Return the signature of `make_plan` with the names of all settings."""
-    run, progress, _ = inspect.signature(make_plan).parameters.values()
-    kind = inspect.Parameter.KEYWORD_ONLY
-    named = [inspect.Parameter(name, kind, default=None) for name in ARGUMENTS]
-    return inspect.Signature([run, *named, progress], return_annotation=Plan)
-
-
-make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _with_exact_buffer(run: RunSettings, sizing: Sizing, plan: SettingsPlan) -> int | None:
@@ -444,7 +351,7 @@ def _plan_of(
     sizing = sizing_of(run, row, parts["train"], "train", progress)
     target = resolve_target(run, sizing)
     phases = phases_of(run, target)
-    train = _train_rows(run, sizing, parts["train"], target, phases)
+    train = _train_rows(run, sizing, parts["train"], target, phases, None)
     evaluation = evaluation_of(run, target.train_iters, parts)
     rows = train + evaluation_rows(run, row, parts, evaluation, progress)
     inputs = None
@@ -502,12 +409,8 @@ def _plan_of(
     )
     if skip is None or steps is None or not skip.changes_counts:
         return plan
-    if phases or _starts_over(run, train, target):
-        return replace(plan, warnings=(*plan.warnings, skip.warning))
-    asked, consumed = target.samples_requested, target.samples_consumed
-    served = rows_of(
-        run, sizing, parts["train"], "train", requested=asked, consumed=consumed, steps=steps
-    )
+    ranges = list(steps.skips.served_samples(int(steps.bounds[-1])))
+    served = _train_rows(run, sizing, parts["train"], target, phases, ranges)
     return replace(plan, datasets=(*served, *rows[len(train) :]))
 
 
@@ -517,17 +420,22 @@ def _train_rows(
     parts: Sequence[SplitPart],
     target: ResolvedTarget,
     phases: Sequence[Phase],
+    ranges: Sequence[tuple[int, int]] | None,
 ) -> tuple[Row, ...]:
-    """Return the rows of the train split, those of each phase separately."""
-    spans: list[tuple[int | None, int, int]] = [
-        (number, phase_request(run, target, phase), phase.samples)
+    """Return the rows of the train split, those of each phase separately.
+
+    With ``ranges``, those positions of the run alone are served.
+    """
+    spans: list[tuple[int | None, int, int, int]] = [
+        (number, phase_request(run, target, phase), phase.samples, phase.first_sample)
         for number, phase in enumerate(phases, 1)
     ]
-    spans = spans or [(None, target.samples_requested, target.samples_consumed)]
+    spans = spans or [(None, target.samples_requested, target.samples_consumed, 0)]
     return tuple(
         replace(row, phase=number)
-        for number, asked, read in spans
-        for row in rows_of(run, sizing, parts, "train", requested=asked, consumed=read)
+        for number, asked, read, first in spans
+        for mine in [None if ranges is None else [(a - first, b - first) for a, b in ranges]]
+        for row in rows_of(run, sizing, parts, "train", requested=asked, consumed=read, ranges=mine)
     )
 
 
@@ -543,12 +451,6 @@ def _skipped_steps(run: RunSettings, target: ResolvedTarget) -> SkippedSteps | N
         num_samples=int(bounds[-1]),
         masked_rows=masked_rows(run, target),
     )
-
-
-def _starts_over(run: RunSettings, train: Sequence[Row], target: ResolvedTarget) -> bool:
-    """Return True if samples of the training data are served more than once by its loader."""
-    passes = loader_passes(run, [row.built or 0 for row in train], "train", target.samples_consumed)
-    return passes.positions() != (ServedRange(0, target.samples_consumed, 1),)
 
 
 def _late_skips(run: RunSettings, target: ResolvedTarget) -> tuple[str, ...]:

@@ -1,14 +1,10 @@
-"""Rows of the plan of a recipe, and its figures about longer and shorter runs."""
+"""Rows of the plan of a recipe."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import groupby
-from operator import attrgetter
-from typing import Any
 
 from megaindex.arithmetic import ceil_div
 from megaindex.index.draws import Progress
@@ -16,13 +12,13 @@ from megaindex.index.frameworks import framework_rules
 from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, built_coverage, coverage_of
 from megaindex.plan.model import Coverage, Row
 from megaindex.plan.packing import packing_facts
-from megaindex.recipe.layout import PlannedStage, RecipeLayout, resolve_recipe
-from megaindex.recipe.mixture import SourceSize, samples_per_epoch
+from megaindex.recipe.layout import PlannedStage, RecipeLayout
+from megaindex.recipe.mixture import SourceSize
 from megaindex.run.parts import SplitPart
 from megaindex.run.passes import ServedRange
 from megaindex.settings.batch_schedule import SkippedSteps
-from megaindex.settings.recipe import RecipeSource, RecipeStage
-from megaindex.settings.run_settings import Source, Target
+from megaindex.settings.recipe import RecipeSource
+from megaindex.settings.run_settings import Source
 
 _BY_SAMPLES = ("epoch", "window", "packed")  # orders with rules of their own
 
@@ -39,6 +35,8 @@ class StreamReads:
     count: int
     goes_on: bool
     """True if no earlier stage read them."""
+    again: int
+    """The first of them that is served again, or the end of the first epoch."""
 
 
 def reads_of(layout: RecipeLayout) -> Iterator[StreamReads]:
@@ -46,17 +44,44 @@ def reads_of(layout: RecipeLayout) -> Iterator[StreamReads]:
     # one past the last sample that earlier stages read, by source and sequence length
     first = layout.recipe.stage_lengths[0]
     reached = {(source, first): begin for source, begin in enumerate(layout.begins)}
+    earlier = {source: [(first, 0, begin)] for source, begin in enumerate(layout.begins) if begin}
     named = {stage.name: stage for stage in layout.recipe.stages}
     for piece, stage in enumerate(layout.stages, 1):
         own = {layout.recipe.number(each.source) for each in named[stage.name].streams}
         for stream, (source, begin, count) in enumerate(stage.reads):
             if count == 0 and source not in own:  # of other stages, without changed weights here
                 continue
-            goes_on = begin >= reached.get((source, stage.sequence_length), 0)
-            yield StreamReads(stage, piece, stream, source, begin, count, goes_on)
+            size = layout.size_at(source, stage.sequence_length)
+            again = list(_served_again(size, begin, begin + count, earlier.get(source, [])))
+            if size.blocks is None and begin < reached.get((source, stage.sequence_length), 0):
+                again = [begin]
+            first_again = min([size.samples, *again])
+            yield StreamReads(stage, piece, stream, source, begin, count, not again, first_again)
         for source, begin, count in stage.reads:
             read = source, stage.sequence_length
+            if layout.sizes[source].blocks is not None and count:
+                reads = earlier.setdefault(source, [])
+                goes_on = reads and (reads[-1][0], reads[-1][2]) == (stage.sequence_length, begin)
+                start = reads.pop()[1] if goes_on else begin
+                reads.append((stage.sequence_length, start, begin + count))
             reached[read] = max(reached.get(read, 0), begin + count)
+
+
+def _served_again(
+    size: SourceSize, begin: int, end: int, earlier: Sequence[tuple[int, int, int]]
+) -> Iterator[int]:
+    """Yield, for each earlier read in order blocks that reached the block of ``begin``, the first
+    sample with tokens of it, or ``end``."""
+    index = size.blocks
+    if index is None:
+        return
+    for length, first, last in earlier:
+        read = index.at_length(length)
+        if read is index:
+            if begin < last:
+                yield max(begin, first)
+        elif begin < read.next_block(last, index.sequence_length)[0]:
+            yield index.first_again(begin, end, read, first, last)
 
 
 def epochs_for(size: SourceSize, samples: int) -> int:
@@ -69,7 +94,7 @@ def epochs_for(size: SourceSize, samples: int) -> int:
 def first_repeat(layout: RecipeLayout, read: StreamReads) -> int | None:
     """Return the first step that draws a sample of a stream again; None without such."""
     stage, stream = read.stage, read.stream
-    fresh = _fresh(layout.size_at(read.source, stage.sequence_length), read)
+    fresh = fresh_samples(read)
     if read.count <= fresh:
         return None
     limits = [stage.num_samples] * len(stage.mixed.sources)
@@ -78,9 +103,9 @@ def first_repeat(layout: RecipeLayout, read: StreamReads) -> int | None:
     return layout.batch.iterations_within(stage.first_sample + most)
 
 
-def _fresh(size: SourceSize, read: StreamReads) -> int:
+def fresh_samples(read: StreamReads) -> int:
     """Return the samples of a stream before the first that is served again."""
-    return max(0, size.samples - read.begin) if read.goes_on else 0
+    return max(0, read.again - read.begin)
 
 
 @dataclass(frozen=True)
@@ -261,135 +286,3 @@ def _of_one_epoch(served: Sequence[ServedRange], length: int, tokens: int) -> Co
         shares[part.times] += (part.end - part.begin) * length / tokens
     shares[0] = 1 - sum(shares[1:])
     return Coverage(method="closed-form", tokens=tuple(shares))
-
-
-def recipe_limits(layout: RecipeLayout, rows: Sequence[Row]) -> tuple[int | None, int | None]:
-    """Return the most iterations that serve no sample twice, and that build no further epoch.
-
-    They are those of the run stopped earlier, or with its last stage made longer; None under
-    exhaustion redistribute, where the draws of a stage depend on its length.
-    """
-    if layout.recipe.exhaustion == "redistribute":
-        return None, None
-    epochs = _epochs_begun(rows)
-    once = _last_step(layout, None)
-    same = _last_step(layout, epochs)
-    if once is None or same is None:
-        longer = _longer(layout, epochs)
-        once = _last_step(longer, None) if once is None else once
-        same = _last_step(longer, epochs) if same is None else same
-        once, same = (longer.num_steps if each is None else each for each in (once, same))
-    return once, same
-
-
-def _epochs_begun(rows: Sequence[Row]) -> dict[int, int]:
-    """Return the epochs built of each source by its number, from the rows of train."""
-    epochs: dict[int, int] = {}
-    for row in rows:
-        if row.split == "train":
-            epochs[row.source - 1] = max(epochs.get(row.source - 1, 1), row.epochs or 1)
-    return epochs
-
-
-def _last_step(layout: RecipeLayout, epochs: dict[int, int] | None) -> int | None:
-    """Return the steps before a sample is served again, or one beyond these epochs of its source;
-    None if no step does so."""
-    for piece, reads in groupby(reads_of(layout), attrgetter("piece")):
-        stage = layout.stages[piece - 1]
-        limits = [stage.num_samples] * len(stage.mixed.sources)
-        for read in reads:
-            size = layout.size_at(read.source, stage.sequence_length)
-            if epochs is None:
-                limits[read.stream] = _fresh(size, read)
-            else:
-                held = size.samples_in(Fraction(epochs.get(read.source, 1)))
-                limits[read.stream] = max(0, held - read.begin)
-        most, _ = stage.mixing.longest(limits, stage.num_samples)
-        if most < stage.num_samples:
-            return layout.batch.iterations_within(stage.first_sample + most)
-    return None
-
-
-def _longer(layout: RecipeLayout, epochs: dict[int, int]) -> RecipeLayout:
-    """Return the layout with a last stage so long that it exceeds these epochs of a source, or ends
-    where a source is exhausted."""
-    recipe = layout.recipe
-    *before, last = recipe.stages
-    length = recipe.length_of(last)
-    held = sum(
-        layout.size_at(number, length).samples_in(Fraction(epochs.get(number, 1)))
-        for number in range(len(layout.sizes))
-    )
-    steps = held // min(layout.batch.sizes(0)) + 2
-    longer = replace(last, length=Target(kind="iterations", value=Fraction(steps)))
-    exhaustion = "stop" if recipe.exhaustion == "error" else recipe.exhaustion
-    return resolve_recipe(
-        replace(recipe, stages=(*before, longer), tail="drop", exhaustion=exhaustion), layout.sizes
-    )
-
-
-def samples_left_over(layout: RecipeLayout) -> int | None:
-    """Return the samples of the epochs aimed at that the run does not consume.
-
-    They are those of the stages' lengths if all are epochs, else of the whole epochs of all sources
-    that the run reaches into; None if the stages differ in sequence length.
-    """
-    recipe = layout.recipe
-    if recipe.has_lengths:
-        return None
-    if all(stage.length is None or stage.length.kind == "epochs" for stage in recipe.stages):
-        return max(0, sum(end.samples_wanted for end in layout.ends) - layout.num_samples)
-    consumed = sum(layout.begins) + layout.num_samples
-    epochs = max(1, consumed // _samples_in(layout, 1) - 1)
-    while (held := _samples_in(layout, epochs)) < consumed:
-        epochs += 1
-    return held - consumed
-
-
-def _samples_in(layout: RecipeLayout, epochs: int) -> int:
-    return sum(size.samples_in(Fraction(epochs)) for size in layout.sizes)
-
-
-def epochs_asked(layout: RecipeLayout) -> list[int]:
-    """Return the epochs of each source that the stages ask for by their lengths, at least one.
-
-    A stage of a number of steps, samples or tokens asks for none; by proportion, an epoch of the
-    mixture asks for one of each source.
-    """
-    recipe = layout.recipe
-    asked = [Fraction(0)] * len(layout.sizes)
-    for stage in recipe.stages:
-        length = Fraction(1) if stage.length is None else stage.length.value
-        if stage.length is not None and stage.length.kind != "epochs":
-            continue
-        for number, share in _of_a_mixture(layout, stage):
-            asked[number] += length * share
-    return [max(1, math.ceil(each)) for each in asked]
-
-
-def _of_a_mixture(layout: RecipeLayout, stage: RecipeStage) -> Iterator[tuple[int, Fraction]]:
-    """Yield the number of each source of a stage and its epochs in an epoch of the mixture."""
-    numbers = [layout.recipe.number(stream.source) for stream in stage.streams]
-    length = layout.recipe.length_of(stage)
-    sizes = [layout.size_at(number, length) for number in numbers]
-    counts: Any = samples_per_epoch(stage, sizes, layout.recipe.seed)
-    held: Any = [size.samples for size in sizes]
-    if stage.by_proportion:
-        counts, held = [sum(counts)] * len(sizes), [sum(held)] * len(sizes)
-    for number, count, samples in zip(numbers, counts, held, strict=True):
-        yield number, Fraction(count, samples)
-
-
-def epochs_read(layout: RecipeLayout) -> list[int]:
-    """Return the epochs that the run begins of each source; a restart begins one more."""
-    before = [0] * len(layout.sizes)
-    now = [0] * len(layout.sizes)
-    for read in reads_of(layout):
-        if read.count == 0:
-            continue
-        if not read.goes_on:
-            before[read.source] += now[read.source]
-            now[read.source] = 0
-        size = layout.size_at(read.source, read.stage.sequence_length)
-        now[read.source] = max(now[read.source], epochs_for(size, read.begin + read.count))
-    return [sum(pair) for pair in zip(before, now, strict=True)]

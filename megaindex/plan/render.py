@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
@@ -20,14 +22,25 @@ from megaindex.console import (
     warning,
 )
 from megaindex.index.frameworks import framework_rules
-from megaindex.plan.model import PackingFacts, Plan, Row, SettingsPlan, epochs_text
+from megaindex.plan.model import (
+    MANY_SOURCES,
+    SHOWN_SOURCES,
+    BlockFacts,
+    PackingFacts,
+    Plan,
+    PlannedPast,
+    RecipePlan,
+    Row,
+    SettingsPlan,
+    SourceTotal,
+    StageDraw,
+    epochs_text,
+    listed,
+    sizes_text,
+)
 from megaindex.settings.settings import adapter_call
 from megaindex.validation import percent
 
-MANY_SOURCES = 24
-"""Most rows that are all shown."""
-SHOWN_SOURCES = 10
-"""Rows shown of more."""
 _SHOWN_TIMES = 4
 _ORDINALS = {2: "a second", 3: "a third"}
 _ALWAYS_REPEATS = "no number of iterations runs without a repeated sample"
@@ -396,3 +409,215 @@ def _run_facts(plan: SettingsPlan) -> list[tuple[str, str]]:
         )
         facts.append((f"phase {number}", text))
     return facts
+
+
+def recipe_view(plan: RecipePlan) -> RenderableType:
+    parts: list[RenderableType] = [_recipe_answer(plan)]
+    if plan.past is not None:
+        parts.append(_past_table(plan.past))
+    parts += [_stages(plan), _source_totals(plan)]
+    rows = plan.datasets if len(plan.sources) <= MANY_SOURCES else shown_rows(plan)
+    if (coverage := coverage_table(plan, rows, ShortNames("", {}))) is not None:
+        parts.append(coverage)
+    if any(source.blocks is not None for source in plan.sources):
+        parts.append(_blocks(plan))
+    if plan.mix_bounds:
+        parts.append(_bounds(plan))
+    packed = packing_texts((source.source, source.packing) for source in plan.sources)
+    if (facts := facts_view(packed)) is not None:
+        parts.append(facts)
+    return spaced([*parts, *map(warning, plan.warnings)])
+
+
+def _recipe_answer(plan: RecipePlan) -> RenderableType:
+    sizes = " → ".join(
+        sizes_text([size] if isinstance(size, int) else size.values())
+        for _, size in plan.batch_schedule
+    )
+    stages = len({draw.stage for draw in plan.draws})
+    several = dict.fromkeys(steps.sequence_length for steps in plan.steps)
+    lengths = " → ".join(map(str, several or [plan.sequence_length]))
+    lines: list[str | Text] = [
+        f"{stages} stage{'s' * (stages != 1)} of {len(plan.sources)} "
+        f"source{'s' * (len(plan.sources) > 1)}, {lengths} tokens a sample, "
+        f"{sizes} samples an iteration",
+        "",
+        Text.assemble("train_iters ", (str(plan.train_iters), "bold green")),
+    ]
+    if plan.past is not None:
+        steps = plan.train_iters - plan.past.steps
+        lines.append(f"{plan.past.steps:,} of them in another system, then {steps:,} here")
+    lines.append(f"{plan.samples_consumed:,} samples, {plan.tokens_consumed:,} tokens")
+    if plan.samples_per_rank is not None:
+        lines.append(f"every rank reads {plan.samples_per_rank:,} samples")
+    if plan.samples_masked:
+        lines.append(f"{_rows(plan.samples_masked)} of the last batch masked")
+    if plan.max_train_iters_without_repeat is not None:
+        lines.append(without_repeat(plan.max_train_iters_without_repeat))
+    if plan.skip is not None:
+        lines += [f"skip: {line}" for line in plan.skip.lines()]
+    if (mix := plan.mix_changes) is not None:
+        when = f"changed {mix.changes:,} times, at steps {mix.first_step:,} … {mix.last_step:,}"
+        lines.append(f"mix: {when if mix.changes > 1 else f'changed at step {mix.first_step:,}'}")
+    if (rest := plan.remaining) is not None:
+        counts = [f"{count:,} {name}" for name, count in rest.sources.items() if count]
+        left = f", {listed(counts)}" * bool(counts)
+        lines.append(
+            f"at step {rest.first_step:,}: {rest.samples:,} samples in {rest.steps:,} steps "
+            f"left{left}"
+        )
+    if plan.evaluation_rounds:
+        masked = plan.evaluation_masked
+        lines.append(
+            f"{plan.evaluation_rounds} × evaluation on {plan.evaluation_samples:,} of "
+            f"{plan.evaluation_available:,} samples, each once, in {plan.evaluation_batches:,} "
+            f"batch{'es' * (plan.evaluation_batches != 1)}"
+            + (f", {_rows(masked)} masked" if masked else "")
+        )
+    return answer_panel(*(Text(line) if isinstance(line, str) else line for line in lines))
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _past_table(past: PlannedPast) -> RenderableType:
+    table = FittedTable(
+        TableColumn("past", "name"),
+        TableColumn("given", "label"),
+        *("read", "epochs"),
+        TableColumn("assumed", "label"),
+        "expected repeats",
+    )
+    rows = past.sources
+    if len(rows) > MANY_SOURCES:
+        rows = tuple(sorted(rows, key=lambda row: -row.expected_repeats)[:SHOWN_SOURCES])
+    for row in rows:
+        table.add_row(
+            row.source,
+            row.given,
+            f"{row.samples:,}",
+            f"{row.epochs:.2f}",
+            row.assumed or "nothing",
+            f"{row.expected_repeats:,} of {row.drawn:,}" if row.assumed else "",
+        )
+    return Group(table, *more(len(past.sources) - len(rows)))
+
+
+def _stages(plan: RecipePlan) -> RenderableType:
+    sized = any(draw.batch_size for draw in plan.draws)
+    table = FittedTable(
+        TableColumn("stage", "name"),
+        TableColumn("steps", "label"),
+        TableColumn("source", "name"),
+        *["batch"] * sized,
+        *("samples", "share", "epochs", "first repeat"),
+    )
+    before: tuple[str, int] | None = None
+    for draw in plan.draws if len(plan.sources) <= MANY_SOURCES else _of_stages(plan.draws):
+        opening = (draw.stage, draw.first_step)
+        shown = opening != before
+        table.add_row(
+            draw.stage if shown else "",
+            f"{draw.first_step:,} … {draw.end_step - 1:,}" if shown else "",
+            draw.source,
+            *["" if draw.batch_size is None else f"{draw.batch_size:,}"] * sized,
+            f"{draw.samples:,}",
+            f"{100 * draw.share:.1f} %",
+            f"{draw.epochs_begin:.2f} → {draw.epochs_end:.2f}",
+            "" if draw.first_repeat is None else f"step {draw.first_repeat:,}",
+        )
+        before = opening
+    return table
+
+
+def _of_stages(draws: Sequence[StageDraw]) -> Iterator[StageDraw]:
+    """Yield for each stage of more than a few sources one draw that stands for all."""
+    for _, stage in groupby(draws, key=lambda draw: (draw.stage, draw.first_step)):
+        each = list(stage)
+        if len(each) <= SHOWN_SOURCES:
+            yield from each
+            continue
+        repeats = [draw.first_repeat for draw in each if draw.first_repeat is not None]
+        yield replace(
+            each[0],
+            source=f"{len(each):,} sources",
+            samples=sum(draw.samples for draw in each),
+            share=sum(draw.share for draw in each),
+            epochs_begin=max(draw.epochs_begin for draw in each),
+            epochs_end=max(draw.epochs_end for draw in each),
+            first_repeat=min(repeats, default=None),
+            batch_size=None,
+        )
+
+
+def _bounds(plan: RecipePlan) -> RenderableType:
+    table = FittedTable(
+        TableColumn("any mix", "name"), *("least share", "most", "can repeat from", "as planned")
+    )
+    rows = plan.mix_bounds
+    if len(rows) > MANY_SOURCES:
+        last = plan.train_iters
+        soon = sorted(rows, key=lambda row: last if row.first_step is None else row.first_step)
+        rows = tuple(soon[:SHOWN_SOURCES])
+    for row in rows:
+        steps = (
+            "not in this run" if step is None else f"step {step:,}"
+            for step in (row.first_step, row.planned_step)
+        )
+        table.add_row(row.source, f"{100 * row.least:.4g} %", f"{100 * row.most:.4g} %", *steps)
+    return Group(table, *more(len(plan.mix_bounds) - len(rows)))
+
+
+def _source_totals(plan: RecipePlan) -> RenderableType:
+    cut = any(source.cut_tokens for source in plan.sources)
+    names = ["tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"]
+    names += ["tokens cut"] * cut
+    table = FittedTable(TableColumn("source", "name"), TableColumn("kind", "label"), *names)
+    shown: Sequence[SourceTotal] = plan.sources
+    if len(plan.sources) > MANY_SOURCES:
+        epochs = [source.epochs for source in shown]
+        shown = worst_first(shown, epochs, repeat=bool(_repeating(plan)))[:SHOWN_SOURCES]
+    for source in shown:
+        table.add_row(
+            source.source,
+            source.kind,
+            f"{source.tokens_per_epoch:,}",
+            f"{source.samples_per_epoch:,}",
+            f"{source.drawn:,}",
+            f"{source.epochs:.2f}",
+            f"{source.unseen:,}",
+            *([f"{source.cut_tokens:,}"] * cut),
+        )
+    left = len(plan.sources) - len(shown)
+    return Group(table, *more(left), *[Prose(_of_all_totals(plan))] * bool(left))
+
+
+def _repeating(plan: RecipePlan) -> set[str]:
+    return {draw.source for draw in plan.draws if draw.first_repeat is not None}
+
+
+def _of_all_totals(plan: RecipePlan) -> str:
+    """Return a sentence on all sources."""
+    repeat = _repeating(plan)
+    most = max(plan.sources, key=lambda source: source.epochs)
+    text = repeats_text(len(repeat), len(plan.sources), most.source, most.epochs)
+    unseen = sum(source.unseen > 0 for source in plan.sources)
+    return text + f"; of {unseen:,} some samples are never drawn" * bool(unseen)
+
+
+def _blocks(plan: RecipePlan) -> RenderableType:
+    """Return the table of the first epoch of the sources in order blocks."""
+    table = FittedTable(
+        TableColumn("first epoch", "name"),
+        *("blocks", "tokens a block", "served", "dropped", "deferred", "not read"),
+    )
+    rows = [(source, source.blocks) for source in plan.sources if source.blocks is not None]
+    shown: Sequence[tuple[SourceTotal, BlockFacts]] = rows
+    if len(rows) > MANY_SOURCES:
+        epochs = [source.epochs for source, _ in rows]
+        shown = worst_first(rows, epochs, repeat=bool(_repeating(plan)))[:SHOWN_SOURCES]
+    for source, facts in shown:
+        numbers = (facts.blocks, facts.block_tokens, facts.served, facts.dropped, facts.deferred)
+        table.add_row(source.source, *(f"{number:,}" for number in (*numbers, facts.unread)))
+    return Group(table, *more(len(rows) - len(shown)))

@@ -24,7 +24,7 @@ def plan_of_run(run: Run, *, coverage: str | None = None, progress: Progress | N
     Args:
         run: the run.
         coverage: auto, exact, expected or none; None: auto. Samples and tokens are counted by the
-            index, under auto up to a limit; there is no mean over seeds.
+            index, under auto up to a limit, and never a mean over seeds.
         progress: called with (done, total) while they are counted.
     """
     coverage = check_choice("--coverage", coverage or "auto", COVERAGES)

@@ -17,7 +17,7 @@ from megaindex.index.spans import Index
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.run.change import changed_index, changed_sources
 from megaindex.run.parts import Parts, SplitPart, open_dataset, parts_of
-from megaindex.run.passes import ServedRange, loader_passes
+from megaindex.run.passes import ServedRange, loader_limit, loader_passes
 from megaindex.run.run import Run, RunSource, StepShape, skipped_run
 from megaindex.run.sizing import Sizing, sizing_of
 from megaindex.run.target import (
@@ -30,22 +30,20 @@ from megaindex.run.target import (
     target_text,
 )
 from megaindex.settings.amended import AmendedBlend
-from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
-from megaindex.settings.run_builder import given_run
+from megaindex.settings.batch_schedule import BatchSchedule, steps_of
 from megaindex.settings.run_settings import RunSettings
 
 Folder: TypeAlias = str | os.PathLike[str]
 
 
 def run_of_settings(
-    run: RunSettings | None = None,
+    run: RunSettings,
     *,
     subset: Split = "train",
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
     most_samples: int | None = None,
     amend: AmendedBlend | None = None,
-    **settings: Any,
 ) -> Run:
     """Return the run of a framework's settings, by the rules of its version.
 
@@ -57,30 +55,18 @@ def run_of_settings(
         most_samples: samples that an index may be built for, as of a run whose settings a file
             states; None: any number.
         amend: how the run began, and the changes of its blend since, as under ``install(amend=…)``.
-        settings: the run by names in place of ``run``, as for `megaindex.make_plan`.
 
     Raises:
         InvalidArgument: the run cannot be built: it has no files, more samples of a source are
             drawn than built, or it asks for more than ``most_samples``.
         FormatError, StorageError: a dataset cannot be read.
     """
-    with given_run(run, settings) as given:
-        return _run_of_settings(given, subset, cache_dir, progress, most_samples, amend)
-
-
-def _run_of_settings(
-    run: RunSettings,
-    subset: Split,
-    cache_dir: Folder | None,
-    progress: Progress | None,
-    most: int | None,
-    amend: AmendedBlend | None,
-) -> Run:
-    _check(run)
+    _check(run, subset)
     if run.packing is not None:
         raise InvalidArgument(
-            f"pack_impl {run.packing.pack_impl} is planned, and can be neither audited nor locked; "
-            "use `megaindex plan`"
+            f"pack_impl {run.packing.pack_impl}: a lock cannot hold samples of whole documents, "
+            "which GPT-NeoX chooses by the tokens of their labels, and serves others for some of "
+            "them; it is planned, and neither audited nor locked: use `megaindex plan`"
         )
     parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
     if not parts[subset]:
@@ -94,22 +80,24 @@ def _run_of_settings(
     sources = tuple(_source(run, part) for part in parts[subset])
     schedule, consumed, total = run.batch, run.consumed_samples, target.samples_consumed
     if subset == "train":
+        _check_validation(exact, target, parts)
         _check_consumed(run, resolve_target(replace(run, consumed_samples=0), sizing))
         if amend is None:
-            index = _train_index(run, sizing, parts["train"], target, cache_dir, most)
+            index = _train_index(run, sizing, parts["train"], target, cache_dir, most_samples)
         else:
-            _check_size(subset, max(total, amend.num_samples), most)
+            _check_size(subset, max(total, amend.num_samples), most_samples)
             changed = changed_index(run, amend, total)
             index, sources = changed.index, changed_sources(run, changed)
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
-        schedule, consumed, total = _evaluations(run, subset, target, parts)
-        index = _index(run, sizing, parts[subset], total, total, cache_dir, most, subset)
-    bounds, past = step_bounds(schedule, consumed, total)
+        schedule, asked, total = _evaluations(run, subset, target, parts)
+        index = _index(run, sizing, parts[subset], asked, total, cache_dir, most_samples, subset)
+        consumed = 0
+    steps, past = steps_of(schedule, consumed, total)
     found = Run(
         index=index,
         sources=sources,
-        step_bounds=bounds,
+        steps=steps,
         past_steps=past,
         masked_rows=masked_rows(run, target) if subset == "train" else 0,
         order=run.row.order,
@@ -117,7 +105,7 @@ def _run_of_settings(
         shapes=(StepShape(0, run.micro_batch_size, run.data_parallel_size),),
         every=run.evaluation.interval if subset == "valid" else None,
     )
-    return skipped_run(found, run.skips(bounds.size - 1), schedule) if subset == "train" else found
+    return skipped_run(found, run.skips(steps.count), schedule) if subset == "train" else found
 
 
 def _settings(run: RunSettings, subset: Split) -> dict[str, Any]:
@@ -137,26 +125,26 @@ def _settings(run: RunSettings, subset: Split) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _check(run: RunSettings) -> None:
+def _check(run: RunSettings, subset: Split) -> None:
     if any(source.tokens is not None for source in run.data.train):
         raise InvalidArgument(
             "--tokens-per-epoch and --length-histogram have no documents to audit; give "
             "--data-path with the .bin/.idx pair"
-        )
-    if run.exact:
-        raise InvalidArgument(
-            "train_epochs under install(exact=True) is planned, and neither audited nor locked; "
-            "give train_iters"
         )
     if run.dataloader != "single":
         raise InvalidArgument(
             "--dataloader-type cyclic: its order is that of PyTorch's generator on each rank, so "
             "that the run is planned, and neither audited nor locked; remove it"
         )
-    if run.evaluation.full or run.evaluation.alone:
+    if subset == "train" and run.evaluation.alone:
         raise InvalidArgument(
-            "--full-validation and --skip-train are planned, and neither audited nor locked; "
-            "remove them"
+            "--skip-train: the run trains on nothing, and reads its evaluation alone; give "
+            "--subset valid, or remove it"
+        )
+    if subset != "train" and run.evaluation.full:
+        raise InvalidArgument(
+            f"--full-validation: micro batches and ranks decide which samples of the {subset} data "
+            "are read, so that they are planned, and neither audited nor locked; remove it"
         )
 
 
@@ -170,17 +158,43 @@ def _check_consumed(run: RunSettings, whole: ResolvedTarget) -> None:
         )
 
 
+def _check_validation(run: RunSettings, target: ResolvedTarget, parts: Parts) -> None:
+    """Refuse a run of GPT-NeoX that ends before its first step, with its validation loader empty.
+
+    So it does at a source of its own without a sample.
+    """
+    evaluation = evaluation_of(run, target.train_iters, parts)
+    filled = [part for part in parts["valid"] if part.tokens]
+    if run.row.train_epochs == "none" or evaluation is None or not filled:
+        return
+    sizing = sizing_of(run, run.row, filled, "valid", None, parts["train"])
+    requested = sizing.requested(evaluation.valid_samples)
+    assert requested is not None, "draws are counted"
+    built = sizing.built(requested, sizing.epochs(requested))
+    own = run.exact or run.data.split is None
+    if loader_limit(run, built) == 0 or (own and 0 in built):
+        raise _empty_loader("valid")
+
+
+def _empty_loader(subset: Split) -> InvalidArgument:
+    return InvalidArgument(
+        f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
+    )
+
+
 def _evaluations(
     run: RunSettings, subset: Split, target: ResolvedTarget, parts: Parts
 ) -> tuple[BatchSchedule, int, int]:
-    """Return batches, consumed samples and samples of all evaluations of a run, or of its test."""
+    """Return the batches of all evaluations of a run, or of its test, and the samples that are
+    requested for them and read."""
     evaluation = evaluation_of(run, target.train_iters, parts)
     assert evaluation is not None, "there is data of the subset"
-    valid = subset == "valid"
-    total = evaluation.valid_samples if valid else evaluation.test_samples
-    if total == 0:
+    asked, read = evaluation.valid_samples, evaluation.valid_samples_read
+    if subset == "test":
+        asked, read = evaluation.test_samples, evaluation.test_samples_read
+    if read == 0:
         raise InvalidArgument(f"--eval-iters 0 reads nothing of the {subset} data; raise it")
-    return BatchSchedule.constant(evaluation.batch_size), 0, total
+    return BatchSchedule.constant(evaluation.batch_size), asked, read
 
 
 def _train_index(
@@ -226,42 +240,53 @@ def _index(
 ) -> Index:
     """Return the ``consumed`` samples read of a blend built for ``asked`` samples.
 
-    A loader that starts over reads some samples again.
+    A loader that starts over reads some samples again, or reshuffles them in each pass.
     """
     _check_size(subset, max(asked, consumed), most)
     requested = sizing.requested(asked)
     assert requested is not None
     _check_size(subset, max(requested), most)
-    indices = [
-        build_index(
-            open_dataset(part.source.path, run.row),
-            sequence_length=run.sequence_length,
-            seed=run.seed,
-            num_samples=max(1, num_samples),
-            documents=range(part.begin, part.end),
-            source_name=part.shuffle_name,
-            order=order_of_row(sizing.row),
-            cache_dir=cache_dir,
-        )
-        for part, num_samples in zip(parts, requested, strict=True)
-    ]
+
+    def sources(number: int) -> list[Any]:  # of a pass
+        return [
+            build_index(
+                open_dataset(part.source.path, run.row),
+                sequence_length=run.sequence_length,
+                seed=(run.seed + number) % 2**32,
+                num_samples=max(1, num_samples),
+                documents=range(part.begin, part.end),
+                source_name=part.shuffle_name,
+                order=order_of_row(sizing.row),
+                cache_dir=cache_dir,
+            )
+            for part, num_samples in zip(parts, requested, strict=True)
+        ]
+
+    indices = sources(0)
     passes = loader_passes(run, [index.num_samples for index in indices], subset, consumed)
     if passes.is_empty:
-        raise InvalidArgument(
-            f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
-        )
+        raise _empty_loader(subset)
     positions = passes.positions()
-    index: Index = indices[0]
-    if not sizing.single:
-        size = max((part.end for part in positions), default=0)
+    size = max((part.end for part in positions), default=0)
+
+    def blended(indices: Sequence[Any]) -> Index:
+        first: Index = indices[0]
+        if sizing.single:
+            return first
         short = sizing.row.uncounted_samples
-        index = blend_index(sizing.blend.draws, indices, size, short, sizing.names)
+        return blend_index(sizing.blend.draws, indices, size, short, sizing.names)
+
+    index = blended(indices)
     if positions in ((), (ServedRange(0, consumed, 1),)):
         return index
+    bases = [index] * len(positions)
+    if run.row.train_epochs == "reshuffled" and subset == "train":
+        positions = tuple(replace(part, times=1) for part in positions for _ in range(part.times))
+        bases = [index, *(blended(sources(number)) for number in range(1, len(positions)))]
     return StretchedIndex(
         stretches=tuple(
-            Stretch(index=index, samples=range(part.begin, part.end), times=part.times)
-            for part in positions
+            Stretch(index=base, samples=range(part.begin, part.end), times=part.times)
+            for base, part in zip(bases, positions, strict=True)
         )
     )
 

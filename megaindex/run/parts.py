@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.single import further_names, packing_order
 from megaindex.errors import FormatError, InvalidArgument
@@ -17,7 +18,7 @@ from megaindex.format.dataset import read_length_histogram
 from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.framework import PackingOrder
-from megaindex.index.orders.packed import Packing, count_pieces, pack_counts, pieces_of_histogram
+from megaindex.index.orders.packed import Cutting, Packing
 from megaindex.settings.run_settings import Data, Source
 
 _CHUNK = 1 << 22
@@ -177,31 +178,37 @@ def measure_packed(
     source: Source, row: FrameworkRules, split: str | None, sequence_length: int
 ) -> list[SplitPart]:
     """Return the parts of a source in order packed, with the bins of their documents."""
+    try:
+        cutting = Cutting(
+            sequence_length=sequence_length, long_documents=row.long_documents, align=row.align
+        )
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{source.path or source.histogram}: {error}") from None
     if source.histogram:
         histogram = read_length_histogram(source.histogram)
-        counts = pieces_of_histogram(
-            histogram.lengths, histogram.documents, sequence_length, row.long_documents
-        )
         longer = histogram.documents[histogram.lengths > sequence_length].sum()
         part = SplitPart(
             source=source, begin=0, end=0, tokens=histogram.tokens, long_documents=int(longer)
         )
-        return [_packed_part(part, counts, row, source.histogram)]
+        pack = partial(cutting.pack_histogram, histogram.lengths, histogram.documents)
+        return [_packed_part(part, pack, row, source.histogram)]
     dataset = open_dataset(source.path, row)
     parts = []
     for part in measure(source, row, split):  # which refuses negative lengths
         lengths = dataset.sequence_lengths[part.begin : part.end]
-        counts = count_pieces(lengths, sequence_length, row.long_documents)
         part = replace(part, long_documents=int(np.count_nonzero(lengths > sequence_length)))
-        parts.append(_packed_part(part, counts, row, source.path))
+        pack = partial(cutting.pack_lengths, lengths)
+        parts.append(_packed_part(part, pack, row, source.path))
     return parts
 
 
-def _packed_part(part: SplitPart, counts: I64, row: FrameworkRules, name: str) -> SplitPart:
+def _packed_part(
+    part: SplitPart, pack: Callable[[int | None], Packing], row: FrameworkRules, name: str
+) -> SplitPart:
     if not part.tokens:
         return replace(part, pass_samples=0)
     try:
-        packing = pack_counts(counts, row.max_documents)
+        packing = pack(row.max_documents)
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
     return replace(part, packing=packing, pass_samples=packing.num_samples)

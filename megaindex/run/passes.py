@@ -23,6 +23,16 @@ class ServedRange:
         """Number of samples served, repetitions included."""
         return (self.end - self.begin) * self.times
 
+    def between(self, first: int, last: int) -> Iterator[ServedRange]:
+        """Yield those served as number ``first`` to ``last - 1``, which may lie beyond it."""
+        first, last, width = max(0, first), min(self.size, last), self.end - self.begin
+        if first >= last:
+            return
+        at = self.begin + first % width
+        head = min(last - first, self.end - at) if at > self.begin else 0
+        yield from _cycled(at, self.end, head)
+        yield from _cycled(self.begin, self.end, last - first - head)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderPasses:
@@ -57,6 +67,19 @@ class LoaderPasses:
         resumed = _cycled(self.resumed_at, self.limit, head)
         again = 0 if self.whole else self.resumed_at
         return (*before, *resumed, *_cycled(again, self.limit, rest - head))
+
+
+def served_between(
+    parts: Sequence[ServedRange], ranges: Sequence[tuple[int, int]]
+) -> tuple[ServedRange, ...]:
+    """Return what ranges of positions serve, which serve the samples of ``parts`` in order."""
+    found: list[ServedRange] = []
+    for first, last in ranges:
+        begin = 0
+        for part in parts:
+            found += part.between(first - begin, last - begin)
+            begin += part.size
+    return tuple(found)
 
 
 def _cycled(start: int, end: int, count: int) -> Iterator[ServedRange]:

@@ -24,7 +24,7 @@ from megaindex.index.receipts import (
 from megaindex.index.skips import unskipped
 from megaindex.index.spans import Index, datasets_of
 from megaindex.run.run import Run
-from megaindex.run.subset import block_bounds, first_step, step_bounds_of
+from megaindex.run.subset import block_bounds, differences, first_step, step_bounds_of
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.validation import shown
 
@@ -237,15 +237,3 @@ def apart(what: str, first: object, second: object) -> Iterator[str]:
     """Yield the description of two values, if they differ."""
     if first != second:
         yield f"{what}: {shown(first)} in the first, {shown(second)} in the second"
-
-
-def differences(theirs: Any, ours: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the places in JSON values that differ, with both values."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in dict.fromkeys([*theirs, *ours]):
-            yield from differences(theirs.get(key), ours.get(key), f"{where}.{key}".lstrip("."))
-    elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
-        for number, pair in enumerate(zip(theirs, ours, strict=True)):
-            yield from differences(*pair, f"{where}[{number}]")
-    elif theirs != ours or type(theirs) is not type(ours):
-        yield where, theirs, ours

@@ -91,11 +91,24 @@ def samples_wanted(run: RunSettings, sizing: Sizing) -> int:
     """Return the samples of the target, counted from the first of the run."""
     target = run.target
     if target.kind in _WHOLE_EPOCHS:
-        return sum(sizing.samples_of(_epochs(run)))
+        return _samples_in_epochs(run, sizing)
     value = int(target.value)
     if target.kind == "iterations":
         return run.batch.samples_after(value, run.consumed_samples)
     return value if target.kind == "samples" else value // run.sequence_length
+
+
+def _samples_in_epochs(run: RunSettings, sizing: Sizing) -> int:
+    """Return the samples of the target's epochs: of each source, in whole samples.
+
+    Where the epochs of a source are of as many samples each, as in recipes, a part of an epoch is a
+    part of the samples of all sources.
+    """
+    epochs, row = _epochs(run), sizing.row
+    if run.target.per_source or row.left_over == "carry":
+        return sum(sizing.samples_of(epochs))
+    blocks = [row.epochs_mixed] * len(epochs)
+    return int(epochs[0] * sum(sizing.samples_of(blocks)) / row.epochs_mixed)
 
 
 def _loader_iterations(run: RunSettings, sizing: Sizing) -> int:

@@ -80,6 +80,7 @@ class RecipeSource:
         long_documents: finetuning and order packed: documents longer than a sample are
             truncated, split or skipped. Default: truncated, and split in order packed.
         max_documents: order packed: most pieces of documents in a sample, see `PackedOrder`.
+        align: order packed: documents begin at multiples of it, see `PackedOrder`.
         block_tokens: order blocks: tokens that a block holds at least. Default: that of
             `default_block_tokens`.
         max_epochs: epochs that the run may draw; None: one, where the exhaustion policy sets a
@@ -103,6 +104,7 @@ class RecipeSource:
     packed: bool = True
     long_documents: LongDocuments = _BY_ORDER
     max_documents: int | None = None
+    align: int = 1
     block_tokens: int | None = None
     max_epochs: Fraction | None = None
     max_fraction: Fraction | None = None
@@ -152,11 +154,13 @@ class RecipeSource:
         self._check_blocks(where)
         if self.order == "packed":
             self._check_packed(where)
-        elif self.max_documents is not None:
-            raise InvalidArgument(
-                f"{where}: max_documents is a setting of order packed, the order is {self.order}; "
-                "leave it out or choose order packed"
-            )
+        else:
+            for name, usual in (("max_documents", None), ("align", 1)):
+                if getattr(self, name) != usual:
+                    raise InvalidArgument(
+                        f"{where}: {name} is a setting of order packed, the order is {self.order}; "
+                        "leave it out or choose order packed"
+                    )
         if self.kind == "pretraining" and (self.labels or self.loss_mask):
             raise InvalidArgument(f"{where}: labels and loss_mask are for kind finetuning")
         if self.kind == "finetuning" and self.order in ("window", "blocks"):
@@ -181,6 +185,7 @@ class RecipeSource:
         if self.max_documents is not None:
             limit = check_between(f"{where}: max_documents", self.max_documents, 1)
             object.__setattr__(self, "max_documents", limit)
+        object.__setattr__(self, "align", check_between(f"{where}: align", self.align, 1))
         if not self.packed:
             raise InvalidArgument(
                 f"{where}: packed: false puts one document into a sample, order packed several; "

@@ -279,7 +279,7 @@ def kinds_of_file(path: str) -> list[str]:
 
 
 def _fits(path: str) -> tuple[list[str], str]:
-    """Return the kinds that a file fits, and the reason for which it is no YAML, if it is none."""
+    """Return the kinds that a file fits, and the reason for which it is not YAML, if it is not."""
     raw = read_named(path)
     if _LOCK in raw[:200]:
         return ["lock"], ""

@@ -156,6 +156,7 @@ ORDER_FIELDS = {
     "left_over": "left_over",
     "max_documents": "max_documents",
     "long_documents": "long_documents",
+    "align": "align",
     "python_sum": "python_sum",
 }
 """Fields of `Settings` by the names of the order classes' fields."""
@@ -222,6 +223,7 @@ class Settings:
         left_over: order epoch: drop or carry.
         max_documents: order packed: most documents of a sample.
         long_documents: order packed: treatment of documents longer than a sample.
+        align: order packed: multiple of tokens at which documents begin in a sample.
         python_sum: orders of GPT-NeoX and its kin: Python's sum of weights and splits, plain or
             compensated.
         phase_transition_iterations: iterations at which Megatron-LM rebuilds its datasets.
@@ -290,6 +292,7 @@ class Settings:
     left_over: str | None = None
     max_documents: int | None = None
     long_documents: str | None = None
+    align: int | None = None
     python_sum: str | None = None
     phase_transition_iterations: tuple[int, ...] | None = None
     skip: tuple[Skip, ...] | None = None

@@ -20,8 +20,8 @@ from megaindex.lock.pinned_files import token_hashes
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.run.from_recipe import evaluation_of_opened
-from megaindex.run.same_until import apart, differences
-from megaindex.run.subset import paths_of, rows_of, subset_of
+from megaindex.run.same_until import apart
+from megaindex.run.subset import differences, paths_of, rows_of, subset_of
 from megaindex.validation import CheckpointReader
 
 _RESOLVED = ("samples", "index", "steps", "every")  # of a subset for evaluation

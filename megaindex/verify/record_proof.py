@@ -146,7 +146,7 @@ class RecordProof:
         added: skips of the second record that the first does not have.
         removed: skips of the first record that the second does not have.
         content: comparison of tokens, loss targets and evaluation.
-        behind: differences of the runs behind ``end``, which are none of the records.
+        behind: differences of the runs behind ``end``, which the records do not have.
         differences: other differences than those of the skips, the first of each kind.
     """
 

@@ -234,7 +234,7 @@ def test_a_page_that_no_sampled_row_lies_in(
         ("sample", (0, 0), -1, "sample_index has rows outside document_index"),
         ("sample", (0, 1), -1, "sample_index has rows outside document_index"),
         ("sample", (-1, 0), 51, "sample_index has rows outside document_index"),
-        ("sample", (0, 1), 1, "sample 0 must have 16 tokens, got 15"),
+        ("sample", (0, 1), 1, "sample 0 must have 16 tokens"),
     ],
 )
 def test_foreign_arrays_are_checked(

@@ -14,8 +14,10 @@ from support.neox_corpora import GOLDEN, write_pair
 from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, texts
 
 import megaindex.adapters.neox as adapter
+from megaindex.audit import run_of_settings
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.frameworks import framework_rules
+from megaindex.loader import NumpyDataset
 from megaindex.lock import make_lock
 from megaindex.plan import make_plan
 
@@ -148,6 +150,10 @@ def test_the_plan_of_exact_epochs_is_the_run(
     assert [each.samples_counted for each in plan.loaders] == [16 // size * size] * 3
     assert plan.samples_left_over == epochs * 16 - len(rows)
     assert plan.tokens_left_over == epochs * ends[-1] - 16 * len(rows)
+    if iterations:
+        index = run_of_settings(neox_config=[file]).index
+        inputs = NumpyDataset(index)[: len(rows)]["tokens"]
+        assert inputs.tolist() == [list(row[:-1]) for row in rows]
     means = make_plan(neox_config=[file], coverage="expected").rows("train")
     times = np.bincount(np.reshape(rows, (-1, 17)).astype(int)[:, :-1].ravel(), minlength=ends[-1])
     for k, source in enumerate(plan.rows("train")):
@@ -182,7 +188,7 @@ def test_an_exact_epoch_has_a_micro_batch(
         make_plan(neox_config=[config_of(tmp_path, args)])
 
 
-def test_exact_runs_that_are_not_planned_or_locked_are_refused(tmp_path: Path) -> None:
+def test_exact_runs_that_are_not_planned_or_served_under_a_lock_are_refused(tmp_path: Path) -> None:
     args = arguments(tmp_path, SIZES, train_epochs=2, batch_size=2)
     file = config_of(tmp_path, args)
     for settings in ({"train_iters": 5}, {"order": "epoch"}):
@@ -190,8 +196,9 @@ def test_exact_runs_that_are_not_planned_or_locked_are_refused(tmp_path: Path) -
             make_plan(neox_config=[file], **settings)
     uncounted = make_plan(neox_config=[file], blend_counts="bounds")
     assert [row.coverage.method for row in uncounted.rows("train")] == ["none"] * 3
-    with pytest.raises(InvalidArgument, match="neither audited nor locked"):
-        make_lock(neox_config=[file])
+    make_lock(neox_config=[file]).write(tmp_path / "exact.lock")
+    with pytest.raises(InvalidArgument, match="shuffles each pass anew"):
+        adapter.install(exact=True, lock=tmp_path / "exact.lock")
     with pytest.raises(InvalidArgument, match="exact must be True or False"):
         make_plan(neox_config=[config_of(tmp_path, args, "exact='yes'")])
     off = make_plan(neox_config=[config_of(tmp_path, args, "exact=False")])

@@ -15,6 +15,7 @@ import pytest
 import torch
 from support import neox_stand_in
 from support.megatron_blends import assert_equal, build, installed, places, samples
+from support.neox_running import SIZES as SIZES_OF_NEOX
 from support.neox_running import adding, arguments, batches, dataset_of, loaders_of
 
 import megaindex
@@ -71,7 +72,7 @@ def test_lines_of_megatron(
         assert (row.served_by, row.how, row.samples) == ("megaindex", "opened", len(first))
         assert len(rows("GPTDataset")) == 9
         assert "is active under megatron-core" in str(status())
-    assert status() == reports.Status(installed={}, datasets=())
+    assert status() == reports.Status(installed={}, datasets=(), waits={})
 
 
 def test_nothing_is_said_on_other_ranks(
@@ -363,3 +364,17 @@ def test_a_module_is_patched_when_it_is_imported(
         withdraw()
         for name in ("patched_late", "patched_never"):
             sys.modules.pop(name, None)
+
+
+def test_the_waits_of_training_are_measured(neox: Any, tmp_path: Path) -> None:
+    """Of two micro batches a step; validation is not measured."""
+    megaindex.adapters.neox.install()
+    args = arguments(tmp_path, SIZES_OF_NEOX, gradient_accumulation_steps=2, train_batch_size=8)
+    batches(args, 1, part=1)
+    waits = status().waits["GPT-NeoX"]
+    assert waits.steps == 0
+    batches(args, 5)
+    assert status().waits["GPT-NeoX"] is waits
+    assert (waits.steps, sum(waits.histogram)) == (2, 2)
+    assert "GPT-NeoX: " in str(status())
+    assert "of 2 steps waited" in str(status())

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.auditing import as_plain, brute_force
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex import InvalidArgument, MegatronOrder, build_index
@@ -26,9 +27,9 @@ from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.loader import Loader
 from megaindex.run import run as run_module
 from megaindex.run.from_settings import run_of_settings
-from megaindex.run.run import Run, RunSource, run_of_index, step_bounds
+from megaindex.run.run import Run, RunSource, run_of_index
 from megaindex.run.sizing import Sizing
-from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings
 
@@ -73,10 +74,8 @@ def check_against_brute_force(stream: Run, points: int = 400) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"]
-)
-@pytest.mark.parametrize("epochs", ["0.4", "1", "2.3", "3"])
+@for_each("order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"])
+@for_each("epochs", ["0.4", "1", "2.3", "3"])
 def test_one_source(prefix: Path, order: str, epochs: str) -> None:
     settings = Settings(
         order=order, data_path=(str(prefix),), seq_length=16, global_batch_size=7, epochs=epochs
@@ -84,9 +83,7 @@ def test_one_source(prefix: Path, order: str, epochs: str) -> None:
     check_against_brute_force(run_of_settings(resolve(settings)))
 
 
-@pytest.mark.parametrize(
-    "order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"]
-)
+@for_each("order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"])
 def test_a_blend(tmp_path: Path, order: str) -> None:
     rng = np.random.default_rng(3)
     words: list[str] = []
@@ -215,10 +212,10 @@ def test_step_bounds_follow_the_schedule(
 
 def test_what_cannot_be_audited_is_refused(prefix: Path) -> None:
     base = {"seq_length": 16, "global_batch_size": 4}
-    with pytest.raises(InvalidArgument, match="no documents to audit; give --data-path"):
+    with pytest.raises(InvalidArgument, match="no documents to audit"):
         run_of_settings(resolve(Settings(tokens_per_epoch=("1000",), epochs="1", **base)))
     plain = Settings(data_path=(str(prefix),), train_iters=9, **base)
-    with pytest.raises(InvalidArgument, match="no valid data; give --split, or --valid-data-path"):
+    with pytest.raises(InvalidArgument, match="no valid data"):
         run_of_settings(resolve(plain), subset="valid")
     none = Settings(data_path=(str(prefix),), train_samples="3", **base)
     with pytest.raises(InvalidArgument, match="makes no step"):
@@ -282,7 +279,7 @@ def test_arguments_of_an_index_are_checked(prefix: Path) -> None:
         run_of_index(index, sources, global_batch_size=0)
     with pytest.raises(InvalidArgument, match=r"consume \d+ samples, the index holds"):
         run_of_index(index, sources, global_batch_size=8, num_steps=10**6)
-    with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to 80, the samples"):
+    with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to 80"):
         run_of_index(index, sources, global_batch_size=8, num_steps=10, consumed_samples=81)
 
 
@@ -300,7 +297,7 @@ def test_what_is_no_index_or_run_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match=r"members of megaindex\.Index.*a list has no"):
             take()
     wrong: Any = index
-    with pytest.raises(InvalidArgument, match="audit needs a run, got .*run_of_index"):
+    with pytest.raises(InvalidArgument, match="audit needs a run"):
         audit(wrong)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import InvalidArgument, OutOfRange
 from megaindex.audit.trace import documents_of, steps_of
@@ -56,7 +57,7 @@ def test_ranks_read_what_the_sampler_gives_them(stream: Run) -> None:
                 assert list(dict.fromkeys(samples)) == batches[2 * step + number]
 
 
-@pytest.mark.parametrize("samples", range(97, 109))
+@for_each("samples", range(97, 109))
 def test_a_padded_last_step_is_spread_as_the_sampler_does(prefix: Path, samples: int) -> None:
     settings = Settings(
         order="epoch", data_path=(str(prefix),), seq_length=16, micro_batch_size=2,
@@ -97,13 +98,13 @@ def test_documents_lead_back_to_their_steps(stream: Run) -> None:
 
 
 def test_what_does_not_exist_is_refused(stream: Run, prefix: Path) -> None:
-    with pytest.raises(OutOfRange, match="step must be from 0 to 9, got 10"):
+    with pytest.raises(OutOfRange, match="step must be from 0 to 9"):
         documents_of(stream, 10)
-    with pytest.raises(OutOfRange, match="rank must be from 0 to 2, got 3"):
+    with pytest.raises(OutOfRange, match="rank must be from 0 to 2"):
         documents_of(stream, 0, 3)
-    with pytest.raises(OutOfRange, match="source must be from 0 to 1, got 2"):
+    with pytest.raises(OutOfRange, match="source must be from 0 to 1"):
         steps_of(stream, 0, 2)
-    with pytest.raises(OutOfRange, match="audited documents are 0 to 44, got 45"):
+    with pytest.raises(OutOfRange, match="audited documents are 0 to 44"):
         steps_of(stream, 45)
     plain = Settings(data_path=(str(prefix),), seq_length=16, global_batch_size=4, epochs="1")
     unranked = run_of_settings(resolve(plain))
@@ -129,7 +130,7 @@ def test_the_command_line(prefix: Path) -> None:
     assert "not served in the" in out
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "message"),
     [
         (["--step", 1, "--document", 1], "--step and --document exclude each other"),

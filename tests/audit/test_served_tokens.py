@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.auditing import as_plain, brute_force
 
-from megaindex import build_index
+from megaindex import IndexedDataset, IndexedDatasetWriter, build_index
 from megaindex.audit.exposure import count_exposure
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.loader import Loader, MicroBatchSampler, SampleOptions, loader_of_recipe
 from megaindex.run.from_recipe import run_of_recipe
 from megaindex.run.run import Run, RunSource, run_of_index

@@ -299,6 +299,10 @@ def test_evaluations_of_skipped_iterations(folder: Path, monkeypatch: pytest.Mon
     assert at_4 == late
     assert at_8 is not None
     assert at_8.rounds_run == late.rounds_run - 1
+    for flag, plan in ("", late), ("--iterations-to-skip 8", at_8):
+        args: dict[str, Any] = {"megatron_args": f"{words} {flag}", "world_size": 2}
+        read = run_of_settings(subset="valid", **args).num_samples
+        assert read == plan.valid_samples_read == 8 * plan.rounds_run
     with pytest.raises(InvalidArgument, match="a setting of order megatron"):
         make_plan(order="epoch", tokens_per_epoch=10**6, sequence_length=S, global_batch_size=8,
                   epochs=1, iterations_to_skip=[3])  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.tokenizing import run as tokenize
 
 from megaindex import FormatError, IndexedDataset
@@ -75,7 +76,7 @@ def trace(*words: object) -> dict[str, Any]:
 NAMES = ["recipe", "megatron", "neox", "epoch", "packed", "window"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_steps_and_rows_lead_to_each_other(folder: Path, name: str) -> None:
     run = runs(folder)[name]
     lines = {str(f): f.read_text().splitlines() for f in folder.glob("*.jsonl")}
@@ -155,11 +156,11 @@ def test_pairs_without_a_provenance(folder: Path) -> None:
     assert (status, err) == (0, "")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "message"),
     [
-        ([], "one of --step, --rows and --documents must be given, got 0"),
-        (["--step", 1, "--rows", "a.jsonl"], "must be given, got 2"),
+        ([], "one of --step, --rows and --documents must be given"),
+        (["--step", 1, "--rows", "a.jsonl"], "must be given"),
         (["--rows", "a.jsonl", "--rank", 1], "--rank needs --step"),
         (["--step", 1, "--source", 0], "--source needs --documents"),
         (["--step", 1, "--tokenizer", "bytes"], "--tokenizer needs --text"),
@@ -169,15 +170,15 @@ def test_pairs_without_a_provenance(folder: Path) -> None:
         (["--rows", "a.jsonl:7-3"], "must be FILE:A-B with A <= B"),
         (["--rows", "a.jsonl:10"], "no document of this run came from these rows"),
         (["--rows", "a.jsonl:61-90"], "the pair has documents of lines 1 to 60"),
-        (["--rows", "a.jsonl:0"], "count from 1, got 0; give the first as 1"),
-        (["--rows", "a.jsonl:0-3"], "count from 1, got 0"),
-        (["--rows", "a.jsonl:58-61"], "with a document is 60, got 61; give rows up to 60"),
+        (["--rows", "a.jsonl:0"], "count from 1"),
+        (["--rows", "a.jsonl:0-3"], "count from 1"),
+        (["--rows", "a.jsonl:58-61"], "with a document is 60"),
         (["--documents", "ids"], "ids does not exist"),
         (["--documents", "words"], "words: must hold sequence ids separated by white space"),
         (["--documents", "far", "--source", "a"], "the audited documents are 0 to"),
         (
             ["--documents", "near", "--source", 2],
-            "--source: unknown source 2; the sources are a, b",
+            "--source: unknown source 2",
         ),
     ],
 )

@@ -72,9 +72,7 @@ def test_a_corpus_that_changed_is_looked_at_again(
     if suffix == ".idx":
         data[34:38] = b"\xff\xff\xff\xff"  # the first length is now -1
         path.write_bytes(data)
-        with pytest.raises(
-            FormatError, match="sequence 0 must have a length of at least 0, got -1"
-        ):
+        with pytest.raises(FormatError, match="sequence 0 must have a length of at least 0"):
             open_recipe(recipe, cache_dir=tmp_path / "cache")
         return
     os.utime(path, ns=(1, 1))

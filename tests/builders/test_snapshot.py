@@ -208,7 +208,7 @@ def test_an_index_of_another_size_than_recorded_is_not_read(
     stored = records.load_records(path)
     stored[0]["num_samples"] += 1
     records.write_records(path, stored)
-    with pytest.raises(StorageError, match=r"a: the index must have \d+ samples, as when"):
+    with pytest.raises(StorageError, match=r"a: the index must have \d+ samples"):
         served(blend_of(prefixes, cache))
 
 

@@ -104,7 +104,7 @@ def test_a_disk_that_fills_while_writing_is_named(
 
     monkeypatch.setattr(npy, "is_local", lambda path: False)
     monkeypatch.setattr(npy, "_write", full)
-    with pytest.raises(megaindex.StorageError, match=r"document_index\.npy: cannot write: No"):
+    with pytest.raises(megaindex.StorageError, match=r"document_index\.npy: cannot write"):
         build(corpus, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -417,7 +417,7 @@ def test_a_disk_that_is_full_within_a_header(
     monkeypatch.setattr(os, "writev", write_some)
     path = str(tmp_path / "a.npy")
     if header:
-        with pytest.raises(StorageError, match="cannot write: No space left on device"):
+        with pytest.raises(StorageError, match="cannot write"):
             npy.write_new(path, array)
     else:  # the rest is written by the next call
         npy.write_new(path, array)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.cache import fingerprint as module
 from megaindex.cache.fingerprint import (
     CHUNK_BYTES,
@@ -18,7 +19,6 @@ from megaindex.cache.fingerprint import (
     corpus_fingerprint,
 )
 from megaindex.errors import StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 
 SAMPLED = CHUNKS * CHUNK_BYTES
 

@@ -228,7 +228,7 @@ def test_what_the_framework_wrote_is_refused(tmp_path: Path, machine: Machine) -
     lose_page(files.arrays["a"], 2)
     before = Path(files.arrays["a"]).read_bytes()
     machine.boot()
-    with pytest.raises(FormatError, match=r"set-a\.npy: the content is not that of .*; remove"):
+    with pytest.raises(FormatError, match=r"set-a\.npy: the content is not that"):
         find(files)
     assert Path(files.arrays["a"]).read_bytes() == before
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from support.corpora import write_corpus
@@ -25,6 +28,7 @@ VERBS = {
     "help": ("plan", "--help"),
     "usage": ("--help",),
 }
+STARTED = [("merge", "<&- >&- 2>&-"), ("verify", ">&-")]  # the others are forked
 STATUS = {"diff-order": 1}  # where all is well
 REPEATING = ("plan", "--data-path", "a", *RUN, "--train-iters", "25", "--check")
 
@@ -39,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(
+def started(
     folder: Path, words: tuple[str, ...], redirection: str, **environment: str
 ) -> tuple[int, str, str]:
     """Run a command with a shell redirection; return status, stdout and stderr."""
@@ -52,9 +56,57 @@ def run(
     return done.returncode, done.stdout, done.stderr
 
 
+def run(
+    folder: Path, words: tuple[str, ...], redirection: str, encoding: str = "utf-8"
+) -> tuple[int, str, str]:
+    """As `started`, in a forked process, which imports nothing again."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = os.fork()
+        if child == 0:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            _run_forked(folder, words, redirection, encoding)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for file in (out, err):
+            file.seek(0)
+        return status, out.read().decode(), err.read().decode()
+
+
+def _run_forked(folder: Path, words: tuple[str, ...], redirection: str, encoding: str) -> NoReturn:
+    """Begin with streams of these descriptors, and end as the interpreter does."""
+    status = 120  # of Python, where its streams cannot be flushed at the end
+    try:
+        for number in range(3):
+            if re.search(f"{'<' if number == 0 else '(?<!2)>' if number == 1 else '2>'}&-",
+                         redirection):  # fmt: skip
+                os.close(number)
+            elif redirection == f"{number * (number > 1) or ''}>/dev/full":
+                os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+        sys.stdout, sys.stderr = (_stream(number, encoding) for number in (1, 2))
+        os.chdir(folder)
+        try:
+            ended = main(list(words))
+        except SystemExit as exit_:
+            ended = int(exit_.code or 0)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        status = ended
+    finally:
+        os._exit(status)
+
+
+def _stream(number: int, encoding: str) -> io.TextIOWrapper | None:
+    try:
+        return open(number, "w", encoding=encoding, closefd=False)
+    except OSError:
+        return None
+
+
 @for_each("verb", VERBS)
 def test_full_output_prints_one_line_with_status_2(folder: Path, verb: str) -> None:
-    status, _, err = run(folder, VERBS[verb], ">/dev/full")
+    runs = started if verb == "verify" else run
+    status, _, err = runs(folder, VERBS[verb], ">/dev/full")
     name = "" if verb == "usage" else f" {VERBS[verb][0]}"
     assert err == (
         f"megaindex{name}: standard output: cannot write: No space left on device; free some space "
@@ -67,7 +119,7 @@ def test_unprinted_findings_exit_with_2(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(folder)
     assert main(["verify", "damaged"]) == 1
     assert run(folder, ("verify", "damaged"), ">/dev/full")[0] == 2
-    assert run(folder, ("verify", "damaged"), ">/dev/full", PYTHONUNBUFFERED="1")[0] == 2
+    assert started(folder, ("verify", "damaged"), ">/dev/full", PYTHONUNBUFFERED="1")[0] == 2
     assert main(list(REPEATING)) == 1
     assert run(folder, REPEATING, ">/dev/full")[0] == 2
 
@@ -84,7 +136,8 @@ def test_unprinted_findings_exit_with_2(folder: Path, monkeypatch: pytest.Monkey
 def test_closed_streams_do_not_stop_the_work(folder: Path, verb: str, redirection: str) -> None:
     for path in folder.glob("out.*"):
         path.unlink()
-    status, out, err = run(folder, VERBS[verb], redirection)
+    runs = started if (verb, redirection) in STARTED else run
+    status, out, err = runs(folder, VERBS[verb], redirection)
     assert status == STATUS.get(verb, 0), err
     assert err == ""
     assert (out == "") == (">&-" in redirection.replace("2>&-", ""))
@@ -110,16 +163,19 @@ def test_processes_that_a_command_starts_have_the_streams_that_it_lacks() -> Non
 
 def test_errors_without_stderr_keep_their_status(folder: Path) -> None:
     for redirection in ("2>&-", "2>/dev/full"):
-        assert run(folder, ("merge", "out", "missing"), redirection)[0] == 2
+        assert started(folder, ("merge", "out", "missing"), redirection)[0] == 2
         assert run(folder, ("merge", "out"), redirection)[0] == 2
         status, out, _ = run(folder, REPEATING, redirection)
         assert status == 1
         assert "train_iters" in out
 
 
-@pytest.mark.parametrize("verb", ["plan", "audit", "inspect", "diff-order", "help"])
+@for_each("verb", ["plan", "audit", "inspect", "diff-order", "help"])
 def test_characters_outside_the_encoding_are_escaped(folder: Path, verb: str) -> None:
-    status, out, err = run(folder, VERBS[verb], "", PYTHONIOENCODING="ascii")
+    if verb == "plan":
+        status, out, err = started(folder, VERBS[verb], "", PYTHONIOENCODING="ascii")
+    else:
+        status, out, err = run(folder, VERBS[verb], "", "ascii")
     assert (status, err) == (STATUS.get(verb, 0), "")
     assert out
     assert out.isascii()

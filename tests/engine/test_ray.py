@@ -26,12 +26,12 @@ from megaindex.errors import EngineError, InvalidArgument
 
 
 def test_no_more_tasks_at_a_time_than_workers(tmp_path: Path, ray_address: str) -> None:
-    tasks = [Deadly(number=i, folder=str(tmp_path)) for i in range(6)]
+    tasks = [Deadly(number=i, folder=str(tmp_path)) for i in range(3)]
     with quiet(), open_engine("ray", address=ray_address, workers=1) as engine:
         assert engine.workers == 1
         # one that began before the one in front of it has ended would not come in order
-        assert [number for number, _ in engine.run(linger, tasks)] == list(range(6))
-        assert [number for number, _ in engine.run(survive, tasks)] == list(range(6))
+        assert [number for number, _ in engine.run(linger, tasks)] == list(range(3))
+        assert [number for number, _ in engine.run(survive, tasks)] == list(range(3))
 
 
 def test_a_process_that_is_part_of_a_cluster_stays_in_it(ray_address: str) -> None:
@@ -71,7 +71,7 @@ def look_up(real: Callable[..., Any], host: object, *more: Any, **options: Any) 
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1:1", r"^127\.0\.0\.1:1: cannot be reached: .*refused; start a cluster with"),
+        ("127.0.0.1:1", r"^127\.0\.0\.1:1: cannot be reached: .*refused"),
         ("no.such.host.invalid:6379", "cannot be reached: "),
         ("127.0.0.1:99999", "cannot be reached: "),
         ("nonsense", "^nonsense: cannot be used as a Ray cluster: Invalid address format"),
@@ -94,7 +94,7 @@ def test_a_node_that_has_another_megaindex_is_named(
     with (
         quiet(),
         open_engine("ray", address=ray_address) as engine,
-        pytest.raises(EngineError, match=r"^node .* has megaindex .*, the command runs 99\.0;"),
+        pytest.raises(EngineError, match=r"^node .* has megaindex .*, the command runs 99\.0"),
     ):
         list(engine.run(square, [1]))
 
@@ -119,7 +119,7 @@ def test_a_node_that_cannot_import_what_a_task_needs(
     with (
         quiet(),
         open_engine("ray", address=ray_address) as engine,
-        pytest.raises(EngineError, match=r"cannot run it: .*No module named 'only_here'; install"),
+        pytest.raises(EngineError, match=r"cannot run it: .*No module named 'only_here'"),
     ):
         list(engine.run(only_here.task, [1]))
 

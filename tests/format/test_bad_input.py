@@ -171,7 +171,7 @@ def test_empty_bin(raw_pair: RawPair) -> None:
 
 
 BAD_ENTRIES = [
-    ({"lengths": [1, -1, 2]}, "sequence 1 must have a length of at least 0, got -1"),
+    ({"lengths": [1, -1, 2]}, "sequence 1 must have a length of at least 0"),
     ({"pointers": [0, -4, 4]}, "sequence 1 takes bytes -4 to -4 + 1·4 = 0 of the .bin"),
     ({"pointers": [0, 16, 4]}, "sequence 1 takes bytes 16 to 16 + 1·4 = 20"),
     ({"pointers": [0, 2**63 - 1, 4]}, f"sequence 1 takes bytes {2**63 - 1} to"),
@@ -235,14 +235,12 @@ def test_bad_entries_beyond_the_first_chunk(raw_pair: RawPair) -> None:
     lengths = np.zeros(count, dtype=np.int32)
     lengths[bad] = -7
     zeros = np.zeros(count, dtype=np.int64)
-    with pytest.raises(FormatError, match=rf"sequence {bad} must have .*, got -7"):
+    with pytest.raises(FormatError, match=rf"sequence {bad} must have"):
         IndexedDataset(raw_pair(lengths, pointers=zeros, data=b"")).validate()
     bounds = np.arange(count + 1)
     bounds[1 << 17] = 3  # the first of its chunk: compared with the last of the one before
     prefix = raw_pair(zeros, pointers=zeros, bounds=bounds, data=b"")
-    with pytest.raises(
-        FormatError, match=rf"bound {1 << 17} must be from {(1 << 17) - 1}, .*, got 3"
-    ):
+    with pytest.raises(FormatError, match=rf"bound {1 << 17} must be from {(1 << 17) - 1}"):
         IndexedDataset(prefix).validate()
 
 

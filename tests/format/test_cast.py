@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.inputs import for_each
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 
 
 def written(path: Path, tokens: Any, dtype: Any, **options: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from support.examples import one_in
 
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex import IndexedDataset, IndexedDatasetWriter
 
 DTYPES = [
     np.uint8,

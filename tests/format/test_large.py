@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from support.corpora import write_sparse_corpus
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.format.pair import IndexSpool
+from megaindex.format.sink import IndexSpool
 
 RawPair = Callable[..., str]
 LONGEST = 2**31 - 1

@@ -54,11 +54,11 @@ def test_files_of_gpt_neox(dtype: type) -> None:
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (0, 0, "must begin with b'TNTIDX.*, got b'"),
-        (8, 2, "must have version 1, got 2"),
-        (16, 11, "dtype code must be one of the neox dialect .*got 11"),
-        (24, 8, "must have 4 bytes per token, since dtype code 4 is int32 .*got 8"),
-        (32, 7, "must have one size for each of its 7 sequences, .*got 8"),
+        (0, 0, "must begin with b'TNTIDX"),
+        (8, 2, "must have version 1"),
+        (16, 11, "dtype code must be one of"),
+        (24, 8, "must have 4 bytes per token, since dtype code 4 is int32"),
+        (32, 7, "must have one size for each of its 7 sequences"),
         (48, 4, "header declares 8 sequences and 4 document bounds .296 bytes., file has 304"),
         (56 + 8, 2, "sequence 0 must have one dimension .*got size 3 and tokens 0 to 3"),
         (128 + 8, 4, "sequence 0 .*got size 3 and tokens 0 to 4"),
@@ -66,7 +66,7 @@ def test_files_of_gpt_neox(dtype: type) -> None:
         (128 + 64, 21, "sequences must begin at token 0 .* 20 tokens of the .bin, got 0 to 21"),
         (200 + 24, -1, "sequence 3 .*got size -1"),
         (264, 1, "document bound 0 must be 0"),
-        (264 + 8, 9, "document bound 1 must be from 0, .*got 9"),
+        (264 + 8, 9, "document bound 1 must be from 0"),
     ],
 )
 def test_broken_rules(prefix: str, at: int, value: int, message: str) -> None:

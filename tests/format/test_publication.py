@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter, pair
+from megaindex.format import pair
 from megaindex.io import atomic
 
 FailCall = Callable[[str, int, Callable[[], Any]], None]
@@ -149,7 +150,7 @@ def test_of_two_writers_that_overwrite_one_pair_none_leaves_a_mixture(
             write(tmp_path / "a", OLD, overwrite=True)
 
     monkeypatch.setattr(atomic, "sync_directory", second_writer)
-    with pytest.raises(StorageError, match=r"a\.bin: another process replaced it .*; write"):
+    with pytest.raises(StorageError, match=r"a\.bin: another process replaced it"):
         write(tmp_path / "a", NEW, overwrite=True)
     assert names(tmp_path) == ["a.bin"]
 
@@ -274,7 +275,7 @@ def test_overwriting_that_fails_early_gives_the_old_pair_back(
 @pytest.mark.parametrize("half", [".bin", ".idx"])
 def test_what_is_no_file_is_never_replaced(tmp_path: Path, half: str) -> None:
     os.mkfifo(tmp_path / f"a{half}")
-    with pytest.raises(StorageError, match=rf"a{half}: must be a file, got a pipe.*choose"):
+    with pytest.raises(StorageError, match=rf"a{half}: must be a file"):
         write(tmp_path / "a", NEW, overwrite=True)
     assert names(tmp_path) == [f"a{half}"]
     assert stat.S_ISFIFO((tmp_path / f"a{half}").stat().st_mode)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 
 RawPair = Callable[..., str]
 
@@ -56,7 +56,7 @@ def test_indexing(raw_pair: RawPair) -> None:
 @pytest.mark.parametrize("index", [3, -4, np.int64(3)])
 def test_no_such_sequence(raw_pair: RawPair, index: int) -> None:
     prefix = raw_pair([3, 0, 2])
-    with pytest.raises(OutOfRange, match=rf"train: the number .* from -3 to 2, got {int(index)}"):
+    with pytest.raises(OutOfRange, match=r"train: the number .* from -3 to 2"):
         IndexedDataset(prefix)[index]
 
 
@@ -65,17 +65,17 @@ def test_ranges_stay_inside_the_sequence(
     raw_pair: RawPair, offset: int, length: int | None
 ) -> None:
     dataset = IndexedDataset(raw_pair([3, 0, 2]))
-    with pytest.raises(OutOfRange, match=r"train: tokens of sequence 0 must be within 0 to 3, got"):
+    with pytest.raises(OutOfRange, match=r"train: tokens of sequence 0 must be within 0 to 3"):
         dataset.get(0, offset, length)
 
 
 def test_indices_are_integers_and_slices_contiguous(raw_pair: RawPair) -> None:
     dataset = IndexedDataset(raw_pair())
-    with pytest.raises(InvalidArgument, match=r"index must be an integer, got 1\.0 of type float"):
+    with pytest.raises(InvalidArgument, match=r"index must be an integer"):
         dataset[1.0]
-    with pytest.raises(InvalidArgument, match=r"offset must be an integer, got 'a'"):
+    with pytest.raises(InvalidArgument, match=r"offset must be an integer"):
         dataset.get(0, "a")
-    with pytest.raises(InvalidArgument, match=r"train: slices must have step 1, got 2"):
+    with pytest.raises(InvalidArgument, match=r"train: slices must have step 1"):
         dataset[0:3:2]
 
 

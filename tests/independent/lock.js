@@ -169,12 +169,12 @@ const ORDERS = {
     return (i) => from(0, i);
   },
   packed(node, lengths) {
-    const { sequence_length: S, extra, seed, name } = node, pieces = byLength(cutPieces(node, lengths, S), S);
+    const { sequence_length: S, extra, seed, name, align: A = 1 } = node, pieces = byLength(cutPieces(node, lengths, S), S / A, A);
     const bins = pack(pieces.map((p) => p.length), node.max_documents, 1, true);
     const ranked = memo((b) => memo((l) => rankPermutation(keyOf(seed, b, 'documents', name), l, pieces[l].length)));
-    return inEpochs(node, bins.length, (b, c) => bins[c].map(([l, rank]) => {
-      const [d, offset] = pieces[l][l < S ? ranked(b)(l)(rank) : rank];
-      return [d, offset, l + (l === S && offset + S < lengths[d] ? extra : 0)];
+    return inEpochs(node, bins.length, (b, c, padding = 0) => bins[c].map(([l, rank]) => {
+      const [d, offset, n] = pieces[l][l < S / A ? ranked(b)(l)(rank) : rank], before = padding; padding += l * A - n;
+      return [d, offset, n + (n === S && offset + S < lengths[d] ? extra : 0), ...(before ? [before] : [])];
     }));
   },
   bins(node, lengths) {
@@ -197,7 +197,7 @@ function cutPieces({ documents: [begin, end], long_documents: long }, lengths, S
   return Array.from(lengths.subarray(begin, end), used).flatMap((tokens, d) =>
     range(Math.ceil(tokens / S), (k) => [begin + d, k * S, Math.min(tokens - k * S, S)]));
 }
-const byLength = (pieces, S, lists = range(S + 1, () => [])) => pieces.forEach((piece) => lists[piece[2]].push(piece)) || lists;
+const byLength = (pieces, S, unit = 1, lists = range(S + 1, () => [])) => pieces.forEach((piece) => lists[Math.ceil(piece[2] / unit)].push(piece)) || lists;
 function pack(count, most, least, stacked) { // returns the [length, rank] of the pieces of each bin
   const layers = [], capacity = count.length - 1; for (let length = capacity; length > 0; length--) {
     for (let left = count[length], rank = 0; left > 0;) {
@@ -228,10 +228,10 @@ const inBatches = (draw, size, begins = [0]) => (p) => { // size: of all batches
   const b = begins.findLastIndex((begin) => begin <= p); return draw(b).map((x, k) => (k ? x * sizeOf(b) + p - begins[b] : x));
 };
 const MIXING = {
-  greedy: ({ weights }, _, doubles = weights.map((text) => double(text))) => drawing(weights.length, (i, drawn) => {
-    const behind = doubles.map((weight, q) => weight * Math.max(i, 1) - drawn[q]);
-    return behind.indexOf(Math.max(...behind));
+  greedy: ({ weights }, _, most = [], doubles = weights.map((text) => double(text))) => drawing(weights.length, (i, drawn) => {
+    const behind = doubles.map((w, q) => (drawn[q] >= most[q] ? -Infinity : w * Math.max(i, 1) - drawn[q])); return behind.indexOf(Math.max(...behind));
   }),
+  exhaustive: ({ weights }) => MIXING.greedy({ weights }, 0, weights, weights.map((samples) => samples / total(weights))),
   stratified: ({ shares }) => divisor(shares), per_stream: ({ shares, batch }) => inBatches(divisor(shares), batch),
   random({ shares, seed, name, period }) {
     const spread = divisor(shares), beginOf = (p) => p - p % period % 2048;
@@ -331,8 +331,8 @@ const LANES = [[0x6A09E667F3BCC909n, 0xBB67AE8584CAA73Bn, 0x3C6EF372FE94F82Bn, 0
   [0x510E527FADE682D1n, 0x9B05688C2B3E6C1Fn, 0x1F83D9ABFB41BD6Bn, 0x5BE0CD19137E2179n]];
 const ENDS = [[33n, 0xFF51AFD7ED558CCDn, 33n, 0xC4CEB9FE1A85EC53n, 33n], SPLIT_MIX];
 function receiptOf(position, spans, sources) {
-  const [high, low] = LANES.map(([a, b, c, d], k) => finish(spans.reduce((h, [source, x, y, z, masked]) =>
-    u64(end32(h) * a + (sources[source].key[k] ^ (masked ? 0x9E3779B97F4A7C15n : 0n)) + BigInt(x) * b + BigInt(y) * c + BigInt(z) * d),
+  const [high, low] = LANES.map(([a, b, c, d], k) => finish(spans.reduce((h, [source, x, y, z, ...more]) => u64(end32(h) * a + BigInt(x) * b + BigInt(y) * c
+    + (sources[source].key[k] ^ (more.includes('masked') ? 0x9E3779B97F4A7C15n : 0n)) + (BigInt(z) + (BigInt(more[0] | 0) << 32n)) * d),
   BigInt(position)), ENDS[k]));
   return spans.length ? high << 64n | low : 0n;
 }
@@ -356,7 +356,7 @@ function tableIn(file, isArray = file.endsWith('.npy')) { // returns rows of int
 const KEYS = new Set(`format version written_by settings root sources columns rows dialect tokens chunk_bytes hashes files path bytes
   sha256 subsets train valid test samples index steps past_steps masked_rows shapes targets rounds every skip receipts move
   block_steps blocks total digests digest order documents without sequence_length extra seed epochs source parts final_epoch_apart least_seen
-  name epochs_mixed left_over block_tokens max_documents long_documents capacity packed common weights rule uncounted stages from
+  name epochs_mixed left_over block_tokens max_documents long_documents align capacity packed common weights rule uncounted stages from
   first_position shares begins batch period file changes position first ranges end left_out moved masks from_step note names settings`.split(/\s+/));
 const isPlain = (x) => x === null || typeof x !== 'object', sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex');
 const keysIn = (x) => (isPlain(x) ? [] : Object.entries(x).flatMap(([k, y]) => [...(Array.isArray(x) ? [] : [k]), ...keysIn(y)]));
@@ -373,8 +373,7 @@ function parse(data) { // refuses what a lock does not have
     'format or version': `${lock.format} ${lock.version}` !== 'megaindex run lock 2',
     digest: sha256(data.subarray(0, data.lastIndexOf(lock.digest))) !== lock.digest,
     digests: Object.keys(lock.digests).some((name) => sha256(canonical(exact[name])) !== lock.digests[name]) };
-  for (const [fault, found] of Object.entries(faults)) if (found) throw new Error(`run.lock: ${fault}`);
-  return [lock, exact];
+  for (const [fault, found] of Object.entries(faults)) if (found) throw new Error(`run.lock: ${fault}`); return [lock, exact];
 }
 function main([file, name, what, ...numbers]) {
   const [lock, exact] = parse(fs.readFileSync(file)), [a, b] = numbers.map(Number), rows = rowsOf(lock.sources);
@@ -397,4 +396,5 @@ function main([file, name, what, ...numbers]) {
     : fs.readFileSync(0, 'utf8').trim().split('\n').map((line) => shown(positionOf(line.split(' ').map(Number))));
   process.stdout.write(`${lines.join('\n')}\n`);
 }
-main(process.argv.slice(2));
+if (require.main === module) main(process.argv.slice(2)); else Object.assign(exports, { keyOf, hash, hex, permutation,
+  rankPermutation, shuffler, pack, MIXING, dealt, receiptOf, canonical, sha256 }); // which vectors.js tries

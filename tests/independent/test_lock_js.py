@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
+from support.lock_vectors import FOLDER, LOCKS
 
 from megaindex import AmendedBlend, BlendChange, IndexedDataset, IndexedDatasetWriter, Skip
 from megaindex.audit import Run, run_of_recipe, run_of_settings
@@ -46,6 +49,9 @@ stages:
   e: {steps: 20, mix: {web: {proportion: 1, restart: true}, code: 2}}
 evaluation: {source: code, interval: 50, iterations: 2}
 """
+ALIGNED = RECIPE.replace("long_documents: truncate", "long_documents: truncate, align: 4").replace(
+    "{path: web}", "{path: web, order: packed, align: 16}"
+)
 FINETUNING = """
 sequence_length: 32
 batch: {global_batch_size: 12}
@@ -229,6 +235,7 @@ RUNS: Mapping[str, Any] = {
     "neox": {"order": "neox", "data_path": BLEND, "train_iters": 90, "split": "90,10,0"},
     # GPT-NeoX's loader does not serve the last of 108 samples, and starts over
     "starts over": {"order": "neox", "data_path": "exact", "train_iters": 9, "eval_iters": 0},
+    "exact epochs": {"neox_config": "exact.yml"},
     "legacy": {"order": "megatron-legacy", "data_path": BLEND, "train_iters": 90},
     "paddlenlp": {"order": "paddlenlp", "data_path": BLEND, "train_iters": 90},
     "epoch": {"order": "epoch", "data_path": "many", "epochs": 3, "epochs_mixed": 1},
@@ -236,6 +243,8 @@ RUNS: Mapping[str, Any] = {
     "mixed": {"order": "epoch", "data_path": "web", "epochs": 4, "epochs_mixed": 2},
     "window": {"order": "window", "data_path": "many", "epochs": 3, "consumed_samples": 600},
     "packed": {"order": "packed", "data_path": "many", "epochs": 3, "tail": "pad"},
+    "aligned": {"order": "packed", "data_path": "many", "epochs": 3, "tail": "pad", "align": 8},
+    "aligned sources": ALIGNED + SKIPS,
     "few": {"order": "packed", "data_path": BLEND, "train_iters": 90, "max_documents": 3},
 }
 SIZES = {
@@ -265,6 +274,11 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             with IndexedDatasetWriter(name, dtype="uint16") as writer:
                 for size in sizes:
                     writer.add_document(np.zeros(size))
+        exact = {"train_data_paths": ["web", "code"], "valid_data_paths": ["web"],
+                 "test_data_paths": ["web"], "train_epochs": 3, "eval_iters": 0}  # fmt: skip
+        Path("exact.yml").write_text(
+            f"# megaindex.adapters.neox.install(exact=True)\n{json.dumps(exact)}"
+        )
         Path("bad.ids").write_text("\n".join(map(str, range(1, 90, 2))))
         np.save("bad.npy", np.arange(0, 100, 7, dtype=np.int32))
         np.save("mix.npy", changes_of_mix())
@@ -313,8 +327,8 @@ def locked(name: str, subset: Split) -> tuple[Run, dict[str, Any]]:
     return stream, lock.content["subsets"][subset]
 
 
-def run(node: str, *arguments: str, queries: str = "") -> list[str]:
-    command = [node, str(PROGRAM), "run.lock", *arguments]
+def run(node: str, *arguments: str, queries: str = "", lock: str = "run.lock") -> list[str]:
+    command = [node, str(PROGRAM), lock, *arguments]
     done = subprocess.run(command, input=queries, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -346,10 +360,15 @@ def texts_of(stream: Run) -> dict[int, list[str]]:
     if stream.skips is not None:
         positions = positions[~stream.skips.is_hole(positions)]
     spans = stream.index.locate(positions)
+    padding = [0] * len(spans) if spans.padding is None else spans.padding.tolist()
+    gaps = [f":{gap}" if gap else "" for gap in padding]
     marks = ["" if spans.masked is None or not m else ":masked" for m in
              (np.zeros(len(spans)) if spans.masked is None else spans.masked)]  # fmt: skip
     rows = zip(*(column.tolist() for column in spans), strict=True)
-    texts = [":".join(map(str, row)) + mark for row, mark in zip(rows, marks, strict=True)]
+    texts = [
+        ":".join(map(str, row)) + gap + mark
+        for row, gap, mark in zip(rows, gaps, marks, strict=True)
+    ]
     splits = pairwise(spans.row_splits.tolist())
     return {p: texts[a:b] for p, (a, b) in zip(positions.tolist(), splits, strict=True)}
 
@@ -369,11 +388,11 @@ def compare(node: str, stream: Run, subset: str, *, queries: int, balanced: bool
 
 FAST = (
     "recipe", "batches of streams", "megatron", "skips", "lengths", "cursors", "names",
-    "last step skipped", "last step moved", "amended", "extended",
+    "last step skipped", "last step moved", "amended", "extended", "aligned sources",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAST)
+@for_each("name", FAST)
 def test_rows(name: str, node: str) -> None:
     stream, _ = locked(name, "train")
     compare(node, stream, "train", queries=QUERIES)
@@ -383,7 +402,7 @@ IDENTITIES = (*FAST, "mixes", "past of several lengths", "starts over", "phases"
               "legacy", "carry", "masked", "amended neox", "extended neox")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", IDENTITIES)
+@for_each("name", IDENTITIES)
 def test_identity(name: str, node: str) -> None:
     locked(name, "train")
     lock = read_lock("run.lock")
@@ -420,8 +439,8 @@ def test_changed_files_are_refused(node: str) -> None:
         assert f"{path}: {reason}" in done.stderr
 
 
-@pytest.mark.parametrize("dtype", ["<i8", ">i4", "<u2", "|u1"])
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@for_each("dtype", ["<i8", ">i4", "<u2", "|u1"])
+@for_each("version", [(1, 0), (2, 0), (3, 0)])
 def test_arrays_in_files(version: tuple[int, int], dtype: str, node: str) -> None:
     array = np.arange(0, 100, 7, dtype=dtype)
     saved = Path("bad.npy").read_bytes()
@@ -473,7 +492,7 @@ def test_two_streams_of_one_source(node: str) -> None:
     forged(node, "cursors", change)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fault", "old", "new"),
     [
         ("key given twice", b'"skip": null', b'"skip": null, "skip": null'),
@@ -518,6 +537,31 @@ def test_rows_and_receipts_of_every_order(name: str, node: str) -> None:
 def test_rows_of_an_evaluation(name: str, node: str) -> None:
     stream, _ = locked(name, "valid")
     compare(node, stream, "valid", queries=1000)
+
+
+def test_values_of_functions(node: str) -> None:
+    """Those of the page, which test_vectors.py compares with the implementation."""
+    command = [node, str(PROGRAM.with_name("vectors.js")), str(FOLDER / "vectors.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) >= 40
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_locks_of_the_page(name: str, node: str) -> None:
+    """Every row and receipt, on one rank, and the identities."""
+    shutil.copytree(FOLDER, "page", dirs_exist_ok=True)
+    lock, wanted = f"page/{name}.lock", json.loads((FOLDER / "expected.json").read_text())
+    found = wanted[f"{name}.lock"]
+    content = found["content_identity"] or "not hashed"
+    assert run(node, "identity", lock=lock) == [found["identity"], content]
+    subset = read_lock(lock).content["subsets"]["train"]
+    steps = [n for _, n, count in subset["steps"] for _ in range(count)]
+    rows = [f"{step} 0 {row}" for step, n in enumerate(steps) for row in range(n)]
+    texts = [" ".join([p, *spans]) for p, spans in found["spans"]["train"].items()]
+    assert run(node, "train", "rows", "1", "1", queries="\n".join(rows), lock=lock) == texts
+    blocks = subset["receipts"]["blocks"]
+    assert run(node, "train", "receipts", "0", str(len(blocks)), lock=lock) == blocks
 
 
 def test_the_program_has_at_most_400_lines() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from support.corpora import write_corpus
 from support.inputs import for_each
 
 import megaindex
+from megaindex import PackedOrder, build_index
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.balance import (
     PRESETS,
@@ -20,6 +23,7 @@ from megaindex.index.balance import (
     balanced_rows,
     check_sum,
     lost_time,
+    rank_squares,
     squared_lengths,
 )
 
@@ -260,3 +264,58 @@ def test_rows_that_other_ranks_served_count_as_a_round_of_these() -> None:
     found = balanced_rows(squares, rows=48, ranks=5, micro_batch_size=8, served=8, rows_served=8)
     assert sorted(found.reshape(-1)) == list(range(8, 48))
     assert found[0, :, 0].argsort().tolist()[:2] == [3, 4]
+
+
+def shared_rows(index: Any, ids: list[int], ranks: int) -> list[list[int]]:
+    """Squared tokens of each rank, counted query by query: 2q + 1 of the q-th token."""
+    width = index.sequence_length
+    part = width // (2 * ranks)
+    found = []
+    for sample in ids:
+        spans = index.locate([sample])
+        begins, ends = spans.bounds_in_samples()
+        work = [0] * ranks
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            for place in range(begin, min(end, width)):
+                chunk = place // part
+                work[min(chunk, 2 * ranks - 1 - chunk)] += 2 * (place - begin) + 1
+        found.append(work)
+    return found
+
+
+@pytest.mark.parametrize("order", ["epoch", "packed", PackedOrder(align=8)])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_that_share_a_row(tmp_path: Path, order: Any, ranks: int) -> None:
+    write_corpus(tmp_path / "c", np.random.default_rng(5).integers(1, 90, 60).tolist())
+    index = build_index(tmp_path / "c", sequence_length=64, order=order, epochs=1)
+    ids = list(range(index.num_samples))
+    by_row = CostModel(linear=0, attention=1, context_parallel_size=ranks, partition="row")
+    assert rank_squares(index, ids, by_row).tolist() == shared_rows(index, ids, ranks)
+    by_document = replace(by_row, partition="document")
+    whole = squared_lengths(index, ids)
+    each = rank_squares(index, ids, by_document)
+    assert np.array_equal(each, np.repeat(whole[:, None] / ranks, ranks, axis=1))
+    if order != "epoch":  # the last token of a row that is cut is input of two spans there
+        assert np.array_equal(rank_squares(index, ids, by_row).sum(1), whole)
+
+
+def test_a_row_is_cut_into_equal_parts(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", [40] * 10)
+    index = build_index(tmp_path / "c", sequence_length=24, order="epoch", epochs=1)
+    cost = CostModel(linear=1, attention=1, context_parallel_size=6, partition="row")
+    assert rank_squares(index, [0], cost).shape == (1, 6)
+    with pytest.raises(InvalidArgument, match="context_parallel_size"):
+        rank_squares(index, [0], replace(cost, context_parallel_size=5))
+
+
+def test_the_ranks_of_a_row_are_constants_of_the_model() -> None:
+    cost = CostModel(linear=6, attention=2, context_parallel_size=2, partition="row")
+    assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+    assert CostModel(linear=6, attention=2).to_dict() == {"linear": 6, "attention": 2}
+    assert cost.row_work([[3.0, 5.0]], 10).tolist() == [[36.0, 40.0]]
+    for wrong in ({"context_parallel_size": 0}, {"partition": "rows"}):
+        with pytest.raises(InvalidArgument):
+            CostModel(linear=1, attention=1, **wrong)  # type: ignore[arg-type]
+    for key, value in (("context_parallel_size", 1), ("partition", "rows")):
+        with pytest.raises(FormatError, match=key):
+            CostModel.from_dict({**cost.to_dict(), key: value})

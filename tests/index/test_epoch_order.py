@@ -288,7 +288,7 @@ def test_arrays_of_an_epoch_index_are_refused(prefix: Path) -> None:
             getattr(index, name)
     arrays = index.materialise(0)
     assert [a.dtype.name for a in arrays] == ["int32", "int32", "uint32"]
-    with pytest.raises(megaindex.OutOfRange, match="epoch must be from 0 to 0, got 1"):
+    with pytest.raises(megaindex.OutOfRange, match="epoch must be from 0 to 0"):
         index.materialise(1)
     with pytest.raises(megaindex.OutOfRange, match="the index holds samples 0 to"):
         index.locate([index.num_samples])
@@ -406,7 +406,7 @@ def test_without_another_thread_a_table_is_built_when_it_is_read(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epochs": 3, "order": EpochOrder(epochs_mixed=2)}, "multiple of epochs_mixed 2, got 3"),
+        ({"epochs": 3, "order": EpochOrder(epochs_mixed=2)}, "multiple of epochs_mixed 2"),
         ({"sequence_length": 10**6}, "one sample needs 1000001"),
         ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron"),
         ({"order": "neox", "source_name": "a"}, "source_name is a setting of order epoch, window"),

@@ -201,7 +201,7 @@ def test_an_extension_can_be_extended(corpus: IndexedDataset) -> None:
     [
         (-1, 5, "consumed_samples must be from 0 to"),
         (10**6, 5, "consumed_samples must be from 0 to"),
-        (5, 0, "more_samples must be at least 1, got 0"),
+        (5, 0, "more_samples must be at least 1"),
     ],
 )
 def test_bad_numbers_are_refused(
@@ -222,7 +222,7 @@ def test_a_further_epoch_without_a_sample_is_refused(corpus: IndexedDataset) -> 
     def without_samples(_: int) -> ArrayIndex:
         return replace(old, shuffle_index=old.shuffle_index[:0], sample_index=old.sample_index[:1])
 
-    with pytest.raises(megaindex.InvalidArgument, match="must have at least 1 sample; use more"):
+    with pytest.raises(megaindex.InvalidArgument, match="must have at least"):
         extend_index(
             old, consumed_samples=0, more_samples=old.num_samples + 1, seed=5,
             further=without_samples,

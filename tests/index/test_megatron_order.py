@@ -140,7 +140,7 @@ def test_locate_refuses_samples_that_do_not_exist(corpus: IndexedDataset) -> Non
         ({"documents": [2**31, 0]}, r"documents must be from 0 and below 2\*\*31, got 2147483648"),
         ({"documents": [], "order": "neox"}, "selects none of the 400 sequences"),
         ({"documents": [1], "split": "1"}, "give one of them"),
-        ({"split": "1,2,3,4"}, "split must be up to three non-negative numbers"),
+        ({"split": "1,2,3,4"}, "split must be"),
         ({"split": "1", "subset": "dev"}, "subset must be one of train, valid, test, got 'dev'"),
         ({"documents": range(2)}, "tokens, one sample needs 1025"),
         ({"add_extra_token": 2}, "add_extra_token must be 0 or 1"),

@@ -180,20 +180,20 @@ def test_a_mixing_travels_to_another_process(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("shares", "says"),
-    [((), "must have 1 to 32767 streams, got 0"), ((1, 0), "from 1 to"), ((2**53,), "from 1 to")],
+    [((), "must have 1 to 32767 streams"), ((1, 0), "from 1 to"), ((2**53,), "from 1 to")],
 )
 def test_shares_are_checked(shares: tuple[int, ...], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         Stratified(shares=shares)
     assert Stratified(shares=(2**53 - 1,)).counts(3).tolist() == [3]
     module.check_streams(2**15 - 1)
-    with pytest.raises(InvalidArgument, match="must have 1 to 32767 streams, got 32768"):
+    with pytest.raises(InvalidArgument, match="must have 1 to 32767 streams"):
         module.check_streams(2**15)
-    with pytest.raises(InvalidArgument, match="batch_size must be from 1 to .*, got 0"):
+    with pytest.raises(InvalidArgument, match="batch_size must be from 1 to"):
         PerStream(shares=(1,), batch_sizes=(0,))
-    with pytest.raises(InvalidArgument, match="each of 2 streams must have a batch size, got 1"):
+    with pytest.raises(InvalidArgument, match="each of 2 streams must have a batch size"):
         PerStream(shares=(1, 1), batch_sizes=(4,))
-    with pytest.raises(InvalidArgument, match="period must be at least 1, got 0"):
+    with pytest.raises(InvalidArgument, match="period must be at least 1"):
         Random(shares=(1,), seed=0, name="", period=0)
     with pytest.raises(InvalidArgument, match=r"at most 2\*\*60 positions"):
         Stratified(shares=(1,)).lookup(np.array([2**60]))

@@ -107,9 +107,9 @@ def test_loose_settings_are_refused_in_the_words_of_the_user() -> None:
     words = {"epochs_mixed": "--epochs-mixed", "left_over": "--left-over"}
     loose = {"epochs_mixed": 2, "left_over": None}
     assert make_order("epoch", loose, words) == EpochOrder(epochs_mixed=2)
-    with pytest.raises(InvalidArgument, match="^--epochs-mixed is a setting of order epoch, the"):
+    with pytest.raises(InvalidArgument, match="^--epochs-mixed is a setting of order epoch"):
         make_order("neox", loose, words)
-    with pytest.raises(InvalidArgument, match="^--left-over must be one of drop, carry"):
+    with pytest.raises(InvalidArgument, match="^--left-over must be one of"):
         make_order("epoch", {"left_over": "keep"}, words)
-    with pytest.raises(InvalidArgument, match="order must be one of megatron, neox"):
+    with pytest.raises(InvalidArgument, match="order must be one of"):
         make_order("random", {})

@@ -288,6 +288,6 @@ def test_bad_ranges_and_strides_are_refused(setting: Setting) -> None:
     with pytest.raises(megaindex.InvalidArgument, match="stride must be a power of two"):
         planned_block_receipts(setting.index, 0, 9, setting.keys, stride=3)
     one, two = (planned_block_receipts(setting.index, 0, 9, setting.keys, stride=s) for s in (1, 2))
-    with pytest.raises(megaindex.InvalidArgument, match="must have the same stride .* got 1 and 2"):
+    with pytest.raises(megaindex.InvalidArgument, match="must have the same stride"):
         one.first_difference(two)
     assert planned_receipt(setting.index, 4, 4, setting.keys) == Receipt()

@@ -89,7 +89,7 @@ def test_retries_are_bounded(path: str) -> None:
 
 
 def test_a_read_that_returns_nothing_is_not_tried_forever(path: str) -> None:
-    with pytest.raises(StorageError, match="a read at 300 returned nothing; it has 4096 bytes"):
+    with pytest.raises(StorageError, match="a read at 300 returned nothing"):
         read(path, 300, 700, reader(Faulty([0] * 10)))
 
 
@@ -105,9 +105,7 @@ def test_a_file_cut_short_while_open(path: str) -> None:
     assert read(path, 0, 10, by) == CONTENT[:10]
     os.truncate(path, 500)
     assert read(path, 400, 100, by) == CONTENT[400:500]  # what is there is read
-    with pytest.raises(
-        StorageError, match=r"must hold bytes 500 to 1000, but ends at byte 500: it had 4096"
-    ):
+    with pytest.raises(StorageError, match=r"must hold bytes 500 to 1000"):
         read(path, 300, 700, by)
 
 

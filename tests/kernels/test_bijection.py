@@ -249,7 +249,7 @@ def test_keys_that_differ_in_one_bit_give_independent_orders(n: int) -> None:
 @native_only
 def test_the_native_core_refuses_what_it_cannot_use() -> None:
     native, key = load("native"), KEYS[0].copy()
-    with pytest.raises(InvalidArgument, match="indices: must be from 0 to n - 1, with n = 5"):
+    with pytest.raises(InvalidArgument, match="indices: must be from 0 to"):
         native.bijection_apply(key, 5, np.array([4, 5]))
     with pytest.raises(InvalidArgument, match="indices: must be from 0"):
         native.bijection_invert(key, 5, np.array([-1]))

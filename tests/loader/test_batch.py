@@ -313,8 +313,8 @@ def test_a_dataset_is_pickled(corpus: IndexedDataset) -> None:
     [
         ({"cu_seqlens": True}, "give its id as eod_id"),
         ({"eod_mask_loss": True, "boundaries": "documents"}, "give its id as eod_id"),
-        ({"boundaries": "lines"}, "boundaries must be one of eod, documents"),
-        ({"token_dtype": "int16"}, "token_dtype must be one of int64, int32"),
+        ({"boundaries": "lines"}, "boundaries must be one of"),
+        ({"token_dtype": "int16"}, "token_dtype must be one of"),
         ({"token_dtype": "int32", "pad_id": 2**31}, "pad_id must fit int32"),
     ],
 )
@@ -327,16 +327,12 @@ def test_wrong_batches_are_refused(corpus: IndexedDataset) -> None:
     index = make_index(corpus)
     maker = BatchMaker(index, MappedTokens([corpus]))
     buffers = maker.allocate(2)
-    with pytest.raises(
-        InvalidArgument, match="sample_ids must be 2, one for each row of the buffers, got 1"
-    ):
+    with pytest.raises(InvalidArgument, match="sample_ids must be 2, one for each"):
         maker.fill(buffers, [1])
     with pytest.raises(InvalidArgument, match="rows must be at least 1"):
         maker.allocate(0)
     for wrong in ([0, index.num_samples], [-2, 0], [0, 1.5]):
         with pytest.raises(OutOfRange):
             maker.fill(buffers, wrong)  # type: ignore[arg-type]
-    with pytest.raises(
-        InvalidArgument, match="datasets must be 1, one for each source of the index, got 0"
-    ):
+    with pytest.raises(InvalidArgument, match="datasets must be 1, one for each"):
         BatchMaker(index, MappedTokens([]))

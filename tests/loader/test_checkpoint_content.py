@@ -132,7 +132,7 @@ def test_damaged_contents_are_refused(folder: Path) -> None:
         with pytest.raises(FormatError, match="take it from an intact checkpoint"):
             runs.text_loader(folder, 0).load_state_dict({**state, "content": wrong})
     two = {**state, "content": state["content"] * 2}
-    with pytest.raises(InvalidArgument, match="the number of sources must be 2, .*, got 1"):
+    with pytest.raises(InvalidArgument, match="the number of sources must be 2"):
         runs.text_loader(folder, 0).load_state_dict(two)
     with pytest.raises(InvalidArgument, match="content must be 'sampled', 'whole' or None"):
         loader_of_recipe(runs.opened(folder), content="all")  # type: ignore[arg-type]
@@ -226,10 +226,10 @@ def test_contents_are_those_of_the_files_that_were_opened(folder: Path) -> None:
 def test_states_that_do_not_fit_together_are_refused(folder: Path) -> None:
     index = runs.text_loader(folder, 0)._index
     plain = Loader(index, IndexedDataset(str(folder / "web")), runs._sampler(index, 0))
-    with pytest.raises(InvalidArgument, match="hold no receipts; make the loader with a Recorder"):
+    with pytest.raises(InvalidArgument, match="hold no receipts"):
         check_receipts([after(plain, 1)], index)
     recorder = Recorder(["0" * 32])
-    with pytest.raises(InvalidArgument, match="end must be given, the number of samples"):
+    with pytest.raises(InvalidArgument, match="end must be given"):
         check_receipts([recorder.state_dict()], index)
     with pytest.raises(InvalidArgument, match="with the state of each rank"):
         join_states([])
@@ -421,7 +421,7 @@ def test_an_equivalent_recipe_is_accepted(folder: Path, batching: Any) -> None:
         check = check_receipts([loader.state_dict()], loader._index)
         assert check.equal
     changed = open_recipe(recipe(web=4, chat=3))
-    with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):
+    with pytest.raises(InvalidArgument, match="stage one: .* other samples"):
         loader_of_recipe(changed, micro_batch_size=2).load_state_dict(state)
 
 

@@ -86,7 +86,7 @@ def test_ranks_of_megatrons_full_validation_are_of_different_lengths(case: dict[
 
 
 def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="num_samples must be at least 0, got -1"):
+    with pytest.raises(InvalidArgument, match="num_samples must be at least 0"):
         samplers(-1, 1, 1)
-    with pytest.raises(InvalidArgument, match="micro_batch_size must be at least 1, got 0"):
+    with pytest.raises(InvalidArgument, match="micro_batch_size must be at least 1"):
         samplers(1, 0, 1)

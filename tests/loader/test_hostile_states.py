@@ -15,6 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.builders.recipe import OpenRecipe, open_recipe
@@ -285,7 +286,7 @@ def test_a_state_with_two_positions_is_refused(corpus: IndexedDataset, index: In
         loader.load_state_dict(state)
     state = loader_of(index, corpus, 3).state_dict()
     other = loader_of(index, corpus, 9).state_dict()["receipt"]
-    with pytest.raises(InvalidArgument, match="counts 18 samples, and at most the 6 consumed"):
+    with pytest.raises(InvalidArgument, match="counts 18 samples"):
         loader.load_state_dict({**state, "receipt": other})
     assert loader.state_dict()["consumed_samples"] == 0
     loader.load_state_dict({**state, "receipt": other}, allow=["receipt"])
@@ -306,9 +307,7 @@ def test_a_receipt_that_counts_too_many_samples_is_allowed_by_name(
     assert fresh.state_dict() == state
 
 
-@pytest.mark.parametrize(
-    "wrong", [None, [], 3, "state", {}, {1: 2, "version": 9}, {"version": True}]
-)
+@for_each("wrong", [None, [], 3, "state", {}, {1: 2, "version": 9}, {"version": True}])
 def test_values_that_are_not_states_are_refused(
     corpus: IndexedDataset, index: Index, opened: OpenRecipe, wrong: Any
 ) -> None:
@@ -332,7 +331,7 @@ def test_rows_left_are_bounded_by_the_largest_step() -> None:
 
     state = make(24).state_after(1)
     assert (state["rows_left"], state["largest_step"]) == (20, 24)
-    with pytest.raises(FormatError, match="rows_left must be a whole number from 0 to 23, got 24"):
+    with pytest.raises(FormatError, match="rows_left must be a whole number from 0 to 23"):
         make(24).load_state_dict({**state, "rows_left": 24})
     small = make(4)
     small.load_state_dict(state)  # the step goes on, with its rows, whatever comes after

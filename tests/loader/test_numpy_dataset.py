@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
+from megaindex import IndexedDatasetWriter
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.format import IndexedDatasetWriter
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.numpy_dataset import NumpyDataset
 from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler
@@ -111,9 +111,7 @@ def test_the_fields_of_maxtext(opened: OpenRecipe) -> None:
         )
     whole = samples_of(opened, fields="maxtext").__getitems__(list(range(40)))
     assert set(np.unique(whole["inputs_segmentation"])) == {0, 1}
-    with pytest.raises(
-        InvalidArgument, match="fields must be one of megatron, maxtext, got 'neox'"
-    ):
+    with pytest.raises(InvalidArgument, match="fields must be one of"):
         samples_of(opened, fields="neox")
 
 
@@ -154,7 +152,7 @@ def test_hosts_have_equal_batches_and_no_loss_on_padding(opened: OpenRecipe) -> 
             served += [i for i in ids if i is not None]
             empty += ids.count(None)
     assert (sorted(served), empty) == (list(range(37)), 3)
-    with pytest.raises(InvalidArgument, match="tail must be one of drop, pad, got 'wrap'"):
+    with pytest.raises(InvalidArgument, match="tail must be one of"):
         RandomAccessSampler(data_parallel_rank=0, tail="wrap", **settings)  # type: ignore[arg-type]
 
 

@@ -187,9 +187,7 @@ for end in ("", "raise SystemExit(0)", "os.kill(os.getpid(), 15)"):
 
 @pytest.mark.parametrize(("depth", "threads"), [(0, 1), (1, 0)])
 def test_sizes_are_checked(depth: int, threads: int) -> None:
-    with pytest.raises(
-        InvalidArgument, match=f"must be at least 1, got depth={depth}, threads={threads}"
-    ):
+    with pytest.raises(InvalidArgument, match="must be at least 1"):
         ReadAhead(iter(()), str, depth=depth, threads=threads)
 
 

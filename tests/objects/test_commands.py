@@ -160,7 +160,7 @@ def test_verify_and_inspect_take_folders(
     with pytest.raises(MissingFile, match=rf"^s3://{s3}/dat: neither a pair .* nor a folder"):
         verify_all(f"s3://{s3}/dat")
     proxy.faults += ["403"]
-    with pytest.raises(StorageError, match=rf"^s3://{s3}/data/: cannot list: access denied"):
+    with pytest.raises(StorageError, match=rf"^s3://{s3}/data/: cannot list"):
         verify_all(f"{folder}/")
 
 

@@ -93,7 +93,7 @@ def test_loaders_choose_by_themselves(store: Any) -> None:
     expected = batches(index, local, reader="mapped")
     check_equal(batches(index, remote), expected)
     check_equal(batches(index, remote, reader="positional", read_ahead=0), expected)
-    with pytest.raises(InvalidArgument, match=rf"{url}: lies in an object store; .*positional"):
+    with pytest.raises(InvalidArgument, match=rf"{url}: lies in an object store"):
         batches(index, remote, reader="mapped")
     ids = list(range(6))
     np.testing.assert_array_equal(
@@ -226,16 +226,15 @@ def test_staging_is_bounded_whatever_lies_between(
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_a_dataloader(store: Any, start: str) -> None:
+def test_workers_of_a_dataloader(store: Any) -> None:
     """A forked worker loads an obstore of its own: the parent has used the one it inherits."""
     local, url = store()
     index = megaindex.build_index(url, sequence_length=24, seed=2)
     remote = IndexedDataset(url)
     assert remote[9].size
     loading = DataLoader(
-        GPTDataset(index, remote), batch_size=8, num_workers=2 if start == "fork" else 1,
-        collate_fn=collate, multiprocessing_context=start, timeout=120,
+        GPTDataset(index, remote), batch_size=8, num_workers=2, collate_fn=collate,
+        multiprocessing_context="fork", timeout=120,
     )  # fmt: skip
     here = GPTDataset(index, local)
     want = [here.__getitems__(list(rows)).batch["tokens"].clone() for rows in loading.batch_sampler]
@@ -245,14 +244,16 @@ def test_workers_of_a_dataloader(store: Any, start: str) -> None:
 
 def test_spawned_workers_end_in_peace_when_a_loop_breaks_early(store: Any) -> None:
     """The thread that sends their batches is in PyTorch while the interpreter ends."""
-    _, url = store()
+    local, url = store()
     index = megaindex.build_index(url, sequence_length=24, seed=2)
     loading = DataLoader(
         GPTDataset(index, IndexedDataset(url)), batch_size=8, num_workers=1, prefetch_factor=1,
         collate_fn=slow_to_send, multiprocessing_context="spawn", timeout=120,
     )  # fmt: skip
     batches = iter(loading)
-    next(batches)
+    here = GPTDataset(index, local)
+    for number, row in enumerate(next(batches)[1]):
+        assert torch.equal(row["tokens"], here[number]["tokens"])
     (worker,) = batches._workers
     batches._shutdown_workers()
     worker.join()

@@ -216,7 +216,7 @@ def test_nothing_is_written_to_a_url(store: Any) -> None:
             [url], num_samples=9, sequence_length=8, seed=1, order="epoch", cache_dir=out
         ),
     ):
-        with pytest.raises(InvalidArgument, match=rf"{out}.* lies in an object store; .*"):
+        with pytest.raises(InvalidArgument, match=rf"{out}.* lies in an object store"):
             write()
     assert not Path("s3:").exists()
 
@@ -232,7 +232,7 @@ def test_a_file_url_is_the_path(tmp_path: Path, slashes: str) -> None:
     assert pickle.loads(pickle.dumps(dataset)).identity == local.identity
     assert IndexedDataset.exists(url)
     assert verify(url, full=True).path == str(path)
-    with pytest.raises(InvalidArgument, match="is a URL; write the path alone"):
+    with pytest.raises(InvalidArgument, match="is a URL"):
         megaindex.build_index(url, sequence_length=8, seed=1, cache_dir=f"file://{tmp_path}/c")
 
 

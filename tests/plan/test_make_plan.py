@@ -15,6 +15,7 @@ import pytest
 from support.command_line import plan as cli
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.index.draws import GreedyDraws
@@ -143,7 +144,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "settings"), CASES)
+@for_each(("flags", "settings"), CASES)
 def test_the_plan_is_that_of_the_command(flags: str, settings: dict[str, Any]) -> None:
     assert make_plan(**settings).to_json() == plan_json(*shlex.split(flags))
 
@@ -188,16 +189,13 @@ def test_moved_samples_that_fill_no_batch_are_left_out() -> None:
     ]
 
 
-def test_phases_count_the_samples_of_their_order_with_skips() -> None:
+def test_phases_count_what_is_served_with_skips() -> None:
     settings: dict[str, Any] = {**SIZED, "order": "megatron", "train_iters": 12,
                                 "phase_transition_iterations": [5]}  # fmt: skip
     plain, skipped = make_plan(**settings), make_plan(**settings, skip=megaindex.Skip(steps=3))
-    assert skipped.datasets == plain.datasets
-    assert skipped.warnings == (
-        *plain.warnings,
-        "draws, epochs and coverage are those of the order, skipped samples included; "
-        "`megaindex audit` counts what is served",
-    )
+    first, second = skipped.datasets
+    assert first.drawn == (plain.datasets[0].drawn or 0) - skipped.global_batch_size
+    assert (second, skipped.warnings) == (plain.datasets[1], plain.warnings)
     assert skipped.skip is not None
     assert (skipped.skip.steps_dropped, skipped.skip.steps_made) == (1, 11)
 
@@ -231,11 +229,11 @@ def test_names_are_those_of_the_flags() -> None:
     assert names == flags - own - {"seq_length"} | {"sequence_length"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"seqence_length": 64}, "unknown setting seqence_length; did you mean sequence_length"),
-        ({"xyz": 1}, "unknown setting xyz; known are order, data_path"),
+        ({"xyz": 1}, "unknown setting xyz"),
         ({**SIZED, "epochs": 0}, "^epochs must be a positive number"),
         ({**SIZED, "epochs": 1, "micro_batch_size": 3, "world_size": 2},
          r"^global_batch_size 8 is not a multiple of micro_batch_size 3 x data-parallel size 2 "
@@ -244,9 +242,9 @@ def test_names_are_those_of_the_flags() -> None:
         ({"epochs": 1, "global_batch_size": 8, "tokens_per_epoch": 9}, "^sequence_length is missi"),
         ({**SIZED, "epochs": 1, "sequence_length": "64"}, "^sequence_length must be an integer"),
         ({**SIZED, "epochs": 1, "seq_length": 64}, "sequence_length and seq_length are the same"),
-        ({**SIZED, "epochs": 1, "skip_train": 1}, "^skip_train must be True or False, got 1"),
+        ({**SIZED, "epochs": 1, "skip_train": 1}, "^skip_train must be True or False"),
         ({**SIZED, "epochs": 1, "phase_transition_iterations": [1.5]}, "^phase_transition_iterat"),
-        ({**SIZED, "epochs": 1, "order": "nox"}, "^order must be one of megatron"),
+        ({**SIZED, "epochs": 1, "order": "nox"}, "^order must be one of"),
         ({**SIZED, "epochs": 1, "order": megaindex.EpochOrder(epochs_mixed=2), "epochs_mixed": 2},
          "^epochs_mixed is a setting of the order too"),
         ({"recipe": "run.yaml"}, "megaindex.make_plan"),
@@ -275,7 +273,7 @@ def test_a_run_takes_no_settings_besides() -> None:
 @pytest.mark.parametrize("wrong", ["web", {"epochs": 1}, 3])
 def test_a_path_in_place_of_a_run_is_refused(wrong: Any) -> None:
     for settings in ({}, {"sequence_length": 64}):
-        with pytest.raises(megaindex.InvalidArgument, match="^run must be RunSettings, got"):
+        with pytest.raises(megaindex.InvalidArgument, match="^run must be RunSettings"):
             make_plan(wrong, **settings)
 
 

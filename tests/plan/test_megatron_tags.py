@@ -24,8 +24,9 @@ from support.corpora import write_corpus
 from megaindex.errors import MegaIndexError
 from megaindex.plan import make_plan
 from megaindex.plan.export import export_settings
+from megaindex.settings.arguments import read_settings
 from megaindex.settings.megatron_versions import find_version
-from megaindex.settings.run_builder import read_settings, resolve
+from megaindex.settings.run_builder import resolve
 
 FOLDER = os.environ.get("MEGATRON_TAGS", "")
 SEED = int(os.environ.get("MEGATRON_SEED", "38"))

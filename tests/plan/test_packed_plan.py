@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import command_line
+from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
-from megaindex import InvalidArgument, PackedOrder, make_plan
+from megaindex import InvalidArgument, PackedOrder, build_index, make_plan
 from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format.dataset import read_length_histogram
 from megaindex.index.orders import packed
@@ -40,9 +43,9 @@ def histogram_file(path: Path, lengths: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("rule", ["split", "truncate", "skip"])
-@pytest.mark.parametrize("limit", [None, 2])
-@pytest.mark.parametrize("epochs", [1, 2])
+@for_each("rule", ["split", "truncate", "skip"])
+@for_each("limit", [None, 2])
+@for_each("epochs", [1, 2])
 def test_a_plan_is_the_run(corpus: str, rule: Any, limit: int | None, epochs: int) -> None:
     order = PackedOrder(long_documents=rule, max_documents=limit)
     plan = make_plan(
@@ -219,7 +222,7 @@ def test_tokens_of_a_recipe_that_are_not_counted(
     assert "tokens of web are means over seeds" in plan.warnings[-1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("begin", "end", "located"),
     [
         (70, 75, 5),  # of one epoch, the samples read
@@ -270,7 +273,7 @@ def test_lines_of_a_histogram_may_have_any_order(tmp_path: Path) -> None:
     assert histogram.documents.tolist() == [7, 1, 2]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("17\n", "line 1 must be a length and a number of documents"),
@@ -290,7 +293,7 @@ def test_histograms_that_are_refused(tmp_path: Path, text: str, message: str) ->
         read_length_histogram(str(tmp_path / "h.txt"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"tokens_per_epoch": 5000}, "needs the lengths of the documents"),
@@ -361,7 +364,7 @@ def test_packed_needs_a_name_or_an_order() -> None:
 
 def test_input_tokens_are_exact_where_epochs_are_complete() -> None:
     """A range that ends with an epoch and begins within one has a mean."""
-    packing = packed.pack_counts(np.array([0, 5, 4, 3, 2, 7, 1, 0, 3]), None)
+    packing = packed.Cutting(sequence_length=8).pack(np.array([0, 5, 4, 3, 2, 7, 1, 0, 3]), 0, None)
     size = packing.num_samples
     for begin in range(2 * size + 1):
         for end in range(begin, 2 * size + 1):
@@ -369,3 +372,40 @@ def test_input_tokens_are_exact_where_epochs_are_complete() -> None:
             assert found.exact == (begin == end or begin % size == end % size == 0)
             if found.exact:
                 assert found.tokens == (end - begin) // size * packing.input_tokens
+
+
+@pytest.mark.parametrize("align", [1, 8, 16])
+def test_padding_of_aligned_documents(tmp_path: Path, align: int) -> None:
+    """That of the samples, by flags, by lengths alone, and in a recipe."""
+    lengths = np.random.default_rng(3).integers(1, 150, 200)
+    write_corpus(tmp_path / "c", lengths.tolist())
+    order = PackedOrder(align=align)
+    index = build_index(tmp_path / "c", sequence_length=64, order=order, epochs=1)
+    padding = 64 * index.num_samples - int(lengths.sum())
+    words = ["--order", "packed", "--seq-length", 64, "--global-batch-size", 4, "--epochs", 1]
+    words += ["--align", align]
+    report = plan_json("--data-path", tmp_path / "c", *words)
+    histogram = tmp_path / "lengths.txt"
+    values, counts = np.unique(lengths, return_counts=True)
+    histogram.write_text("".join(f"{v} {n}\n" for v, n in zip(values, counts, strict=True)))
+    without = plan_json("--length-histogram", histogram, *words)
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(
+        "sequence_length: 64\nbatch: {global_batch_size: 4}\n"
+        f"sources: {{c: {{path: {tmp_path / 'c'}, order: packed, align: {align}}}}}\n"
+        "stages: {all: {epochs: 1, mix: {c: 1}}}\n"
+    )
+    for found in (report, without, plan_json(recipe)):
+        assert found["samples_per_epoch"] == index.num_samples
+        assert found["datasets"][0]["packing"]["padding"] == padding
+
+
+def test_align_is_of_order_packed(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", [50] * 20)
+    words = ["--data-path", tmp_path / "c", "--seq-length", 64, "--global-batch-size", 4]
+    status, _, err = command_line.plan(*words, "--epochs", 1, "--order", "epoch", "--align", 8)
+    assert status == 2
+    assert "--align is a setting of order packed" in err
+    status, _, err = command_line.plan(*words, "--epochs", 1, "--order", "packed", "--align", 7)
+    assert status == 2
+    assert "align" in err

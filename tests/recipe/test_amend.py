@@ -81,7 +81,7 @@ def test_the_past_of_a_changed_run_is_the_same(folder: Path, batching: str, step
 
 def test_a_run_goes_on_with_stages_or_not_at_all(folder: Path) -> None:
     layout = open_recipe(recipe_of(folder, stage("main", 20, a=1, b=1))).layout
-    with pytest.raises(InvalidArgument, match="stages is empty; give at least one stage"):
+    with pytest.raises(InvalidArgument, match="stages is empty"):
         amend(layout, consumed_samples=40, stages=())
 
 
@@ -93,7 +93,7 @@ def test_a_change_of_the_past_is_refused(folder: Path) -> None:
         replace(recipe, seed=4),
         recipe_of(folder, stage("one", 2, a=9, b=1), stage("two", 30, a=1)),
     ):
-        with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):
+        with pytest.raises(InvalidArgument, match="stage one: .* other samples"):
             check_past(old, open_recipe(other).layout, 20)
     check_past(old, open_recipe(recipe_of(folder, stage("one", 90, a=9, b=1))).layout, 20)
     chosen = [
@@ -107,7 +107,7 @@ def test_a_change_of_the_past_is_refused(folder: Path) -> None:
     check_past(ours, theirs, 20)  # 4:2 draws what 2:1 draws
     with pytest.raises(InvalidArgument, match="consumed_samples 41 is not the end of a step"):
         amend(old, consumed_samples=41, stages=[stage("x", 1, a=1)])
-    with pytest.raises(InvalidArgument, match="is not the end of a step of the run, which has"):
+    with pytest.raises(InvalidArgument, match="is not the end of a step"):
         amend(old, consumed_samples=8_000, stages=[stage("x", 1, a=1)])
 
 
@@ -146,5 +146,5 @@ def test_the_default_of_max_documents_is_no_change_where_it_is_given(folder: Pat
     check_past(layout(None), layout(16), 20)
     check_past(layout(32, 1024), layout(None, 1024), 20)
     for other in (layout(17), layout(2)):
-        with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):
+        with pytest.raises(InvalidArgument, match="stage one: .* other samples"):
             check_past(layout(None), other, 20)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import one_in
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.index import mixing as mixing_module
@@ -198,7 +199,7 @@ def test_exhaustion_is_a_policy_known_before_the_run(policy: str) -> None:
     recipe = recipe_of(stages, corpora(2), exhaustion=policy)
     sizes = sizes_of([100, 10])
     if policy == "error":
-        with pytest.raises(InvalidArgument, match=r"source b is exhausted in step 5, after the 10"):
+        with pytest.raises(InvalidArgument, match=r"source b is exhausted in step 5"):
             resolve_recipe(recipe, sizes)
         return
     layout = resolve_recipe(recipe, sizes)
@@ -254,19 +255,19 @@ def test_batches_of_one_stream() -> None:
     assert sorted(batches[:, 0].tolist()) == [0] * 6 + [1] * 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "says"),
     [
-        ({"stages": [stage_of("x", {"z": 1}, steps(1))]}, "unknown source z; the sources are"),
+        ({"stages": [stage_of("x", {"z": 1}, steps(1))]}, "unknown source z"),
         ({"stages": [stage_of("x", {"a": 1}, steps(1))] * 2}, "two stages are called x"),
         ({"stages": [stage_of("x", {"a": 1}, steps(1), first_step=3)]}, "is to begin with step 3"),
         ({"stages": [stage_of("x", {"a": 1}, Target(kind="samples", value=Fraction(3)))]},
          "its 3 samples do not fill one batch of 4"),
         ({"stages": []}, "at least one source and one stage"),
-        ({"exhaustion": "pad"}, "exhaustion must be one of repeat, stop"),
+        ({"exhaustion": "pad"}, "exhaustion must be one of"),
         ({"micro_batch_size": 3}, "global batch size 4 must be a multiple of"),
         ({"sources": corpora(1, max_epochs=Fraction(2))}, "which exhaustion repeat ignores"),
-        ({"tail": "zero"}, "tail must be one of drop, pad, wrap, got 'zero'"),
+        ({"tail": "zero"}, "tail must be one of"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str) -> None:
@@ -277,14 +278,14 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
         resolve_recipe(recipe_of(**settings), sizes_of([50]))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "says"),
     [
-        (lambda: Stream(source="a", choose=0), "choose must be positive, got 0; leave out"),
+        (lambda: Stream(source="a", choose=0), "choose must be positive"),
         (lambda: Stream(source="a", choose=1, repeat=Fraction(1)), "repeat and choose exclude"),
         (lambda: stage_of("s", {}, None), "has no stream"),
         (lambda: RecipeStage(name="s", streams=(Stream(source="a"), Stream(source="a"))),
-         "source a is listed twice; list it once"),
+         "source a is listed twice"),
         (lambda: RecipeStage(name="s", streams=(Stream(source="a"),
                                                 Stream(source="b", proportion=Fraction(1)))),
          "a has no proportion and b has one"),
@@ -310,7 +311,7 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
         ),
         (
             lambda: RecipeSource(name="a", path="p", max_fraction=Fraction(2)),
-            "must be at most 1, got 2",
+            "must be at most 1",
         ),
     ],
 )  # fmt: skip

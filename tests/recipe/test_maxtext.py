@@ -17,7 +17,8 @@ from megaindex.cli import main
 from megaindex.errors import InvalidArgument
 from megaindex.recipe import open_recipe, read_maxtext
 from megaindex.run.from_settings import run_of_settings
-from megaindex.settings.run_builder import read_settings, resolve
+from megaindex.settings.arguments import read_settings
+from megaindex.settings.run_builder import resolve
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/maxtext.json").read_text())
 CONFIG = """

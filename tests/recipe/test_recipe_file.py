@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from support.command_line import plan, plan_json
+from support.inputs import for_each
 
 from megaindex import EpochOrder, MegatronOrder, NeoxOrder, PackedOrder
 from megaindex.builders.recipe import plan_recipe
@@ -120,7 +121,7 @@ def test_evaluations_are_counted_ahead(
         ", iterations: 3, batch_size: 10", ", iterations: 3"
     )
     if "iterations: 2" in text or "iterations: 3" in text:
-        with pytest.raises(InvalidArgument, match="holds 105; ask for fewer, or leave iterations"):
+        with pytest.raises(InvalidArgument, match="holds 105"):
             plan_recipe(read_recipe(written(tmp_path, too_many)))
 
 
@@ -134,7 +135,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
     assert recipe_of(to_mapping(recipe), "again", Path("/")) == recipe
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new", "says"),
     [
         ("sequence_length: 2048", "", "sequence_length is missing"),
@@ -146,20 +147,20 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("steps: 1000", "steps:", r"stages.stable.steps must be a number"),
         ("epochs: 1.5", "epochs:", r"stages.decay.epochs must be a number"),
         ("chat, kind: finetuning", "chat, kind: chat", "source chat: kind must be one of"),
-        ("packed: false", "packed: 0", "sources.chat.packed must be true or false, got 0"),
+        ("packed: false", "packed: 0", "sources.chat.packed must be true or false"),
         ("steps: 1000\n", "steps: 1000\n    epochs: 1\n", "steps and epochs exclude each other"),
         ("web: 0.7", "wet: 0.7", "stage stable: unknown source wet"),
         ("gradient_accumulation_steps: 2", "global_batch_size: 50", "50 is not a multiple"),
         ("mix: {web: 0.7, code: 0.3}", "mix: [web]", "stages.stable.mix must be a mapping"),
         ("sources:\n", "sources: [\n", "is not YAML"),
         (FULL, "- a", "holds a list; it must be a mapping"),
-        ("sequence_length: 2048", "sequence_length: 2k", "be a whole number in digits, got '2k'"),
+        ("sequence_length: 2048", "sequence_length: 2k", "be a whole number in digits"),
         ("micro_batch_size: 4", "micro_batch_size: 4K", "micro_batch_size must be a whole number"),
-        ("tail: pad", "tail: 3", "run.yaml: tail must be one of drop, pad, wrap, got 3"),
+        ("tail: pad", "tail: 3", "run.yaml: tail must be one of"),
         ("  last:\n", "  stable:\n", "line 26: stable is given twice"),
         ("source: {path: valid, kind: finetuning}, ", "", "source is missing: the prefix of"),
-        ("interval: 100", "interval: 0", "evaluation.interval must be at least 1, got 0"),
-        ("iterations: 5", "iterations: 0", "evaluation: iterations must be at least 1, got 0"),
+        ("interval: 100", "interval: 0", "evaluation.interval must be at least 1"),
+        ("iterations: 5", "iterations: 0", "evaluation: iterations must be at least 1"),
         ("steps: 1000\n    mix: {web: 0.7", "steps: 0\n    mix: {web: 0.7", "must be a positive"),
         ("choose: 512", "choose: 9007199254740993", "choose must be below 2"),
     ],
@@ -199,7 +200,7 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
     assert recipe.evaluation is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new", "says"),
     [
         ("start_training_step: 11", "start_training_step: 16", "annealing begins with step 16"),
@@ -213,7 +214,7 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
         ),
         ("{b: 1, c: 3}", "{b: null}", "folders are text, weights numbers of at least 0"),
         ("{b: 1, c: 3}", "{b: -1, c: 3}", "folders are text, weights numbers of at least 0"),
-        ("train_steps: 15", "train_steps: 0", "tokens.train_steps must be at least 1, got 0"),
+        ("train_steps: 15", "train_steps: 0", "tokens.train_steps must be at least 1"),
         ("dataset_weights: [0.9", "dataset_wieghts: [0.9",
          r"data_stages\[0\].data.dataset: .*dataset_wieghts; did you mean dataset_weights"),
         ("dataset_weights: [0.9, 0.1]", "dataset_weights: []", "one weight for each of the 2"),
@@ -287,7 +288,7 @@ def of_numpy(value: Any) -> bool:
     return isinstance(value, np.generic)
 
 
-@pytest.mark.parametrize(("kind", "values"), NUMBERS)
+@for_each(("kind", "values"), NUMBERS)
 def test_numbers_of_numpy_are_stored_as_pythons(kind: Any, values: dict[str, Any]) -> None:
     """A lock or cache key would not be the same, and JSON refuses them."""
     made = kind(**{name: as_numpy(value) for name, value in values.items()})

@@ -197,6 +197,34 @@ def test_the_first_epoch_of_a_source_ends_where_it_is_restarted(folder: Path) ->
     assert facts[0] == facts[1] != facts[2]
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_first_repeat_after_a_restart_is_that_of_the_audit(seed: int, tmp_path: Path) -> None:
+    """At the same length or another, with blocks of which the stages before read a part."""
+    rng = np.random.default_rng(seed)
+    write_corpus(tmp_path / "web", rng.integers(1, 60, 60))
+    stages = {}
+    for name in "abcd":
+        stream = {"proportion": 1, "restart": bool(name != "a" and rng.random() < 0.6)}
+        stages[name] = {
+            "steps": int(rng.integers(1, 9)), "sequence_length": int(rng.choice([4, 8, 16, 32])),
+            "mix": {"web": stream},
+        }  # fmt: skip
+    web = {"path": "web", "order": "blocks", "block_tokens": int(rng.choice([70, 200]))}
+    batch = {"micro_batch_size": 1, "data_parallel_size": 1, "global_batch_size": 2}
+    mapping = {
+        "sequence_length": 4,
+        "batch": batch,
+        "sources": {"web": web},
+        "seed": seed,
+        "stages": stages,
+    }
+    recipe = recipe_of(mapping, "r", tmp_path)
+    repeats = [each.first_repeat for each in make_plan(recipe).draws]
+    (counted,) = audit(run_of_recipe(recipe)).to_json()["sources"]
+    expected = counted["first_repeated_step"]
+    assert min((each for each in repeats if each is not None), default=None) == expected
+
+
 @given(
     size=st.integers(1, 6),
     cuts=st.lists(st.integers(0, 20), max_size=6, unique=True).map(sorted),

@@ -11,9 +11,9 @@ import pytest
 from support.corpora import write_corpus
 
 from megaindex import OutOfRange, Skip
+from megaindex.audit import run_of_settings
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.stretches import Stretch, StretchedIndex
-from megaindex.run.from_settings import run_of_settings
 from megaindex.run.run import Run
 from megaindex.run.same_until import Compared, compare_receipts, same_until
 

@@ -39,7 +39,7 @@ def test_the_longest_ramp_that_doubles_tell_apart() -> None:
 
 
 def test_samples_of_no_tokens() -> None:
-    with pytest.raises(InvalidArgument, match="--seq-length must be from 1 to 2147483646, got 0"):
+    with pytest.raises(InvalidArgument, match="--seq-length must be from 1 to 2147483646"):
         Settings(seq_length=0, batch_schedule="0:1")
 
 
@@ -59,7 +59,7 @@ def test_values_that_double_are_refused(line: str, seed: str) -> None:
         read_megatron(doubling(line, seed) + "python pretrain_gpt.py --seq-length 8\n", {})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "A='$((A))'\nB=$A$((A))${A}",
@@ -77,7 +77,6 @@ def test_values_that_double_are_refused(line: str, seed: str) -> None:
         "case x in x",
         "for a in b",
     ],
-    ids=range(14),
 )
 def test_scripts_without_end_or_with_an_error(text: str) -> None:
     """What they set is unknown, or they are refused."""
@@ -163,7 +162,7 @@ def test_yaml_makes_no_python_object(
 ) -> None:
     path = tmp_path / "c.yml"
     path.write_text(f"seq_length: !!python/{tag} [{tmp_path / 'made'}]\n")
-    with pytest.raises(InvalidArgument, match="is not YAML: could not determine a constructor"):
+    with pytest.raises(InvalidArgument, match="is not YAML"):
         read(path)
     assert not (tmp_path / "made").exists()
 
@@ -181,7 +180,7 @@ def test_merge_keys_that_multiply(
     for k in range(1, 13):
         text += line.format(k=k, nine=", ".join([f"*v{k - 1}"] * 9))
     (tmp_path / "c.yml").write_text(text)
-    with pytest.raises(InvalidArgument, match=r"merge keys \(<<\) of one mapping expand to more"):
+    with pytest.raises(InvalidArgument, match=r"merge keys"):
         read(tmp_path / "c.yml")
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.format.pair import IndexSpool
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.format.provenance import ProvenanceSpool, RowFile, provenance_path
+from megaindex.format.sink import IndexSpool
 
 
 def write_corpus(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex import IndexedDataset, IndexedDatasetWriter
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_packing.json").read_text())
 

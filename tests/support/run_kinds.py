@@ -37,7 +37,7 @@ class Kind:
         locked: function that makes its lock.
         files: other files, by name: text, or an array.
         to: framework for which it is exported; empty: its arrays cannot hold it.
-        cells: what is not answered beside another answer: a rule or a gap, by question.
+        cells: what is not answered beside another answer: a rule, by question.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Kind:
     cells: Mapping[str, str] = field(default_factory=dict)
 
     def cell(self, question: str) -> str:
-        """Expected answer: `YES`, `ALONE`, or the name of a rule or a gap."""
+        """Expected answer: `YES`, `ALONE`, or the name of a rule."""
         usual = {"export": YES if self.to else "format", "evaluation": NONE}.get(question, YES)
         return self.cells.get(question, usual)
 
@@ -63,11 +63,13 @@ ALONE = "alone"
 
 RULES = {
     "no files": "the sources have no files, but numbers of tokens or lengths",
-    "ranks": "ranks and a generator of PyTorch decide the order, which is no order of one run",
+    "ranks": "ranks decide which samples a step reads, which is no order of one run",
+    "no training": "the run trains on nothing, and reads its evaluation alone",
     "stops": "the framework stops with an error, or serves other samples than its blend draws",
     "own": "the arrays are one's own, and follow from no settings",
     "settings": "the settings are not known, which decide it",
-    "format": "the arrays of the framework cannot hold it: they are of one corpus, one sequence "
+    "format": "arrays or locks cannot hold it: a lock has no whole documents as GPT-NeoX chooses "
+    "them by the tokens of labels, and the arrays of a framework are of one corpus, one sequence "
     "length and whole batches, whose samples are ranges of whole documents cut at both ends, and "
     "have neither labels nor skips",
 }
@@ -78,11 +80,12 @@ REFUSALS = {
         "have no documents to audit", "path must be given to read it",
         "an order is exported of documents",
     ),
-    "ranks": ("dataloader.type cyclic: its order",),
+    "ranks": ("dataloader.type cyclic: its order", "micro batches and ranks decide"),
     "stops": ("the run fails or repeats samples", "less than one micro batch"),
     "own": ("run must be a recipe or settings of a framework, got",),
     "settings": ("takes settings or a lock",),
     "format": (
+        "a lock cannot hold samples of whole documents",
         "the arrays are those of one corpus", "joins tokens .* to other documents",
         "the framework drops the samples", "skips are applied by megaindex",
         "labels are read with other arrays", "the arrays are those of a whole run",
@@ -90,33 +93,13 @@ REFUSALS = {
         "trains on the padding or fails at it", "a run of the framework has one of each",
         "give the batch sizes of its run",
     ),
-    NONE: ("has no subset valid", "the run has no valid data", "reads nothing of the valid data"),
+    "no training": ("the run trains on nothing",),
+    NONE: (
+        "has no subset valid", "the run has no valid data",
+        "reads nothing of the valid data", "reads no such data",
+    ),
 }  # fmt: skip
 """Words of the errors of each rule."""
-
-GAPS = {
-    "gap 1": (
-        "the lock of an amended or extended run is not exported",
-        "of a run whose blend changed on the way, which no settings of a framework say",
-    ),
-    "gap 2": (
-        "`pack_impl: pack_until_overflow` is planned, and nothing else",
-        "can be neither audited nor locked",
-    ),
-    "gap 3": (
-        "what evaluates without training, or on whole validation data, is planned, and nothing "
-        "else", "are planned, and neither audited nor locked"
-    ),
-    "gap 7": (
-        "a plan counts the samples of skipped steps too where a loader starts over or phases "
-        "follow, and says so", "",
-    ),
-    "gap 8": (
-        "`train_epochs` under `install(exact=True)` is planned, and nothing else",
-        "train_epochs under install.exact=True. is planned, and neither audited nor locked",
-    ),
-}  # fmt: skip
-"""Cells that are to be answered: the reason, and words of the error; empty: the answers differ."""
 
 
 def one(order: str, **words: Any) -> dict[str, Any]:
@@ -247,10 +230,11 @@ KINDS = (
     Kind("order epoch, epochs mixed", one("epoch", epochs_mixed=2), to="neox"),
     Kind("one corpus, order window", one("window"), to="neox"),
     Kind("one corpus, order packed", one("packed")),
+    Kind("packed documents at multiples of 4 tokens", one("packed", align=4)),
     Kind("a blend of Megatron-LM", blend("megatron", 3, 1)),
     Kind("a blend of Megatron-LM without weights", blend("megatron")),
     Kind("a blend that draws more than was built", blend("megatron", epochs=2, train_iters=None),
-         cells=only_planned("stops", export="format")),
+         cells=only_planned("stops", export="format", evaluation="none")),
     Kind("a blend of GPT-NeoX", blend("neox", 3, 1)),
     Kind("a blend in order megatron-legacy", blend("megatron-legacy", 3, 1)),
     Kind("a blend of PaddleNLP", blend("paddlenlp", 3, 1)),
@@ -270,15 +254,24 @@ KINDS = (
     Kind("the cyclic loader of Megatron-LM", one("megatron", dataloader_type="cyclic"),
          cells=only_planned("ranks")),
     Kind("full validation of Megatron-LM", one("megatron", split="80,20,0", full_validation=True),
-         cells=only_planned("gap 3")),
+         to="neox", cells={"evaluation": "ranks"}),
     Kind("an evaluation of Megatron-LM without training", one(
-        "megatron", split="80,20,0", skip_train=True, eval_iters=1), cells=only_planned("gap 3")),
+        "megatron", split="80,20,0", skip_train=True, eval_iters=1),
+         cells=only_planned("no training", evaluation=YES)),
     Kind("a configuration of GPT-NeoX", neox(data_path="web", train_iters=14, split="90,10,0"),
          to="neox"),
     Kind("train_epochs under install(exact=True)", {
-        "neox_config": json.dumps(neox(data_path="web", train_epochs=2)["neox_config"])
-        + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2},
-         cells=only_planned("gap 8")),
+        "neox_config": json.dumps(neox(
+            data_path="web", train_epochs=2, split="90,10,0")["neox_config"])
+        + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2}),
+    Kind("validation of GPT-NeoX without a micro batch", neox(
+        data_path="web", train_epochs=2, split="98,2,0", eval_iters=1),
+         cells=only_planned("stops")),
+    Kind("train_epochs of a blend under install(exact=True)", {
+        "neox_config": json.dumps(neox(
+            train_data_paths=["web", "code"], valid_data_paths=["web"], test_data_paths=["web"],
+            train_epochs=3)["neox_config"])
+        + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2}),
     Kind("weights of GPT-NeoX by numbers of documents", neox(
         train_data_paths=["web", "code"], valid_data_paths=["chat"], test_data_paths=["chat"],
         train_iters=14, weight_by_num_documents=True, weighted_sampler_alpha=0.3)),
@@ -303,15 +296,18 @@ KINDS = (
         train_epochs=2), "consumed_samples": 40}),
     Kind("packed documents of GPT-NeoX", neox(
         data_path="chat", train_iters=9, pack_impl="pack_until_overflow"),
-        cells=only_planned("gap 2")),
+        cells=only_planned("format")),
     Kind("skipped steps", blend("megatron", 3, 1, skip_steps=["2", "5-6"])),
     Kind("skipped steps where the loader starts over", {
-        **neox(data_path="web", split="60,20,20", train_epochs=3), "skip_steps": ["1"]},
-         cells={"plan": "gap 7"}),
+        **neox(data_path="web", split="60,20,20", train_epochs=3), "skip_steps": ["1"]}),
+    Kind("skipped steps of a phase of Megatron-LM", blend(
+        "megatron", phase_transition_iterations=[5], skip_steps=["3-6"])),
     Kind("moved steps", one("epoch", skip_steps=["2", "5-6"], move_skipped=True)),
     Kind("skipped documents", blend("megatron", 3, 1, skip_documents=["ids.txt:code"],
          skip_from_step=3), files={"ids.txt": "0 1 2 3 4 5 6 7 8 9"}),
-    Kind("iterations that Megatron-LM skips", one("megatron", iterations_to_skip=[2, 3])),
+    Kind("iterations that Megatron-LM skips", one(
+        "megatron", iterations_to_skip=[2, 3], split="80,10,10", eval_interval=4, eval_iters=1),
+         cells={"evaluation": YES}),
     Kind("a recipe of one stage", recipe(_ONE)),
     Kind("a recipe of one source", recipe("all: {epochs: 2, mix: {web: 1}}", "web: web"),
          to="neox"),
@@ -320,6 +316,10 @@ KINDS = (
         "long: {steps: 3, sequence_length: 32, batch: {global_batch_size: 2}, mix: {web: 1}}\n"
         "again: {steps: 3, mix: {web: 1, code: 1}}",
         "web: {path: web, block_tokens: 100}, code: {path: code, block_tokens: 100}")),
+    Kind("a source that begins again in another length", recipe(
+        "short: {steps: 5, mix: {web: 1}}\n"
+        "long: {steps: 3, sequence_length: 32, mix: {web: {proportion: 1, restart: true}}}",
+        "web: {path: web, block_tokens: 100}")),
     Kind("a limit at which the run stops", recipe(
         "all: {steps: 30, mix: {web: 1, code: 1}}", "web: web, code: {path: code, max_epochs: 1}",
         exhaustion="stop")),
@@ -346,8 +346,8 @@ KINDS = (
     Kind("skips of a recipe", recipe(
         _ONE, skip="[{steps: '2 7'}, {steps: '4', move: true}, "
         "{documents: ids.txt, source: web, from_step: 3}]"), files={"ids.txt": "0 1 2 3 4 5"}),
-    Kind("an amended run", made=_amended, locked=_lock_of_amended, cells={"export": "gap 1"}),
-    Kind("an extended run", made=_extended, locked=_lock_of_extended, cells={"export": "gap 1"}),
+    Kind("an amended run", made=_amended, locked=_lock_of_amended),
+    Kind("an extended run", made=_extended, locked=_lock_of_extended, to="neox"),
     Kind("an index of one's own", made=_own, cells=without_settings("own")),
     Kind("tokens without files", {
         **one("epoch", tokens_per_epoch=["650"]), "data_path": None},
@@ -357,7 +357,8 @@ KINDS = (
         files={"lengths.csv": "3 10\n20 31\n"},
          cells=only_planned("no files")),
     Kind("a recipe without files", recipe(
-        "all: {steps: 12, mix: {web: 1}}", "web: {tokens: 650}"), cells=only_planned("no files")),
+        "all: {steps: 12, mix: {web: 1}}", "web: {tokens: 650}"),
+         cells=only_planned("no files", evaluation="none")),
 )  # fmt: skip
 
 
@@ -380,16 +381,30 @@ def write_corpora(folder: Path) -> None:
 def page(text: str, questions: Iterable[str]) -> str:
     """Return the text of docs/matrix.md with its two tables as they should be."""
     names = list(questions)
-    rows = [(kind.name, *map(kind.cell, names)) for kind in KINDS]
+    kinds: dict[str, list[str]] = {}
+    for kind in KINDS:
+        kinds.setdefault(_exceptions(kind, names), []).append(kind.name)
     meanings = {
-        YES: "answered, and equal to the answers beside it",
         ALONE: "answered, and compared with nothing, because the other questions are refused",
-        NONE: "the run has no evaluation",
         **RULES,
-        **{name: reason for name, (reason, _) in GAPS.items()},
     }
-    tables = iter([_table(("run", *names), rows), _table(("cell", "meaning"), meanings.items())])
+    rows = [("; ".join(names), exceptions) for exceptions, names in kinds.items()]
+    tables = iter(
+        [_table(("runs", "exceptions"), rows), _table(("cell", "meaning"), meanings.items())]
+    )
     return re.sub(r"(^\|.*\n)+", lambda _: next(tables), text, flags=re.MULTILINE)
+
+
+def _exceptions(kind: Kind, questions: Sequence[str]) -> str:
+    """Return the questions that are refused or not compared, by cell: the most frequent last."""
+    cells: dict[str, list[str]] = {}
+    for question in questions:
+        cells.setdefault(kind.cell(question), []).append(question)
+    found = sorted((c for c in cells if c not in (YES, NONE)), key=lambda cell: len(cells[cell]))
+    several = [f"{cell}: {', '.join(cells[cell])}" for cell in found]
+    if found and len(cells[found[-1]]) > len(questions) // 2:
+        several[-1] = f"{found[-1]}: all others"
+    return "; ".join(several) or "none"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

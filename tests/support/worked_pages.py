@@ -6,7 +6,9 @@ All examples of a page run in one empty folder, from top to bottom:
   the text of an ``sh`` block ``cat > FILE <<'END'``;
 - any other ``python`` block is executed, all of a page in one namespace;
 - a ``console`` block has lines ``$ megaindex …`` or ``$ python FILE``, each followed by its output;
-- ``<!-- setup … -->`` is Python that runs there too and that readers do not see;
+- ``tests/pages/PAGE.py`` runs there first, if there is one, in the namespace of the page, and its
+  function ``check_page`` last;
+- ``<!-- setup … -->`` is Python that runs in its place, and that readers do not see;
 - ``<!-- not executed: REASON -->`` on the line before a block leaves it out.
 
 Times and rates of an output may differ from those shown. A line ``…`` of an output stands for lines
@@ -34,6 +36,7 @@ from megaindex.cli import main as megaindex_main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+SETUPS = ROOT / "tests" / "pages"
 
 _EXAMPLE = re.compile(
     r"(?P<skipped><!-- not executed: [^>]+-->\n+```.*?\n```)"
@@ -56,9 +59,15 @@ PAGES = tuple(
 )
 
 
-def run_page(text: str, folder: Path) -> str:
+def setup_of(name: str) -> str:
+    """Return the code that runs before the examples of a page."""
+    file = SETUPS / f"{Path(name).stem.replace('-', '_')}.py"
+    return file.read_text() if file.exists() else ""
+
+
+def run_page(text: str, folder: Path, setup: str = "") -> str:
     """Return the page with the outputs that its commands give in ``folder``."""
-    names: dict[str, Any] = {"__name__": "page", "ROOT": ROOT}
+    names: dict[str, Any] = {"__name__": "page"}
 
     def with_output(example: re.Match[str]) -> str:
         setup, language, body = example["setup"], example["language"], example["body"]
@@ -81,7 +90,11 @@ def run_page(text: str, folder: Path) -> str:
         return example[0]
 
     with inside(folder):
-        return _EXAMPLE.sub(with_output, text)
+        _execute(setup, names)
+        found = _EXAMPLE.sub(with_output, text)
+        if "check_page" in names:
+            names["check_page"]()
+    return found
 
 
 def _execute(code: str, names: dict[str, Any]) -> None:
@@ -121,7 +134,7 @@ def main() -> None:
     for name in sys.argv[1:] or PAGES:
         page = ROOT / name
         with tempfile.TemporaryDirectory() as folder:
-            page.write_text(run_page(page.read_text(), Path(folder)))
+            page.write_text(run_page(page.read_text(), Path(folder), setup_of(name)))
 
 
 if __name__ == "__main__":

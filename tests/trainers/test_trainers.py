@@ -105,7 +105,7 @@ def start(name: str, ranks: int, *, fails: bool = False, **settings: Any) -> lis
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    given = {"lock": "", "until": -1, "resume": "", "own": False, **settings}
+    given = {"lock": "", "until": -1, "resume": "", "own": False, "mix": 0, **settings}
     command = [sys.executable, str(HERE / "trainer_process.py"), name, str(ranks)]
     folder = Path(given["folder"])
     folder.mkdir(exist_ok=True)
@@ -158,6 +158,29 @@ def test_the_receipts_are_those_of_the_lock(name: str, lock: str, tmp_path: Path
     resume = "7" if name == "torchtitan" else f"{folder}/{CHECKPOINTS[name]}"
     (state,) = start(name, then, **MICRO[then], until=20, resume=resume, **train)
     assert_receipt(state, read_lock(lock), 480)
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS.keys() - {"stateful_dataloader"}))
+def test_the_mix_changes_under_every_trainer(name: str, lock: str, tmp_path: Path) -> None:
+    """From step 4 on, set in the first two; the run continues on other ranks with the change."""
+    need(name)
+    folder = str(tmp_path / "run")
+    train = {"lock": lock, "folder": folder, "mix": 4}
+    first, then = (4, 2) if name == "automodel" else (2, 4)
+    start(name, first, **MICRO[first], until=7, **train)
+    resume = "7" if name == "torchtitan" else f"{folder}/{CHECKPOINTS[name]}"
+    (state,) = start(name, then, **MICRO[then], until=20, resume=resume, **train)
+    run = open_run(lock, data_parallel_size=1, micro_batch_size=24)
+    assert run.set_mix({"web": 1, "code": 1}, at=4) == 4
+    for _ in run:
+        pass
+    expected = run.state_dict()["receipt"]
+    assert state["receipt"]["receipt"] == expected["receipt"]
+    assert state["receipt"]["samples"] == expected["samples"] == 480
+    locked = open_run(lock, data_parallel_size=1, micro_batch_size=24)
+    for _ in locked:
+        pass
+    assert locked.state_dict()["receipt"]["receipt"] != expected["receipt"]
 
 
 def test_torchft_repeats_the_samples_of_a_step_that_a_group_leaves(
@@ -321,7 +344,7 @@ def test_accelerate_does_not_divide_batches_again() -> None:
         num_samples=64, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=2
     )
     loader = DataLoader(list(range(64)), batch_sampler=sampler)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="would be divided between the ranks once more"):
+    with pytest.raises(InvalidArgument, match="divided between the ranks"):
         prepare_data_loader(loader, num_processes=2, process_index=0, put_on_device=False)
 
 
@@ -364,7 +387,7 @@ def test_lightning_does_not_divide_batches_again() -> None:
         num_samples=64, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=2
     )
     loader = DataLoader(data, batch_sampler=sampler)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="would be divided between the ranks once more"):
+    with pytest.raises(InvalidArgument, match="divided between the ranks"):
         _update_dataloader(loader, DistributedSampler(data, 2, 0))
 
 

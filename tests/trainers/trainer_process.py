@@ -50,6 +50,24 @@ class Settings(SimpleNamespace):
     resume: str
     """Checkpoint from which the run continues; empty: none."""
     own: bool
+    mix: int
+    """Step from which a run draws with `MIX`, unless it continues; 0: none."""
+
+
+MIX = {"web": 1, "code": 1}
+
+
+def change_mix(run: Any, settings: Settings) -> None:
+    if settings.mix and not settings.resume:
+        assert run.set_mix(MIX, at=settings.mix) == settings.mix
+
+
+def state_of(run: Any, settings: Settings) -> Any:
+    """Return the joined state, after counting the steps that were measured."""
+    steps = settings.until if settings.until > 0 else 20
+    first = int(settings.resume != "") and 7
+    assert run.wait.steps in (steps - first, steps - first - 1 + (settings.until < 20)), run.wait
+    return run.state_dict()
 
 
 class Numbered(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -88,6 +106,7 @@ def train_pytorch(settings: Settings) -> Any:
     )
     if settings.resume:
         loader.load_state_dict(torch.load(settings.resume))
+    change_mix(loader, settings)
     weight = torch.zeros(VOCABULARY, VOCABULARY, requires_grad=True)
     for batch in loader:
         loss_of(weight, batch).backward()
@@ -102,7 +121,7 @@ def train_pytorch(settings: Settings) -> Any:
                 torch.save(state, f"{settings.folder}/{step}.pt")
         if step == settings.until:
             break
-    return loader.state_dict()
+    return state_of(loader, settings)
 
 
 def train_elsewhere(settings: Settings) -> None:
@@ -182,6 +201,8 @@ def train_accelerate(settings: Settings) -> Any:
             loader = skip_first_batches(loader, done)
         else:
             done = loader.returned
+    if not settings.own:
+        change_mix(loader, settings)
     for number, batch in enumerate(loader, done + 1):
         if settings.own:
             seen += numbers_of(batch)
@@ -195,7 +216,7 @@ def train_accelerate(settings: Settings) -> Any:
             accelerator.save_state(f"{settings.folder}/{step}")
         if number == settings.until * settings.accumulate:
             break
-    return seen if settings.own else loader.state_dict()
+    return seen if settings.own else state_of(loader, settings)
 
 
 def train_huggingface(settings: Settings) -> Any:
@@ -203,6 +224,7 @@ def train_huggingface(settings: Settings) -> Any:
         LlamaConfig,
         LlamaForCausalLM,
         Trainer,
+        TrainerCallback,
         TrainingArguments,
     )
 
@@ -235,13 +257,19 @@ def train_huggingface(settings: Settings) -> Any:
     trainer = Recording(
         model=model, args=arguments, train_dataset=Numbered() if settings.own else None
     )
-    if not settings.own:
-        adapter.attach(trainer, settings.lock)
-    trainer.train(resume_from_checkpoint=settings.resume or None)
     if settings.own:
+        trainer.train(resume_from_checkpoint=settings.resume or None)
         return seen
-    (data,) = [c for c in trainer.callback_handler.callbacks if hasattr(c, "run")]
-    return data.run.state_dict()
+    data = adapter.attach(trainer, settings.lock)
+
+    class Mixing(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, *others: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                change_mix(data.run, settings)
+
+    trainer.add_callback(Mixing())
+    trainer.train(resume_from_checkpoint=settings.resume or None)
+    return state_of(data.run, settings)
 
 
 def check_huggingface_labels(model: Any, inputs: Any) -> None:
@@ -267,9 +295,11 @@ def train_lightning(settings: Settings) -> Any:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.zeros(VOCABULARY, VOCABULARY))
 
-        def training_step(self, batch: Any) -> torch.Tensor:
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
             if settings.own:
                 seen.extend(numbers_of(batch))
+            elif number == settings.accumulate:
+                change_mix(data.run, settings)
             return loss_of(self.weight, batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -297,8 +327,7 @@ def train_lightning(settings: Settings) -> Any:
         return seen
     data = LockedDataModule(settings.lock, micro_batch_size=settings.micro)
     trainer.fit(Bigram(), datamodule=data, ckpt_path=settings.resume or None)
-    assert data.run is not None
-    return data.run.state_dict()
+    return state_of(data.run, settings)
 
 
 def train_torchtitan(settings: Settings) -> Any:
@@ -306,7 +335,9 @@ def train_torchtitan(settings: Settings) -> Any:
 
     config = config_of(settings, SIZE)
     trainer = config.build()
+    change_mix(trainer.dataloader.run, settings)
     trainer.train()
+    state_of(trainer.dataloader.run, settings)
     state = json.loads(trainer.dataloader.state_dict()["megaindex"])
     trainer.close()
     return state
@@ -320,8 +351,9 @@ def train_automodel(settings: Settings) -> Any:
     recipe = recipe_of(settings, SIZE)
     adapter.attach(recipe, settings.lock)
     recipe.setup()
+    change_mix(recipe.dataloader.run, settings)
     recipe.run_train_validation_loop()
-    return recipe.dataloader.run.state_dict()
+    return state_of(recipe.dataloader.run, settings)
 
 
 def train_bridge(settings: Settings) -> Any:
@@ -331,6 +363,7 @@ def train_bridge(settings: Settings) -> Any:
     from trainers.bridge_on_cpu import GPTDatasetConfig, TrainingConfig, TrainState, loaders, utils
 
     import megaindex.adapters.megatron as adapter
+    from megaindex.adapters import status
     from megaindex.lock import open_run, read_lock
 
     distributed.init_process_group("gloo")
@@ -364,6 +397,9 @@ def train_bridge(settings: Settings) -> Any:
         assert torch.equal(ours["tokens"], theirs["tokens"])
         assert torch.equal(ours["labels"], theirs["labels"])
         state.consumed_train_samples += settings.micro * SIZE
+    waited = status().waits["Megatron"]
+    steps = settings.until - past // settings.accumulate
+    assert waited.steps in (steps, steps * settings.accumulate), waited
     if RANK == 0:
         torch.save(state.state_dict(), f"{settings.folder}/{settings.until}.pt")
     return state.consumed_train_samples

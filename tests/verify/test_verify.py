@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.builders.recipe import open_recipe
@@ -188,8 +189,8 @@ def test_gaps_overlaps_and_duplicates(
     assert findings["unused-bytes"].where == "byte 5"
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
-@pytest.mark.parametrize("seed", range(3))
+@for_each("at_once", [1, 2, 3, 7])
+@for_each("seed", range(3))
 def test_findings_do_not_depend_on_the_sequences_sorted_together(
     tmp_path: Path, at_once: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +334,7 @@ def test_damage_of_a_snapshot(
 def test_a_folder_of_pairs_and_caches(prefix: str, cache: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "d", [3])
     assert [report.kind for report in verify_all(tmp_path)] == ["pair", "pair"]
-    with pytest.raises(InvalidArgument, match="must have one subject, got 2"):
+    with pytest.raises(InvalidArgument, match="must have one subject"):
         verify(tmp_path)
 
 
@@ -341,7 +342,7 @@ def test_paths_without_a_subject(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="does not exist"):
         verify(tmp_path / "no")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidArgument, match=r"holds no .idx, no cache entry and no sidecar"):
+    with pytest.raises(InvalidArgument, match=r"holds no .idx"):
         verify(tmp_path / "empty")
     (tmp_path / "text").write_text("x")
     with pytest.raises(InvalidArgument, match="must be an .idx, a .bin"):

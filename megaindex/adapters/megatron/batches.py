@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,11 @@ import numpy.typing as npt
 import torch
 
 from megaindex.adapters.megatron import locks
-from megaindex.adapters.megatron.core import core, microbatch_calculator
+from megaindex.adapters.megatron.core import (
+    core,
+    micro_batches_of_step,
+    microbatch_calculator,
+)
 from megaindex.adapters.megatron.indexed_dataset import mapped
 from megaindex.adapters.reports import MEGATRON
 from megaindex.adapters.skipped_dataset import (
@@ -417,6 +422,78 @@ class BalancedSteps:
         return count
 
 
+def measured(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``build_pretraining_data_loader`` of Megatron-Bridge, whose training is measured."""
+
+    @functools.wraps(original)
+    def build(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        loader = original(dataset, *args, **kwargs)
+        _measure(loader, dataset)
+        return loader
+
+    return build
+
+
+def _measure(loader: Any, dataset: Any) -> None:
+    if isinstance(loader, torch.utils.data.DataLoader) and is_training(dataset):
+        MEGATRON.measure(loader, micro_batches_of_step)
+
+
+def divide_documents(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``get_batch_on_this_cp_rank``, which divides documents that are aligned, where
+    Megatron-LM's pretraining divides the row."""
+    if "use_per_sequence_balancing" not in inspect.signature(original).parameters:
+        return original
+    checked = False
+
+    @functools.wraps(original)
+    def divide(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal checked
+        padded = batch.get("cu_seqlens_padded")
+        if padded is None:
+            return original(batch, *args, **kwargs)
+        bound = inspect.signature(original).bind(batch, *args, **kwargs)
+        if not checked:  # of the first batch alone: reading it waits for the device
+            checked = True
+            _check_aligned(padded, bound.arguments.get("cp_group"))
+        bound.arguments["use_per_sequence_balancing"] = False
+        return original(*bound.args, **bound.kwargs)
+
+    return divide
+
+
+def _check_aligned(padded: torch.Tensor, group: Any) -> None:
+    ranks = torch.distributed.get_world_size(group)
+    if ranks > 1 and bool((padded % (2 * ranks) != 0).any()):
+        raise InvalidArgument(
+            f"align must be a multiple of {2 * ranks}, twice the context-parallel size, so that "
+            f"{ranks} ranks can divide each document; build the dataset with "
+            f"PackedOrder(align={2 * ranks})"
+        )
+
+
+def check_documents(dataset: Any, args: Any) -> None:
+    """Refuse a dataset of megaindex whose document bounds this Megatron-LM would not read.
+
+    Raises:
+        InvalidArgument: it would attend over whole rows.
+    """
+    if not isinstance(dataset, GPTDataset) or not dataset.options.cu_seqlens or args is None:
+        return
+    if not hasattr(args, "dataloader_inter_document_masking"):
+        raise InvalidArgument(
+            "cu_seqlens: this release of Megatron-LM has no masking between documents and would "
+            "attend over whole rows; use Megatron-LM main, or a dense mask with "
+            "reset_attention_mask and create_attention_mask"
+        )
+    if not args.dataloader_inter_document_masking and not getattr(args, "sft", False):
+        raise InvalidArgument(
+            "cu_seqlens: Megatron-LM reads the bounds of documents with "
+            "--dataloader-inter-document-masking alone, and would attend over whole rows; give it, "
+            "or leave cu_seqlens out"
+        )
+
+
 def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``build_pretraining_data_loader``, which skips and balances training data if `install`
     was called with ``skip`` or ``balance``."""
@@ -425,7 +502,9 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
     def build(dataset: Any, consumed_samples: int, *args: Any, **kwargs: Any) -> Any:
         if dataset is not None and core().policy.skip and is_training(dataset):
             dataset = skipped(dataset, original)
+        check_documents(dataset, _arguments(original))
         loader = original(dataset, consumed_samples, *args, **kwargs)
+        _measure(loader, dataset)
         sampler: Any = getattr(loader, "batch_sampler", None)
         if loader is not None and core().policy.lock is not None:
             _check_single(sampler, "lock")

@@ -207,6 +207,13 @@ def microbatch_calculator() -> Any:
     return calculator
 
 
+def micro_batches_of_step() -> int:
+    """Return the micro batches of a rank in Megatron's current step; 1 without a calculator."""
+    module = importlib.import_module("megatron.core.num_microbatches_calculator")
+    calculator = module._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+    return 1 if calculator is None else int(calculator.get() or 1)
+
+
 def is_built_here(is_built_on_rank: Callable[[], bool]) -> bool:
     """Return whether this process builds the dataset."""
     distributed = importlib.import_module("torch.distributed")

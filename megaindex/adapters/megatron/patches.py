@@ -394,6 +394,8 @@ WRAPPERS = (
     ("megatron.training.training", "build_train_valid_test_data_loaders",
      batches.build_data_loaders),
     ("megatron.training.checkpointing", "check_checkpoint_args", batches.check_checkpoint_args),
+    ("megatron.bridge.data.samplers", "build_pretraining_data_loader", batches.measured),
+    ("megatron.core.utils", "get_batch_on_this_cp_rank", batches.divide_documents),
 )  # fmt: skip
 """Modules and functions of Megatron that are wrapped, and the wrappers."""
 

@@ -280,6 +280,8 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
     skips.lower_train_iters(neox_args)
     _balance_training(neox_args, train)
     locks.place(neox_args, data_loaders)
+    if train is not None:
+        NEOX.measure(train, lambda: int(neox_args.gradient_accumulation_steps))
     original = framework().original("data_utils", "shift_and_wrap_data_loaders")
     return original(neox_args, data_loaders, loop)
 

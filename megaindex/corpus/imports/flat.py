@@ -21,8 +21,9 @@ from megaindex.format.header import (
     integer_array,
     token_array,
 )
-from megaindex.format.pair import PairSink, pair_paths
+from megaindex.format.pair import pair_paths
 from megaindex.format.provenance import RowFile
+from megaindex.format.sink import PairSink
 from megaindex.io.mapping import map_readonly
 from megaindex.progress import Bar, silent
 

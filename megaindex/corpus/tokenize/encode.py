@@ -24,9 +24,9 @@ from megaindex.corpus.tokenize.work_folder import (
     pair_bytes,
 )
 from megaindex.errors import FormatError
-from megaindex.format import IndexedDatasetWriter
 from megaindex.format.provenance import InputRows
 from megaindex.format.tokenizers import Tokenizer, insert_tokens, load, one_thread
+from megaindex.format.writer import IndexedDatasetWriter
 from megaindex.io.paths import as_storage_error
 
 Encoded = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[int]]

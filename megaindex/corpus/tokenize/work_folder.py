@@ -37,8 +37,9 @@ from megaindex.cache.entry import opened
 from megaindex.corpus.tokenize.inputs import Refused
 from megaindex.corpus.tokenize.parts import InputPart
 from megaindex.errors import FormatError, InvalidArgument, StorageError
-from megaindex.format.pair import pair_paths, written_paths
+from megaindex.format.pair import pair_paths
 from megaindex.format.provenance import InputRows, ProvenanceSpool, RowFile
+from megaindex.format.sink import written_paths
 from megaindex.io.atomic import AtomicFiles, Damaged, is_size, parse_object, read_object, write_file
 from megaindex.io.paths import as_storage_error
 

@@ -18,6 +18,7 @@ from megaindex._types import I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ServedTokens, cut_in_samples, join_blocks, join_served
+from megaindex.index.exposures import PassRuns
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.keyed import Block, BlockOrder, key_of
 from megaindex.index.spans import Spans
@@ -130,6 +131,12 @@ class BlockedIndex(BlockOrder):
         counts = [self._samples_of(epoch) for epoch in range(self.num_epochs)]
         return np.concatenate(([0], np.cumsum(np.concatenate(counts), dtype=np.int64)))
 
+    @cached_property
+    def pass_runs(self) -> PassRuns:
+        """The samples in runs of one pass, see `megaindex.index.spans.ShownIndex.pass_runs`."""
+        starts = self._firsts[self._first_blocks[:-1]]
+        return PassRuns(starts, np.arange(self.num_epochs), self.num_samples)
+
     def _samples_of(self, epoch: int) -> I64:
         """Return int64[blocks]: samples of each block of an epoch."""
         tokens = np.diff(self.blocks.starts(epoch))
@@ -184,6 +191,29 @@ class BlockedIndex(BlockOrder):
         block = read.blocks_begun(num_samples)
         other = self.at_length(sequence_length).extend(read.num_epochs)
         return other.samples_before(block), read.samples_before(block) - num_samples
+
+    def first_again(self, begin: int, end: int, read: BlockedIndex, first: int, last: int) -> int:
+        """Return the first of samples ``begin`` to ``end - 1`` with an input token of ``read``'s.
+
+        ``read`` has the same blocks in samples of another length, of which ``first`` to ``last -
+        1`` were served. ``end`` if there is none.
+        """
+        ours, theirs = self.reaching(end), read.reaching(last)
+        stop = min(ours.blocks_begun(end), theirs.blocks_begun(last))
+        for number in range(int(ours._block_of(np.array([begin]))[0]), stop):
+            served = np.sort(theirs._inputs(number, first, last))
+            begins = ours._inputs(number, begin, end)
+            at = np.searchsorted(served, begins + self.sequence_length) - 1
+            again = (at >= 0) & (np.append(served, 0)[at] + read.sequence_length > begins)
+            if again.any():
+                return max(begin, ours.samples_before(number)) + int(again.argmax())
+        return end
+
+    def _inputs(self, number: int, begin: int, end: int) -> I64:
+        """Return the first token, in a block, of each of its samples from ``begin`` to ``end``."""
+        first = self.samples_before(number)
+        cut = self.shuffled_samples(number)[max(0, begin - first) : max(0, end - first)]
+        return cut * self.sequence_length
 
     def samples_before(self, block: int) -> int:
         """Return the samples of the first ``block`` blocks."""

@@ -4,12 +4,15 @@ What a bin holds follows from the histogram of document lengths alone (`Packing`
 takes which place is decided in every epoch by a keyed permutation of the documents of each length,
 and a keyed bijection orders the bins. Stored are the documents sorted by length, 4 bytes each; a
 sample of any epoch is located by itself.
+
+With ``align`` above 1 every piece begins at a multiple of it: lengths are counted in units of
+``align`` tokens, rounded up, and packed as those of ``align`` 1 are in tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -30,6 +33,7 @@ MOST_SEQUENCE_LENGTH = 2**24
 _STRIDE = 64  # documents between two entries of sample_starts
 _LOOKED_UP = 1 << 14  # documents whose pieces a thread finds at once
 _FEWEST = 16
+_SUMMED = 1 << 20  # lengths added at once
 
 ARRAYS: Mapping[str, tuple[tuple[int | None, ...], str]] = {
     "piece_starts": ((None,), "int64"),
@@ -51,11 +55,16 @@ class Packing:
     """Bins of one epoch, as far as the histogram of the lengths decides them."""
 
     counts: I64
-    """int64[S + 1]: number of pieces of each length; ``counts[S]`` are whole samples."""
+    """int64[S / align + 1]: number of pieces of each length in units of ``align`` tokens; the last
+    are those that fill a sample."""
     layers: I64
     """int64[n, 6], see `megaindex.kernels.reference.packing.pack_pieces`."""
     runs: I64
     """int64[m + 1, 3], see there."""
+    input_tokens: int
+    """Tokens of one epoch that are the input of a sample."""
+    align: int = 1
+    """Tokens of a unit: each piece begins at a multiple of it."""
 
     @property
     def num_samples(self) -> int:
@@ -64,12 +73,7 @@ class Packing:
 
     @property
     def sequence_length(self) -> int:
-        return self.counts.size - 1
-
-    @cached_property
-    def input_tokens(self) -> int:
-        """Tokens of one epoch that are the input of a sample."""
-        return int(self.counts @ np.arange(self.counts.size))
+        return (self.counts.size - 1) * self.align
 
     @property
     def padding(self) -> int:
@@ -105,65 +109,120 @@ class Packing:
 
         They share a sample with nearly the same documents in every epoch.
         """
-        lengths = np.arange(self.sequence_length)
         counts = self.counts[:-1]
-        return int((lengths * counts)[counts <= 2].sum())
+        lengths = np.arange(counts.size) * self.align
+        return min(self.input_tokens, int((lengths * counts)[counts <= 2].sum()))
 
 
-def pack_counts(counts: I64, max_documents: int | None) -> Packing:
-    """Return the packing of pieces, int64[S + 1] of each length; InvalidArgument for 0 pieces."""
-    if not counts.any():
-        raise InvalidArgument(
-            "no document gives a sample: a document must have at least one token and, with "
-            f"long_documents skip, at most {counts.size - 1}; change the documents or the rule"
+@dataclass(frozen=True, kw_only=True)
+class Cutting:
+    """How documents are cut into the pieces that are packed."""
+
+    sequence_length: int
+    long_documents: LongDocuments = "split"
+    align: int = 1
+    """Tokens of a unit; ``sequence_length`` is a multiple of it."""
+
+    def __post_init__(self) -> None:
+        check_align(self.align, self.sequence_length)
+        if self.sequence_length > MOST_SEQUENCE_LENGTH:
+            raise InvalidArgument(
+                f"sequence_length must be at most {MOST_SEQUENCE_LENGTH} in order packed, got "
+                f"{self.sequence_length}; lower it or use another order"
+            )
+
+    @property
+    def capacity(self) -> int:
+        """Units of a sample."""
+        return self.sequence_length // self.align
+
+    @property
+    def rule(self) -> int:
+        """Number of ``long_documents`` in the kernels."""
+        return LONG_DOCUMENTS.index(self.long_documents)
+
+    def units(self, lengths: IntArray) -> IntArray:
+        """Return lengths in units, rounded up; a negative one, which kernels refuse, as it is."""
+        if self.align == 1:
+            return lengths
+        units: IntArray = np.minimum(-(-lengths // self.align), lengths)
+        return units
+
+    def used(self, lengths: IntArray) -> I64:
+        """Return the tokens of documents that are placed, int64[n]."""
+        used = lengths.astype(np.int64)
+        if self.long_documents == "truncate":
+            return np.minimum(used, self.sequence_length)
+        skips = self.long_documents == "skip"
+        return np.where(used > self.sequence_length, 0, used) if skips else used
+
+    def count(self, lengths: I32) -> I64:
+        """Return the number of pieces of each length in units, int64[capacity + 1]."""
+        return active().count_pieces(self.units(lengths), self.capacity, self.rule, num_threads())
+
+    def pack(self, counts: I64, input_tokens: int, max_documents: int | None) -> Packing:
+        """Return the packing of pieces; InvalidArgument for 0 pieces.
+
+        Args:
+            counts: the result of `count` or `count_histogram`.
+            input_tokens: tokens of these pieces.
+            max_documents: see `most_documents`.
+        """
+        if not counts.any():
+            raise InvalidArgument(
+                "no document gives a sample: a document must have at least one token and, with "
+                f"long_documents skip, at most {self.sequence_length}; change the documents or the "
+                "rule"
+            )
+        limit = most_documents(max_documents, self.sequence_length)
+        layers, runs = active().pack_pieces(counts, limit, 1, True)
+        return Packing(
+            counts=counts, layers=layers, runs=runs, input_tokens=input_tokens, align=self.align
         )
-    limit = most_documents(max_documents, counts.size - 1)
-    layers, runs = active().pack_pieces(counts, limit, 1, True)
-    return Packing(counts=counts, layers=layers, runs=runs)
+
+    def pack_lengths(self, lengths: I32, max_documents: int | None) -> Packing:
+        """Return the packing of documents of these lengths."""
+        counts = self.count(lengths)
+        return self.pack(counts, self.tokens_of(counts, lengths), max_documents)
+
+    def tokens_of(self, counts: I64, lengths: I32) -> int:
+        """Return the tokens of the pieces, which their counts hold where a unit is a token."""
+        if self.align == 1:
+            return int(counts @ np.arange(counts.size))
+        return self.tokens(lengths)
+
+    def tokens(self, lengths: IntArray, documents: I64 | None = None) -> int:
+        """Return the tokens of documents that are placed, of ``documents[k]`` of each length."""
+        total = 0
+        for first in range(0, lengths.size, _SUMMED):
+            used = self.used(lengths[first : first + _SUMMED])
+            times = 1 if documents is None else documents[first : first + _SUMMED]
+            total += int((used * times).sum())
+        return total
+
+    def pack_histogram(self, lengths: I64, documents: I64, max_documents: int | None) -> Packing:
+        """Return the packing of ``documents[k]`` documents of ``lengths[k]`` tokens each."""
+        units = self.units(self.used(lengths))
+        counts = np.zeros(self.capacity + 1, np.int64)
+        counts[-1] = (units // self.capacity * documents).sum()
+        np.add.at(counts[:-1], units % self.capacity, documents)
+        counts[0] = 0
+        return self.pack(counts, self.tokens(lengths, documents), max_documents)
 
 
-def count_pieces(lengths: I32, sequence_length: int, long_documents: LongDocuments) -> I64:
-    """Return the number of pieces of each length, int64[S + 1], of documents of these lengths;
-    InvalidArgument for a ``sequence_length`` above 2**24."""
-    _check_sequence_length(sequence_length)
-    rule = LONG_DOCUMENTS.index(long_documents)
-    return active().count_pieces(lengths, sequence_length, rule, num_threads())
-
-
-def _check_sequence_length(sequence_length: int) -> None:
-    if sequence_length > MOST_SEQUENCE_LENGTH:
+def check_align(align: int, sequence_length: int) -> None:
+    """Raise InvalidArgument unless ``sequence_length`` is a multiple of ``align``."""
+    if align < 1 or sequence_length % align:
         raise InvalidArgument(
-            f"sequence_length must be at most {MOST_SEQUENCE_LENGTH} in order packed, got "
-            f"{sequence_length}; lower it or use another order"
+            f"align must be at least 1 and divide the sequence length {sequence_length}, got "
+            f"{align}; it is 2 x the context-parallel size, or a multiple of that"
         )
 
 
-def pieces_of_histogram(
-    lengths: I64, documents: I64, sequence_length: int, long_documents: LongDocuments
-) -> I64:
-    """Return the same for ``documents[k]`` documents of ``lengths[k]`` tokens each."""
-    _check_sequence_length(sequence_length)
-    counts = np.zeros(sequence_length + 1, np.int64)
-    if long_documents == "truncate":
-        lengths = np.minimum(lengths, sequence_length)
-    elif long_documents == "skip":
-        documents = np.where(lengths > sequence_length, 0, documents)
-    counts[sequence_length] = (lengths // sequence_length * documents).sum()
-    np.add.at(counts[:sequence_length], lengths % sequence_length, documents)
-    counts[0] = 0
-    return counts
-
-
-def build(
-    lengths: I32,
-    sequence_length: int,
-    long_documents: LongDocuments,
-    max_documents: int | None,
-    sink: Sink,
-) -> None:
+def build(lengths: I32, cutting: Cutting, max_documents: int | None, sink: Sink) -> None:
     """Fill the arrays of `ARRAYS` in ``sink``, for documents of these lengths."""
-    counts = count_pieces(lengths, sequence_length, long_documents)
-    packing = pack_counts(counts, max_documents)
+    packing = cutting.pack_lengths(lengths, max_documents)
+    counts = packing.counts
     arrays: dict[str, IntArray] = {
         "piece_starts": np.concatenate(([0], np.cumsum(counts[:-1]))),
         "layers": packing.layers,
@@ -174,8 +233,10 @@ def build(
         sink.seal(name)
     documents = sink.allocate("piece_documents", (int(counts[:-1].sum()),), "int32")
     starts = sink.allocate("sample_starts", (ceil_div(lengths.size, _STRIDE) + 1,), "int64")
-    rule = LONG_DOCUMENTS.index(long_documents)
-    active().sort_pieces(lengths, sequence_length, rule, counts, documents, starts, num_threads())
+    active().sort_pieces(
+        cutting.units(lengths), cutting.capacity, cutting.rule, counts, documents, starts,
+        num_threads(),
+    )  # fmt: skip
     sink.seal("piece_documents")
     sink.seal("sample_starts")
 
@@ -193,6 +254,7 @@ class PackedIndex(DocumentOrder):
     max_documents: int
     """Most pieces of documents in a sample, see `most_documents`."""
     long_documents: LongDocuments = "split"
+    align: int = 1
     order: Literal["packed"] = field(default="packed", init=False)
 
     @property
@@ -204,7 +266,26 @@ class PackedIndex(DocumentOrder):
         """Facts about the bins of an epoch: padding, pieces a sample."""
         counts = np.diff(self.arrays["piece_starts"], append=0)
         counts[-1] = self.arrays["sample_starts"][-1]
-        return Packing(counts=counts, layers=self.arrays["layers"], runs=self.arrays["runs"])
+        return Packing(
+            counts=counts,
+            layers=self.arrays["layers"],
+            runs=self.arrays["runs"],
+            input_tokens=self._cutting.tokens_of(counts, self._lengths),
+            align=self.align,
+        )
+
+    @cached_property
+    def _cutting(self) -> Cutting:
+        return Cutting(
+            sequence_length=self.sequence_length,
+            long_documents=self.long_documents,
+            align=self.align,
+        )
+
+    @cached_property
+    def _units(self) -> I32:
+        """Lengths of the documents in units."""
+        return self._cutting.units(self._lengths)
 
     @property
     def cut_tokens(self) -> int:
@@ -253,9 +334,9 @@ class PackedIndex(DocumentOrder):
         arrays: Any = self.arrays
         local, offset, length, splits = active().packed_spans(
             self._document_key(block.number),
-            self._lengths,
-            LONG_DOCUMENTS.index(self.long_documents),
-            self.add_extra_token,
+            self._units,
+            self._cutting.rule,
+            self.add_extra_token if self.align == 1 else 0,
             arrays["piece_starts"],
             arrays["piece_documents"],
             arrays["sample_starts"],
@@ -263,7 +344,21 @@ class PackedIndex(DocumentOrder):
             arrays["runs"],
             numbers,
         )
-        return Spans.of_one_source(self._sequence_ids(local), offset, length, splits)
+        if self.align == 1:
+            return Spans.of_one_source(self._sequence_ids(local), offset, length, splits)
+        return self._aligned(local, offset, length, splits)
+
+    def _aligned(self, local: I64, offset: I64, length: I64, splits: I64) -> Spans:
+        """Return the spans of pieces whose offset and length are counted in units."""
+        offset, width = offset * self.align, length * self.align
+        whole = self._lengths[local].astype(np.int64)
+        tokens = np.minimum(width, self._cutting.used(whole) - offset)
+        goes_on = (width == self.sequence_length) & (offset + width < whole)
+        tokens += self.add_extra_token * goes_on
+        filled = np.cumsum(width - tokens) - (width - tokens)
+        padding = filled - np.repeat(filled[splits[:-1]], np.diff(splits))
+        spans = Spans.of_one_source(self._sequence_ids(local), offset, tokens, splits)
+        return replace(spans, padding=padding)
 
     def served_tokens(self, documents: I64, _source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
@@ -274,7 +369,9 @@ class PackedIndex(DocumentOrder):
             range(0, max(1, places.size), _LOOKED_UP),
             num_threads(),
         )
-        place, offset, length, rank = map(np.concatenate, zip(*pieces, strict=True))
+        place, offset, units, rank = map(np.concatenate, zip(*pieces, strict=True))
+        used = self._cutting.used(self._lengths[place])
+        length = np.minimum(units * self.align, used - offset)
         served = ServedTokens(rank, self._sequence_ids(place), offset, length)
         threads = max(1, num_threads() // self.num_epochs)
 
@@ -284,7 +381,7 @@ class PackedIndex(DocumentOrder):
                 arrays["piece_starts"],
                 arrays["layers"],
                 arrays["runs"],
-                length,
+                units,
                 rank,
                 threads,
             )
@@ -293,9 +390,10 @@ class PackedIndex(DocumentOrder):
         return join_blocks(find, self.num_epochs)
 
     def _pieces(self, places: I64) -> tuple[I64, I64, I64, I64]:
-        """Return the pieces of documents: document, offset, length, and number in its length."""
-        size = self.sequence_length
-        used = self._used(self._lengths[places])
+        """Return the pieces of documents: document, offset, length in units, and number among
+        those of its length."""
+        size = self._cutting.capacity
+        used = self._used_units(self._lengths[places])
         whole, rest = np.divmod(used, size)
         last = rest > 0
         run = np.repeat(np.arange(places.size), whole)
@@ -305,18 +403,14 @@ class PackedIndex(DocumentOrder):
         before[long] = self._whole_before(places[long])
         return (
             np.concatenate((places[run], places[last])),
-            np.concatenate((part * size, (used - rest)[last])),
+            np.concatenate((part * size, (used - rest)[last])) * self.align,
             np.concatenate((np.full(run.size, size), rest[last])),
             np.concatenate((before[run] + part, self._numbers(places[last], rest[last]))),
         )
 
-    def _used(self, lengths: I32) -> I64:
-        """Return the tokens of documents that are placed."""
-        used = lengths.astype(np.int64)
-        skips = self.long_documents == "skip"
-        if self.long_documents == "truncate":
-            return np.minimum(used, self.sequence_length)
-        return np.where(used > self.sequence_length, 0, used) if skips else used
+    def _used_units(self, lengths: I32) -> I64:
+        used: I64 = self._cutting.units(self._cutting.used(lengths))
+        return used
 
     def _whole_before(self, places: I64) -> I64:
         """Return the number of whole samples of all documents before each of these."""
@@ -324,7 +418,7 @@ class PackedIndex(DocumentOrder):
         near = row[:, None] * _STRIDE + np.arange(_STRIDE)
         before = near < places[:, None]
         lengths = self._lengths[np.where(before, near, 0)]
-        whole = np.where(before, self._used(lengths) // self.sequence_length, 0)
+        whole = np.where(before, self._used_units(lengths) // self._cutting.capacity, 0)
         found: I64 = self.arrays["sample_starts"][row] + whole.sum(axis=1)
         return found
 

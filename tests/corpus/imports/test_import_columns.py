@@ -29,7 +29,7 @@ def test_an_unreadable_folder() -> None:
         folder.mkdir()
         with (
             closed(folder),
-            pytest.raises(StorageError, match="folder: cannot list: Permission denied"),
+            pytest.raises(StorageError, match="folder: cannot list"),
         ):
             open_columns(str(folder))
 
@@ -76,9 +76,7 @@ def test_a_folder_of_columns(tmp_path: Path) -> None:
     import_pair(open_columns(str(folder)), str(tmp_path / "a"), dtype="uint16")
     assert read(tmp_path / "a") == [[number, 1, 2] for number in (0, 1, 2) for _ in range(5)]
     write_columns(folder / "part-1.parquet", pa.list_(pa.int32()), [[1]])
-    with pytest.raises(
-        FormatError, match=r"part-1\.parquet: .* lists of int64 as in the files bef"
-    ):
+    with pytest.raises(FormatError, match=r"part-1\.parquet: .* lists of int64"):
         import_pair(open_columns(str(folder)), str(tmp_path / "b"))
 
 
@@ -90,7 +88,7 @@ def test_wrong_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_columns(path, pa.list_(pa.int32()), [[1, None]])
     with pytest.raises(FormatError, match="has nulls"):
         import_pair(open_columns(str(path)), str(tmp_path / "a"))
-    with pytest.raises(InvalidArgument, match="has no column 'text'; choose one of tokens"):
+    with pytest.raises(InvalidArgument, match="has no column 'text'"):
         open_columns(str(path), "text")
     write_columns(path, pa.list_(pa.float32()), [[1.0]])
     with pytest.raises(FormatError, match="must hold lists of integers"):
@@ -105,7 +103,7 @@ def test_wrong_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingFile, match="does not exist"):
         open_columns(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MissingFile, match=r"holds no file that ends in \.parquet or"):
+    with pytest.raises(MissingFile, match=r"holds no file that ends in"):
         open_columns(str(tmp_path / "empty"))
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(InvalidArgument, match=r"pip install 'megaindex\[parquet\]'"):

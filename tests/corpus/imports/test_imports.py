@@ -74,7 +74,7 @@ def test_ids_that_int32_cannot_hold(golden: Path, tmp_path: Path, asked: str | N
     with open(source, "r+b") as stream:
         stream.seek(4 * 7)
         stream.write((2**31).to_bytes(4, "little"))
-    with pytest.raises(InvalidArgument, match=r"4\.ds: token 7 is 2147483648, and int32 holds at"):
+    with pytest.raises(InvalidArgument, match=r"4\.ds: token 7 is 2147483648"):
         import_pair(open_nanotron(str(source)), str(tmp_path / "a"), dtype=asked)
     assert names(tmp_path) == ["golden"]
     outcome = import_pair(open_nanotron(str(source)), str(tmp_path / "a"), dtype="int64")
@@ -85,16 +85,14 @@ def test_ids_that_int32_cannot_hold(golden: Path, tmp_path: Path, asked: str | N
 def test_ds_and_index_that_do_not_belong_together(golden: Path, tmp_path: Path) -> None:
     source = golden / "datatrove_2.ds"
     source.write_bytes(source.read_bytes()[:-2])
-    with pytest.raises(
-        FormatError, match=r"2 or 4 bytes for each of the 20 tokens in .*index, got 38"
-    ):
+    with pytest.raises(FormatError, match=r"2 or 4 bytes for each of the 20 tokens"):
         open_nanotron(str(source))
     (golden / "datatrove_2.ds.index").unlink()
     with pytest.raises(MissingFile, match=r"2\.ds\.index: cannot open"):
         open_nanotron(str(source))
     ends = np.array([8, 5, 20], np.uint64)
     ends.tofile(golden / "datatrove_4.ds.index")
-    with pytest.raises(FormatError, match=r"4\.ds: sequence 1 ends at token 5: lengths .* got -3"):
+    with pytest.raises(FormatError, match=r"4\.ds: sequence 1 ends at token 5: lengths"):
         import_pair(open_nanotron(str(golden / "datatrove_4.ds")), str(tmp_path / "a"))
     assert names(tmp_path) == ["golden"]
 

@@ -54,9 +54,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "o.parts"
     folder.mkdir()
     write_jsonl(folder / "a.jsonl", TEXTS)
-    with pytest.raises(
-        InvalidArgument, match=r"o\.parts: holds a\.jsonl, which is not a file of a run"
-    ):
+    with pytest.raises(InvalidArgument, match=r"o\.parts: holds a\.jsonl"):
         run(tmp_path / "o", [folder])
     assert names(folder) == {"a.jsonl"}
     assert names(tmp_path) == {"o.parts"}

@@ -107,7 +107,7 @@ def test_a_part_whose_size_cannot_be_read_is_a_typed_error(
         raise OSError(5, "Input/output error", path)
 
     monkeypatch.setattr(encode.os.path, "getsize", fail)
-    with pytest.raises(StorageError, match=r"out\.parts: cannot read the size of a file: "):
+    with pytest.raises(StorageError, match=r"out\.parts: cannot read the size of a file"):
         tokenize(
             tmp_path / "out",
             [write_jsonl(tmp_path / "a.jsonl", LINES[:3])],
@@ -333,7 +333,7 @@ def test_forged_bad_lines_are_refused(
     half_done(monkeypatch, tmp_path / "o", small, parts=1, on_bad_line="skip")
     (bad,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".jsonl")
     bad.write_text(text)
-    with pytest.raises(FormatError, match=rf"bad\.jsonl: .*{message}; delete its folder"):
+    with pytest.raises(FormatError, match=rf"bad\.jsonl: .*{message}"):
         run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
     assert not (tmp_path / "o.idx").exists()
 
@@ -491,7 +491,7 @@ def test_a_tokenizer_that_is_replaced_before_a_worker_loads_it_is_noticed(tmp_pa
     path = train_bpe(tmp_path / "bpe")
     file = find_tokenizer(path, add_special_tokens=True)
     path.write_bytes(train_bpe(tmp_path / "other", 300).read_bytes())
-    with pytest.raises(StorageError, match="changed since the run began .*; restore it, or start"):
+    with pytest.raises(StorageError, match="changed since the run began"):
         load(file)
 
 

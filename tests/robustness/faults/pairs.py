@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from support.corpora import write_provenance
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.corpus.merge import merge
 from megaindex.corpus.split import cut_evenly, split
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.format.provenance import provenance_faults
 
 OLD = [[1, 1], [9]]

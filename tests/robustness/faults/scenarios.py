@@ -22,6 +22,7 @@ from robustness.faults.pairs import (
 )
 
 import megaindex
+from megaindex import IndexedDatasetWriter
 from megaindex.cache import array_group as group
 from megaindex.cache import claim as leftovers
 from megaindex.cache import entry, npy
@@ -36,7 +37,7 @@ from megaindex.cache.sidecar import (
     read_sidecar,
 )
 from megaindex.errors import MegaIndexError
-from megaindex.format import IndexedDatasetWriter
+from megaindex.keys import Store
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,45 @@ class NamedDurable(Named):
         return "new" if marks == "11" else "old"
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A store of arrays in two files: a third is written, or they are merged."""
+
+    name: str
+    merges: bool = False
+
+    def prepare(self, folder: Path) -> None:
+        for numbers in (range(10), range(5, 20)):
+            self._write(folder, numbers)
+
+    def act(self, folder: Path) -> None:
+        if self.merges:
+            Store(folder / "store").merge()
+        else:
+            self._write(folder, range(15, 30))
+
+    def state(self, folder: Path) -> str:
+        store = Store(folder / "store")
+        store.verify()
+        values, found = store.find(self._keys(range(30)))
+        assert np.array_equal(values[found], np.flatnonzero(found))
+        assert found[:20].all()
+        assert found[20:].all() or not found[20:].any()
+        return "new" if found[20:].all() or store.num_files == 1 else "old"
+
+    def strays(self, folder: Path) -> list[str]:
+        return unknown_names(folder / "store", r"store\.json|[0-9a-f]{32}\.rows")
+
+    def _write(self, folder: Path, numbers: range) -> None:
+        store = Store(folder / "store", dtype="int64", shape=())
+        with store.writer() as writer:
+            writer.append(self._keys(numbers), np.array(numbers))
+
+    @staticmethod
+    def _keys(numbers: range) -> Any:
+        return np.stack((np.array(numbers) % 7, np.array(numbers) + 1), axis=1)
+
+
 def _refuse(arrays: Mapping[str, Any]) -> None:
     raise AssertionError("arrays built here are known by their sidecar")
 
@@ -238,6 +278,8 @@ SCENARIOS: dict[str, Any] = {
         Named("named-together"),
         Named("named-stale", stale=True),
         NamedDurable("named-durable"),
+        Stored("store-writer"),
+        Stored("store-merge", merges=True),
     )
 }
 TRACED: dict[str, Any] = {

@@ -16,8 +16,8 @@ import pytest
 from support.corpora import write_corpus
 
 import megaindex
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.orders import epoch
 from megaindex.index.orders import framework as shuffled
 from megaindex.loader.positional_reader import PositionalTokens
@@ -145,7 +145,9 @@ def test_a_fork_in_the_middle_of_a_build(
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
+)
 def test_workers_of_a_dataloader(corpus: IndexedDataset, tmp_path: Path, method: str) -> None:
     torch_data = pytest.importorskip("torch.utils.data")
     from megaindex.loader import GPTDataset
@@ -159,7 +161,7 @@ def test_workers_of_a_dataloader(corpus: IndexedDataset, tmp_path: Path, method:
     assert served == [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_file_cut_short_is_an_error_of_the_workers(
     corpus: IndexedDataset, tmp_path: Path, method: str
 ) -> None:
@@ -182,7 +184,7 @@ def test_a_file_cut_short_is_an_error_of_the_workers(
 def test_ctrl_c_leaves_nothing_half_done(tmp_path: Path) -> None:
     """At moments further and further into a build, whose kernels run for a while."""
     with IndexedDatasetWriter(tmp_path / "corpus", np.uint8) as writer:
-        writer.add_documents(np.zeros(4_000_000, np.uint8), np.full(1_000_000, 4))
+        writer.add_documents(np.zeros(1_600_000, np.uint8), np.full(400_000, 4))
     cache, said = tmp_path / "cache", []
     while len(said) < 5:
         receive, send = os.pipe()

@@ -39,7 +39,8 @@ from megaindex.cli.plan import main as plan_main  # noqa: E402
 from megaindex.errors import InvalidArgument  # noqa: E402
 from megaindex.plan import Plan, make_plan  # noqa: E402
 from megaindex.plan.export import export_settings  # noqa: E402
-from megaindex.settings.run_builder import read_settings, resolve  # noqa: E402
+from megaindex.settings.arguments import read_settings  # noqa: E402
+from megaindex.settings.run_builder import resolve  # noqa: E402
 
 SECONDS = 30  # of a run, after which it is taken to be endless
 EXACT = "# megaindex.adapters.neox.install(exact=True)"

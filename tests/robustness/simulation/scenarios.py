@@ -17,6 +17,7 @@ from robustness.simulation.filesystem import ROOT
 from robustness.simulation.world import Decisions, Faults, Machine, Process, World
 from support.tokenizing import InThisProcess
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.cache import cache, npy
 from megaindex.cache.array_files import ArrayFiles, Identity, Sidecar
 from megaindex.cache.array_group import ArrayWriter, write_together
@@ -24,8 +25,8 @@ from megaindex.cache.claim import build_once
 from megaindex.cache.sidecar import find_arrays, map_arrays
 from megaindex.corpus import tokenize
 from megaindex.errors import FormatError, MegaIndexError, MissingFile, StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.format.pair import pair_paths, written_paths
+from megaindex.format.pair import pair_paths
+from megaindex.format.sink import written_paths
 from megaindex.io.atomic import write_file
 from megaindex.io.paths import as_storage_error
 

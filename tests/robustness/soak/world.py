@@ -16,8 +16,8 @@ from robustness.faults.injection import Act, Injector
 from robustness.faults.trial import fail, kill
 from robustness.soak.model import Documents, Rows
 
+from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import StorageError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.spans import Index
 from megaindex.loader.token_readers import MappedTokens
 

@@ -1,0 +1,5 @@
+from megaindex.keys.numbers import generator as generator
+from megaindex.keys.numbers import torch_generator as torch_generator
+from megaindex.keys.numbers import uniform as uniform
+from megaindex.keys.store import Store as Store
+from megaindex.keys.store import StoreWriter as StoreWriter

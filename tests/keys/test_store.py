@@ -1,0 +1,425 @@
+"""Stores of arrays: rows of many processes, looked up, merged, damaged and refused."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError
+from megaindex.keys import Store
+from megaindex.keys.rows_file import HEADER_BYTES, KEY_BYTES
+
+SHAPE = (3, 2)
+ROW_BYTES = 12
+
+
+def keys_of(numbers: Any) -> Any:
+    """Distinct keys of row numbers, some of which share their first word."""
+    numbers = np.asarray(numbers, np.uint64)
+    scattered = (numbers // np.uint64(5) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return np.stack((scattered, numbers), axis=1)
+
+
+def values_of(numbers: Any) -> Any:
+    return (np.asarray(numbers)[:, None, None] % 2048 + np.arange(6).reshape(SHAPE)).astype("f2")
+
+
+def write(store: Store, *parts: Any) -> None:
+    for numbers in parts:
+        with store.writer() as writer:
+            for piece in np.array_split(np.asarray(numbers), 3):
+                writer.append(keys_of(piece), values_of(piece))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store", dtype="float16", shape=SHAPE)
+
+
+def files_of(store: Store) -> list[Path]:
+    return sorted(Path(store.path).glob("*.rows"))
+
+
+def test_rows_are_found_before_and_after_merging(store: Store) -> None:
+    order = np.random.default_rng(0).permutation(1000)
+    write(store, order[:10], order[10:400], order[400:])
+    assert (store.num_rows, store.num_files) == (1000, 3)
+    asked = np.random.default_rng(1).integers(0, 1000, 3000)
+    for _ in range(2):
+        for opened in (store, Store(store.path), pickle.loads(pickle.dumps(store))):
+            found = opened.get(keys_of(asked))
+            assert found.dtype == np.float16
+            assert np.array_equal(found, values_of(asked))
+            assert np.array_equal(opened.get(keys_of(asked).view(np.int64)), found)
+            assert opened.get(np.zeros((0, 2), np.int64)).shape == (0, *SHAPE)
+        store.verify()
+        store.merge()
+        assert (store.num_rows, store.num_files) == (1000, 1)
+    assert repr(store).endswith("1,000 rows of float16 [3, 2] in 1 files)")
+
+
+def test_a_million_rows_are_joined_by_other_ranks(tmp_path: Path) -> None:
+    """Written on 6 ranks, read on 16 in another order; before and after merging."""
+    store = Store(tmp_path / "million", dtype="int64", shape=())
+    numbers = np.random.default_rng(2).permutation(1_000_000)
+    for rank in range(6):
+        with store.writer() as writer:
+            for batch in np.array_split(numbers[rank::6], 20):
+                writer.append(keys_of(batch), batch)
+    for _ in range(2):
+        for rank in range(16):
+            asked = np.arange(rank, 1_000_000, 16)
+            assert np.array_equal(store.get(keys_of(asked)), asked)
+        store.merge()
+
+
+def test_missing_keys_are_refused_or_marked(store: Store) -> None:
+    write(store, range(10))
+    asked = np.array([3, 10, 9, 11])
+    with pytest.raises(OutOfRange, match="2 of 4 keys have no payload.* in row 1"):
+        store.get(keys_of(asked))
+    values, found = store.find(keys_of(asked))
+    assert found.tolist() == [True, False, True, False]
+    assert np.array_equal(values[found], values_of(asked[found]))
+    assert not values[~found].any()
+    assert not store.find(np.zeros((1, 2), np.int64))[1].any()
+
+
+@pytest.mark.parametrize("numbers", [[], [4], [0, 4], range(5), range(0, 50, 5), range(23)])
+def test_every_place_of_a_first_word_is_found(store: Store, numbers: Any) -> None:
+    write(store, numbers)
+    found = store.find(keys_of(range(60)))[1]
+    assert np.flatnonzero(found).tolist() == list(numbers)
+
+
+def test_a_store_without_rows(store: Store) -> None:
+    with store.writer() as writer:
+        writer.append(keys_of([]), values_of([]))
+    store.merge()
+    assert files_of(store) == []
+    assert store.num_rows == 0
+
+
+def test_merged_bytes_do_not_depend_on_the_writers(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(3).permutation(500)
+    contents = []
+    for k, bounds in enumerate(([0, 500], [0, 100, 500], [0, 1, 2, 250, 500])):
+        store = Store(tmp_path / str(k), dtype="<f2", shape=list(SHAPE))
+        order = np.roll(numbers, 100 * k)
+        write(store, *(order[low:high] for low, high in pairwise(bounds)), order[:50])
+        store.merge()
+        (file,) = files_of(store)
+        contents.append((file.name, file.read_bytes()))
+    assert contents[0] == contents[1] == contents[2]
+    size = HEADER_BYTES + 500 * (ROW_BYTES + KEY_BYTES)
+    assert len(contents[0][1]) == size
+
+
+def test_equal_rows_again_are_kept_once(store: Store) -> None:
+    write(store, [1, 2, 3, 2, 1], [3, 4])
+    assert store.num_rows == 5
+    store.merge()
+    assert store.num_rows == 4
+    write(store, [4, 1])
+    assert np.array_equal(store.get(keys_of(range(1, 5))), values_of(range(1, 5)))
+
+
+def test_a_second_payload_is_refused(store: Store) -> None:
+    write(store, range(5))
+    for numbers in ([7, 3], [6, 8, 6]):
+        values = values_of(numbers)
+        values[-1, 0, 0] += 1
+        with pytest.raises(InvalidArgument, match="one payload"), store.writer() as writer:
+            writer.append(keys_of(numbers), values)
+        assert len(files_of(store)) == 1
+
+
+def test_writers_at_the_same_time_are_found_out(tmp_path: Path) -> None:
+    stores = []
+    for k in range(2):
+        stores.append(Store(tmp_path / str(k), dtype="float16", shape=SHAPE))
+        with stores[k].writer() as writer:
+            writer.append(keys_of(range(5)), values_of(range(5)) + np.float16(k))
+    (file,) = files_of(stores[1])
+    file.rename(Path(stores[0].path) / file.name)
+    both = Store(stores[0].path)
+    for ask in (both.merge, lambda: both.get(keys_of([2])), lambda: both.find(keys_of([2]))):
+        with pytest.raises(FormatError, match="different payloads"):
+            ask()
+    assert both.num_files == 2
+    assert np.array_equal(stores[0].get(keys_of([2])), values_of([2]))  # it was opened before
+
+
+def write_of(path: str, rank: int, ranks: int, count: int) -> None:
+    write(Store(path, dtype="float16", shape=SHAPE), np.arange(rank, count, ranks))
+
+
+def test_many_processes_write(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=write_of, args=(path, k, 4, 1003)) for k in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    store = Store(path)
+    assert (store.num_files, store.num_rows) == (4, 1003)
+    assert np.array_equal(store.get(keys_of(range(1003))), values_of(range(1003)))
+
+
+def test_a_store_sees_files_of_others_when_it_looks_again(store: Store) -> None:
+    other = Store(store.path)
+    write(store, [1])
+    assert (store.num_rows, other.num_rows) == (1, 0)
+    other.refresh()
+    assert other.num_rows == 1
+
+
+def test_a_merge_elsewhere_leaves_an_open_store_as_it_was(store: Store) -> None:
+    write(store, range(5), range(5, 9))
+    Store(store.path).merge()
+    assert np.array_equal(store.get(keys_of(range(9))), values_of(range(9)))
+    store.merge()
+    assert store.num_files == 1
+
+
+def test_a_file_that_disappears_while_the_store_is_opened(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, range(5))
+    listed, gone = os.listdir(store.path), "0" * 32 + ".rows"
+    listings = [[*listed, gone], listed]
+    monkeypatch.setattr(os, "listdir", lambda path: listings.pop(0))
+    assert Store(store.path).num_rows == 5
+    monkeypatch.setattr(os, "listdir", lambda path: [gone])
+    with pytest.raises(StorageError, match="keep being replaced"):
+        Store(store.path)
+
+
+def test_a_merge_that_was_made_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(store, range(5), range(5, 9))
+    unlink = os.unlink
+    monkeypatch.setattr(os, "unlink", lambda path: None if path.endswith(".rows") else unlink(path))
+    Store(store.path).merge()
+    monkeypatch.undo()
+    assert len(files_of(store)) == 3  # as after a kill between publishing and removing
+    assert np.array_equal(Store(store.path).get(keys_of(range(9))), values_of(range(9)))
+    store._files = store._files[:2]
+    monkeypatch.setattr(Store, "refresh", lambda self: None)
+    store.merge()  # of the two, whose merged file is there
+    assert len(files_of(store)) == 1
+
+
+def test_a_block_that_raises_leaves_no_file(store: Store) -> None:
+    writer = store.writer()
+
+    def add() -> None:
+        writer.append(keys_of([1]), values_of([1]))
+
+    def add_and_fail() -> None:
+        with writer:
+            add()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        add_and_fail()
+    assert os.listdir(store.path) == ["store.json"]
+    with pytest.raises(InvalidArgument, match="with block"):
+        store.writer().append(keys_of([1]), values_of([1]))
+    for again, rule in (add, "with block"), (add_and_fail, "entered already"):
+        with pytest.raises(InvalidArgument, match=rule):
+            again()
+
+
+def test_an_append_that_failed_is_not_published(store: Store) -> None:
+    def fail() -> None:
+        with store.writer() as writer:
+            writer.append(keys_of([1, 2]), values_of([1, 2]))
+            writer._keys = [keys_of([1])]
+
+    with pytest.raises(StorageError, match="append failed"):
+        fail()
+    assert files_of(store) == []
+
+
+def test_keys_and_values_of_the_wrong_kind(store: Store) -> None:
+    right = keys_of([1, 2])
+    with store.writer() as writer:
+        for keys in (right[:, 0], right[:, :1], right.astype(float), right.astype(np.uint32), "k"):
+            with pytest.raises(InvalidArgument, match=r"keys must be uint64\[n, 2\]"):
+                writer.append(keys, values_of([1, 2]))
+            with pytest.raises(InvalidArgument, match=r"keys must be uint64\[n, 2\]"):
+                store.get(keys)
+        for values in (values_of([1, 2]).astype("f4"), values_of([1, 2])[:, 0], 1.0, [[1], [1, 2]]):
+            with pytest.raises(InvalidArgument, match="values must be"):
+                writer.append(right, values)
+        with pytest.raises(InvalidArgument, match="values must be 2, one a key, got 1"):
+            writer.append(right, values_of([1]))
+        with pytest.raises(InvalidArgument, match="keys must not be 0.* in row 1"):
+            writer.append([[0, 1], [0, 0]], values_of([1, 2]))
+        writer.append(np.array([[0, 1], [1, 0]]), values_of([1, 2]))
+    assert store.num_rows == 2
+
+
+def test_one_number_a_key(tmp_path: Path) -> None:
+    store = Store(tmp_path / "scores", dtype="float64", shape=())
+    with store.writer() as writer:
+        writer.append(keys_of([1, 2]), [0.5, 0.25])
+        with pytest.raises(InvalidArgument, match="values must be"):
+            writer.append(keys_of([3]), 0.5)
+    assert store.get(keys_of([2, 1, 2])).tolist() == [0.25, 0.5, 0.25]
+
+
+def test_tensors_are_taken(store: Store) -> None:
+    torch = pytest.importorskip("torch")
+    keys, values = keys_of([1, 2]).view(np.int64), values_of([1, 2])
+    with store.writer() as writer:
+        writer.append(torch.from_numpy(keys), torch.from_numpy(values))
+        with pytest.raises(InvalidArgument, match="values must be an array"):
+            writer.append(torch.from_numpy(keys), torch.zeros(2, *SHAPE, dtype=torch.bfloat16))
+    assert np.array_equal(store.get(torch.from_numpy(keys)), values)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float32", "float64"])
+def test_dtypes(tmp_path: Path, dtype: str) -> None:
+    store = Store(tmp_path / "store", dtype=dtype, shape=5)
+    values = np.arange(15).reshape(3, 5).astype(dtype)
+    with store.writer() as writer:
+        writer.append(keys_of(range(3)), values)
+    found = Store(store.path).get(keys_of([2, 0, 1]))
+    assert found.dtype == dtype
+    assert np.array_equal(found, values[[2, 0, 1]])
+
+
+def test_what_a_store_can_hold(tmp_path: Path) -> None:
+    Store(tmp_path / "most", dtype="uint8", shape=1 << 40)
+    Store(tmp_path / "deep", dtype="uint8", shape=(1,) * 32)
+    for k, (dtype, shape, text) in enumerate(
+        (
+            ("uint8", (1 << 40) + 1, "bytes of a payload must be"),
+            ("float16", 1 << 40, "bytes of a payload must be"),
+            ("uint8", (1,) * 33, "dimensions of shape must be"),
+            ("uint8", (3, 0), r"shape\[1\] must be at least 1"),
+            ("uint8", "ab", r"shape\[0\] must be an integer"),
+            ("uint8", 1.5, "dtype and shape must be"),
+            ("object", 1, "dtype must be one of"),
+            ("complex64", 1, "dtype must be one of"),
+            ("bfloat16", 1, "dtype and shape must be"),
+        )
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            Store(tmp_path / str(k), dtype=dtype, shape=shape)
+        assert not (tmp_path / str(k)).exists()
+
+
+def test_opening_with_another_dtype_or_none(tmp_path: Path, store: Store) -> None:
+    for dtype, shape in (("float32", SHAPE), ("float16", (2, 3))):
+        with pytest.raises(InvalidArgument, match="must be those of the store"):
+            Store(store.path, dtype=dtype, shape=shape)
+    for given in ({"dtype": "float16"}, {"shape": SHAPE}):
+        with pytest.raises(InvalidArgument, match="given together"):
+            Store(store.path, **given)  # type: ignore[arg-type]
+    with pytest.raises(MissingFile, match="holds no store"):
+        Store(tmp_path / "other")
+    with pytest.raises(StorageError, match="cannot"):
+        Store(tmp_path / "no/parent", dtype="int8", shape=1)
+    with pytest.raises(InvalidArgument, match="object store"):
+        Store("s3://bucket/store")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("", "not valid JSON"),
+        ("[]", "not a JSON object"),
+        ("{}", "version must be 1, got None"),
+        ('{"version": 2, "dtype": "int8", "shape": [1]}', "version must be 1, got 2"),
+        ('{"version": 1, "shape": [1]}', "dtype"),
+        ('{"version": 1, "dtype": "object", "shape": [1]}', "dtype must be one of"),
+        ('{"version": 1, "dtype": "int8", "shape": [0]}', "shape"),
+        ('{"version": 1, "dtype": "int8", "shape": null}', "dtype and shape must be"),
+    ],
+)
+def test_a_damaged_declaration(store: Store, text: str, rule: str) -> None:
+    (Path(store.path) / "store.json").write_text(text)
+    with pytest.raises(FormatError, match=rule):
+        Store(store.path)
+
+
+def at(offset: int, data: bytes) -> Callable[[bytes], bytes]:
+    return lambda content: content[:offset] + data + content[offset + len(data) :]
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda content: b"", "must have a header of 128 bytes, got 0"),
+        (lambda content: content[:127], "must have a header of 128 bytes, got 127"),
+        (lambda content: content[:128], "must have 344 bytes, got 128"),
+        (lambda content: content[:-1], "must have 344 bytes, got 343"),
+        (lambda content: content + b"\0", "must have 344 bytes, got 345"),
+        (at(0, b"X"), "must begin with"),
+        (at(8, b"\2"), "version must be 1, got 2"),
+        (at(16, b"\7"), "header is damaged"),
+        (at(120, b"\0" * 8), "header is damaged"),
+    ],
+)
+def test_a_damaged_file_is_refused(store: Store, change: Any, rule: str) -> None:
+    write(store, range(6))
+    (file,) = files_of(store)
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(FormatError, match=rule):
+        Store(store.path)
+
+
+def test_every_flipped_byte_behind_the_header_is_found(store: Store) -> None:
+    write(store, range(6))
+    (file,) = files_of(store)
+    content = file.read_bytes()
+    assert len(content) == HEADER_BYTES + 6 * (ROW_BYTES + KEY_BYTES)
+    for place in range(HEADER_BYTES, len(content), 5):
+        file.write_bytes(at(place, bytes([content[place] ^ 0x80]))(content))
+        damaged = Store(store.path)
+        for check in (damaged.verify, damaged.merge):
+            with pytest.raises(FormatError, match="XXH3-128"):
+                check()
+    file.write_bytes(at(len(content) - 1, b"\1")(content))  # the last place
+    with pytest.raises(FormatError, match="a payload must be below 6"):
+        Store(store.path).get(keys_of(range(6)))
+
+
+def test_a_file_of_another_store_is_refused(tmp_path: Path, store: Store) -> None:
+    other = Store(tmp_path / "other", dtype="float16", shape=(6,))
+    with other.writer() as writer:
+        writer.append(keys_of([1]), np.zeros((1, 6), "f2"))
+    (file,) = files_of(other)
+    file.rename(Path(store.path) / file.name)
+    with pytest.raises(FormatError, match="another dtype or shape"):
+        Store(store.path)
+
+
+def test_odd_files_are_refused_at_once(store: Store) -> None:
+    """A pipe in place of a file, and a link."""
+    path = Path(store.path) / ("0" * 32 + ".rows")
+    os.mkfifo(path)
+    with pytest.raises(StorageError, match="not a regular file"):
+        Store(store.path)
+    path.unlink()
+    path.symlink_to("store.json")
+    with pytest.raises(StorageError):
+        Store(store.path)
+
+
+def test_the_declaration_is_plain_json(store: Store) -> None:
+    fields = json.loads((Path(store.path) / "store.json").read_text())
+    assert fields == {"dtype": "float16", "shape": [3, 2], "version": 1}
