@@ -52,7 +52,9 @@ _OF_BASH = re.compile(  # has a value that only Bash knows
 )
 _OWN_FOLDER = re.compile(r"\$\((cd\$\()?dirname\$(0|BASH_SOURCE)\)((>/dev/null(2>&1)?)?&&pwd\))?")
 _KEYWORD = re.compile(
-    r"for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|coproc|[{}]"
+    r"for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|coproc|[{}]|"
+    r"[A-Za-z_]\w*\[.*",
+    re.A | re.S,
 )
 _HARMLESS = frozenset(  # commands that set nothing and start nothing
     ["echo", "exit", "export", "mkdir", "cd", "shift", "true", "false", ":", "[", "test", "ls",
@@ -149,8 +151,7 @@ class Script:
 
     def _several(self, text: str) -> str:
         """Return a text whose unknowns are any number of words."""
-        many = _MARK.sub(lambda match: chr(ord(_MANY) | ord(match[0]) & 0xFFFF), text)
-        return many if self._defined(text) else text
+        return _MARK.sub(lambda match: chr(ord(_MANY) | ord(match[0]) & 0xFFFF), text)
 
     def _line(self) -> str:
         return f"line {self._text.count(chr(10), 0, self._at) + 1}"
@@ -243,8 +244,8 @@ class Script:
         begin, held, status = self._at, (self._mode, self._why), self._pipeline()
         while sign := self._next(_AND_OR):
             self._after(status if status is None else status is (sign[0] == "&"), begin)
-            passes, found = self._mode is False, self._pipeline()
-            status = status if passes else found
+            found = self._pipeline()
+            status = status if self._mode is False else found if self._mode else None
             self._mode, self._why = held
         return status
 
@@ -330,10 +331,8 @@ class Script:
             words = self._harmless([raw for raw in raws if raw != "="])
         while words and is_unknown(words[0]) and not self._defined(words[0]):
             del words[0]
-        if not words or self._runs is False:
-            return True
-        status = self._start(words, variables)
-        return status if self._runs and not redirected else None
+        status = self._start(words, variables) if words and self._runs is not False else True
+        return None if redirected or self._runs is None else status
 
     def _check_export(self, raws: list[str], text: str) -> None:
         """Refuse assignments of `export` that are not made one after the other."""
@@ -452,14 +451,16 @@ class Script:
 
     def _compare(self, words: Sequence[str]) -> bool | None:
         """Return the result of ``test`` with these words."""
-        words = [self._defined(word) for word in words]
+        defined = [self._defined(word) for word in words]
+        words = [d for d, word in zip(defined, words, strict=True) if d or not is_several(word)]
         if any(is_unknown(word) for word in words):
             return None
         if words[:1] == ["!"] and len(words) in (3, 4):
             status = self._compare(words[1:])
             return None if status is None else not status
-        if len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
-            return (words[-1] == "") is (len(words) == 2 and words[0] == "-z")
+        errs = len(words) == 2 and {"=", "==", "!=", *_COMPARED} & {*words}  # a word is missing
+        if errs or len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
+            return not errs and (words[-1] == "") is (len(words) == 2 and words[0] == "-z")
         if len(words) == 3 and words[1] in ("=", "==", "!="):
             return (words[0] == words[2]) is (words[1] != "!=")
         if len(words) == 3 and words[1] in _COMPARED and all(map(_INTEGER.fullmatch, words[::2])):
@@ -566,7 +567,7 @@ class Script:
         if self._runs is None and how[-1:] in ("=", "?"):
             self._refuse(self._why)
         mark = self._mark(self._text[match.start() : self._at], undefined=not how and held is None)
-        if not self._runs or (held is None and not how):
+        if not self._runs or (held is None and not how and not match[2]):
             return mark
         if match[2]:
             sized = not how and (not is_several(text) if isinstance(held, list) else text.isascii())
@@ -577,8 +578,11 @@ class Script:
         if how[0] in "%#":
             plain = re.fullmatch(r"[\w./:,=@ -]*\*?[\w./:,=@ -]*", raw, re.A)
             return _trimmed(held, how, raw) if plain and not is_unknown(held) else mark
-        if how[-1] not in "-=?+" or (how[0] == ":" and text and not _MARK.sub("", text)):
-            return mark  # or a value that may be empty
+        unsure = text and not _MARK.sub("", text)  # whether it has a value, or an empty one
+        if unsure and (how[-1] == "?" or re.search(r"\$\(\(|\$\{\w+:?=", raw)):
+            self._refuse(self._text[match.start() : self._at])
+        if how[-1] not in "-=?+" or unsure:
+            return mark
         if needs and how[-1] == "?":
             self.exits_at, self._ended = self._short(match[0]), True
         if needs and how[-1] == "=":
@@ -603,7 +607,11 @@ class Script:
             return self._mark(f"${name}")
         if name == "0" or not (name == "#" or name.isdecimal()):
             held = self.state.get(name, self.state.get(""))
-            return next(iter(held), None) if isinstance(held, list) else held
+            if isinstance(held, list):  # in which names without a value are no elements
+                return next(
+                    (one for one in held if self._defined(one) or not is_several(one)), None
+                )
+            return held
         given = self.state["@"]
         if isinstance(given, str) or is_several("".join(given)):
             return self._mark(f"${name}")

@@ -84,7 +84,20 @@ SIMPLE = [
 ]
 TESTS = [
     *("[ W = W ]", "[[ W == W ]]", '[ -z "W" ]', "[[ -n W && W != x* ]]", '[ "W" -gt 3 ]', "true"),
-    *("((N>2))", "grep -q x /dev/null", "false", "[ -f /no ]", "! true", "false W", "[ $# -gt 1 ]"),
+    *(
+        "((N>2))",
+        "grep -q x /dev/null",
+        "false",
+        "[ -f /no ]",
+        "! true",
+        "[ $D != W ]",
+        '[ "$D" != W ]',
+        "[ W = $D ]",
+        "[ -n $D ]",
+        "[ ! -z $D ]",
+        "false W",
+        "[ $# -gt 1 ]",
+    ),
 ]
 COMPOUND = [
     *("T && S", "T || S", "T && S || S", "if T; then\nS\nfi", "if T; then S; S; else\nS\nfi"),
