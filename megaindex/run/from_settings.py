@@ -13,7 +13,7 @@ from megaindex.index.blended_index import blend_index
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
-from megaindex.index.spans import Index
+from megaindex.index.spans import Index, pass_counts
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.run.change import changed_index, changed_sources
 from megaindex.run.parts import Parts, SplitPart, open_dataset, parts_of
@@ -279,18 +279,17 @@ def _index(
     index = blended(indices)
     if positions in ((), (ServedRange(0, consumed, 1),)):
         return index
-    bases, anew = [index] * len(positions), 0
+    bases = [index] * len(positions)
     if run.row.train_epochs == "reshuffled" and subset == "train":
         positions = tuple(replace(part, times=1) for part in positions for _ in range(part.times))
         bases = [index, *(blended(sources(number)) for number in range(1, len(positions)))]
-        anew = int(sizing.single)  # each is a pass of its source, see Stretch
     return StretchedIndex(
         stretches=tuple(
             Stretch(
                 index=base,
                 samples=range(part.begin, part.end),
                 times=part.times,
-                first_pass=anew * number,
+                first_passes=pass_counts(index) * (0 if base is index else number),
             )
             for number, (base, part) in enumerate(zip(bases, positions, strict=True))
         )
