@@ -25,6 +25,8 @@ class Deviation:
 
 
 _CORE = "megatron-core 0.16.1"
+_NOT_SHOWN = ("order", "blend_size", "weight_sum", "width_rule", "weight_alone")
+"""Rules without a meaning outside of the code that follows them."""
 
 DEVIATIONS = (
     Deviation(
@@ -80,7 +82,7 @@ DEVIATIONS = (
     Deviation(
         case="more datasets than the dtype of dataset_index holds",
         framework="GPT-NeoX",
-        theirs="from 256 datasets on the number wraps to another dataset",
+        theirs="from 256 datasets on the number wraps",
         ours="InvalidArgument",
         test="tests/test_helpers.py",
     ),
@@ -203,17 +205,17 @@ DEVIATIONS = (
     Deviation(
         case="… train_epochs",
         framework="GPT-NeoX",
-        theirs="one epoch is built and replayed in the same order; after a resume only what was "
-        "left of it; of several paths the small ones are repeated, the large ones read in part",
+        theirs="one epoch is built and replayed in the same order, after a resume only the rest of "
+        "it; of several paths the small ones are repeated",
         ours="the same; with exact=True every epoch serves each sample once, in an order of its "
-        "own, and a resumed run goes on in its epoch",
+        "own",
         test="tests/adapters/test_neox_exact.py",
     ),
     Deviation(
         case="… samples requested of a weighted source, and the length of a dataset",
         framework="GPT-NeoX",
-        theirs="⌈N·w·1.005⌉, which may build an epoch more (issue 1164) and is not always enough; "
-        "a dataset counts one sample less than it has",
+        theirs="⌈N·w·1.005⌉, at times an epoch more than needed (issue 1164); a dataset counts one "
+        "sample less than it has",
         ours="the same; with variance_buffer=… as asked; with exact=True what the blend draws, and "
         "all samples count",
         test="tests/adapters/test_neox_exact.py",
@@ -265,7 +267,7 @@ DEVIATIONS = (
         framework=f"{_CORE}, GPT-NeoX",
         theirs="found by path and settings, loaded with pickle allowed: a corpus rewritten in "
         "place keeps its old indices",
-        ours="keyed by content and every parameter, verified, loaded without pickle",
+        ours="keyed by content and every parameter, verified",
         test="tests/cache/test_cache.py",
     ),
     Deviation(
@@ -380,7 +382,7 @@ def compatibility_page() -> str:
 def _dialect_table() -> list[str]:
     """Return a table with a column for each of the frameworks, orders of equal rules in one."""
     columns: dict[tuple[str, ...], list[str]] = {}
-    names = [field.name for field in fields(FrameworkRules) if field.name != "order"]
+    names = [field.name for field in fields(FrameworkRules) if field.name not in _NOT_SHOWN]
     for row in FRAMEWORK_RULES.values():
         rules = tuple(str(getattr(row, name)) for name in names)
         columns.setdefault(rules, []).append(f"`{row.order}`")

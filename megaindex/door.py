@@ -206,7 +206,7 @@ class _OpenedSettings(_OpenedDescription):
         return loader_of(
             self.run,
             fingerprints=self._fingerprints(),
-            identity=cache(lambda: identity_of(self._described, self.cache_dir)),
+            identity=cache(lambda: identity_of(self._described, self.run, self.cache_dir)),
             evaluation=lambda: None,
             **_given(given),
         )

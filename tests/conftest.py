@@ -28,7 +28,7 @@ _COMMON: Any = {
 }
 _EXAMPLES = os.environ.get("MEGAINDEX_TEST_EXAMPLES")
 settings.register_profile(
-    "megaindex", derandomize=True, max_examples=int(_EXAMPLES or 50), **_COMMON
+    "megaindex", derandomize=True, max_examples=int(_EXAMPLES or 30), **_COMMON
 )
 # `make explore` passes it, with a seed
 settings.register_profile(

@@ -15,6 +15,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support.inputs import for_each
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,6 +42,11 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def module_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -52,7 +58,7 @@ MODULES = {module_of(path): path for path in sorted((ROOT / "megaindex").rglob("
 @functools.cache
 def imported_names(path: Path) -> set[tuple[str, str]]:
     """As `imported_from`, of everything that a file imports anywhere, for type checks too."""
-    return imported_from(path.read_text())
+    return imported_from(parsed(path))
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -121,7 +127,7 @@ def test_classes_have_names_of_their_own() -> None:
     """Private ones too: one name, one meaning, with an underscore or without."""
     homes = collections.defaultdict(list)
     for name, path in MODULES.items():
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef):
                 homes[node.name.lstrip("_")].append((name, node.name))
     shared = {name: where for name, where in homes.items() if len(where) > 1}
@@ -142,10 +148,10 @@ FACADES = {
 FRAMEWORKS = ("megatron", "neox")
 
 
-def imported_from(source: str) -> set[tuple[str, str]]:
+def imported_from(tree: ast.Module) -> set[tuple[str, str]]:
     """(module, name) of everything that a text imports of megaindex; of a module itself, ""."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -158,7 +164,7 @@ def is_public(home: str, name: str) -> bool:
     return not name or name in getattr(module, "__all__", vars(module))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "facade",
     sorted(FACADES - {"megaindex.helpers"} | {f"megaindex.adapters.{n}" for n in FRAMEWORKS}),
 )
@@ -223,7 +229,7 @@ def test_documentation_imports_from_facades_alone() -> None:
     seen, deeper = 0, []
     for page in pages:
         for block in re.findall(r"```(?:python|py)\n(.*?)```", page.read_text(), re.DOTALL):
-            for home, name in imported_from(block):
+            for home, name in imported_from(ast.parse(block)):
                 seen += 1
                 public = home in FACADES or home.rpartition(".")[0] == "megaindex.adapters"
                 if not public or not is_public(home, name):
@@ -330,7 +336,7 @@ def test_the_package_runs_no_code_of_its_inputs() -> None:
     suspect = re.compile(rf"(?<![\w.])({RUNNING_CODE.pattern})\s*\(|\bshell\s*=")
     for path in MODULES.values():
         text = path.read_text()
-        for call in ast.walk(ast.parse(text)) if suspect.search(text) else ():
+        for call in ast.walk(parsed(path)) if suspect.search(text) else ():
             if not isinstance(call, ast.Call):
                 continue
             name, options = dotted(call.func), {k.arg: k.value for k in call.keywords}

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
+from support.inputs import for_each
 
 ROOT = Path(__file__).parents[1]
 FACADES = [
@@ -52,7 +53,7 @@ def test_every_package_with_public_names_is_documented() -> None:
     assert packages <= set(FACADES)
 
 
-@pytest.mark.parametrize("facade", FACADES)
+@for_each("facade", FACADES)
 def test_every_public_name_has_a_docstring(facade: str) -> None:
     """Its first paragraph is a sentence, and not the signature that a dataclass has instead."""
     if facade.endswith(".loader"):
@@ -82,7 +83,7 @@ def records(facade: str) -> Iterator[tuple[str, type, list[str]]]:
             yield f"{facade}.{name}", value, list(value._fields)
 
 
-@pytest.mark.parametrize("facade", FACADES)
+@for_each("facade", FACADES)
 def test_docstrings_describe_every_field_in_order(facade: str) -> None:
     """In the section ``Args:`` or ``Attributes:`` of the class, or of those that it extends."""
     if facade.endswith(".loader"):

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from cli.test_run_words import RECIPE, SCRIPT
+from support.command_line import cli
 from support.corpora import write_corpus
 
 import megaindex
 from megaindex.errors import InvalidArgument
+from megaindex.run import from_settings
 
 pytest.importorskip("torch")
 
@@ -96,3 +98,42 @@ def test_what_does_not_belong_together_is_refused(folder: Path) -> None:
         megaindex.open_run("run.lock").lock("other.lock", tokens=True)
     megaindex.open_run("run.lock").lock("other.lock")
     assert megaindex.lock.verify_lock("other.lock").is_clean
+
+
+def test_an_audit_prints_as_the_command_prints_it(folder: Path) -> None:
+    run = megaindex.open_run(3, "web", 1, "code", **PAIRS)
+    words = "--seq-length 16 --micro-batch-size 2 --data-parallel-size 2 --train-iters 9"
+    status, out, _ = cli("audit", "3", "web", "1", "code", *words.split(), "--global-batch-size",
+                         "4", "--split", "100,0,0")  # fmt: skip
+    assert status == 0
+    assert "samples" in out
+    assert out.split() == str(run.audit()).split()
+
+
+@pytest.mark.parametrize("kind", ["recipe", "settings", "lock"])
+def test_a_loader_lists_no_steps(folder: Path, kind: str) -> None:
+    """The position of a step follows from a formula; of a run of few steps too."""
+    count = 10**3 if kind == "lock" else 10**7
+    Path("run.yaml").write_text(RECIPE.replace("steps: 9", f"steps: {count}"))
+    settings = {**PAIRS, "train_iters": count, "order": "epoch"}
+    opened = megaindex.open_run("web", **settings) if kind != "recipe" else (
+        megaindex.open_run("run.yaml"))  # fmt: skip
+    if kind == "lock":
+        opened.lock("run.lock")
+        opened = megaindex.open_run("run.lock")
+    loader = opened.loader(data_parallel_size=2)
+    next(iter(loader))
+    assert len(loader) == count
+    assert opened.run.steps.listed is None
+    assert "bounds" not in vars(opened.run.steps)
+
+
+def test_the_run_of_a_loader_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for the identity in its first checkpoint."""
+    words, settings = RUNS["pairs"]
+    run = megaindex.open_run(*words, **settings)
+    lock = run.make_lock()
+    loader = run.loader(data_parallel_size=2)
+    next(iter(loader))
+    monkeypatch.setattr(from_settings, "build_index", None)
+    assert loader.state_dict()["identity"] == lock.identity

@@ -9,8 +9,10 @@ import json
 import os
 import re
 import runpy
+import socket
 import subprocess
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -95,11 +97,34 @@ def test_plain_pytorch_and_its_resume(corpus: None) -> None:
     assert loss_of(again) == loss_of(first)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_plain_pytorch_on_two_ranks(corpus: None) -> None:
-    script = str(EXAMPLES / "plain_pytorch.py")
+    """As torchrun starts it, but for the processes, which are forked and import nothing again."""
+    pytest.importorskip("torch")
     for steps in (26, 6):
-        text = run_python("-m", "torch.distributed.run", "--nproc-per-node", "2", script)
-        assert text.count(f"{steps} steps to sample 208 of 210, loss ") == 2
+        with socket.create_server(("localhost", 0)) as server:
+            port = server.getsockname()[1]
+        children = [_forked_rank(rank, port) for rank in range(2)]
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+        for rank in range(2):
+            text = Path(f"rank{rank}.out").read_text()
+            assert text.startswith(f"{steps} steps to sample 208 of 210, loss ")
+
+
+def _forked_rank(rank: int, port: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        Path(f"rank{rank}.out").write_text(run_example("plain_pytorch"))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
 
 
 def test_stateful_dataloader(corpus: None) -> None:

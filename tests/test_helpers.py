@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.megatron_dataset import megatron_dataset
 
 import megaindex.helpers as ours
@@ -198,7 +199,7 @@ def test_outputs_are_filled_wherever_they_lie(
             np.testing.assert_array_equal(a, e)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {0: np.zeros(6, np.int32)},
@@ -322,7 +323,7 @@ def test_arguments_of_another_kind_are_refused(change: dict[str, Any], message: 
         ours.build_sample_idx_int64(**{**valid, "tokens_per_epoch": 9, **change})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("weights", "num_datasets", "size", "message"),
     [
         ([0.5, np.nan], 2, 4, "weights must be finite"),
@@ -352,7 +353,7 @@ def test_an_empty_dataset_is_never_drawn() -> None:
         ours.build_exhaustive_blending_indices(index, sample, [-1, 6], 2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sizes", "documents", "S", "epochs", "tokens", "message"),
     [
         ([2**31], [0], 4, 1, 9, "sizes must fit int32"),

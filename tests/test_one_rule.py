@@ -11,6 +11,7 @@ import pytest
 import yaml
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.errors import InvalidArgument
@@ -180,7 +181,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "c", [90, 40, 70]).path_prefix
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("called", "door", "value", "rule"),
     [(called, door, value, rule) for doors, value, rule in CASES for called, door in doors],
 )

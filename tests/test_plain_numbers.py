@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex import EpochOrder, MegatronOrder, NeoxDocumentsOrder
@@ -87,8 +88,8 @@ INDICES: dict[str, Callable[[N], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", INDICES)
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("name", INDICES)
+@for_each("kind", KINDS)
 def test_an_index_is_the_same(corpus: IndexedDataset, name: str, kind: N, tmp_path: Path) -> None:
     def build(n: N, **more: Any) -> Any:
         settings = {"sequence_length": n(16), "seed": n(7), **INDICES[name](n), **more}
@@ -103,7 +104,7 @@ def test_an_index_is_the_same(corpus: IndexedDataset, name: str, kind: N, tmp_pa
     assert sorted(tmp_path.iterdir()) == entries  # found, not built again
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         lambda n: {"num_samples": n(200), "weights": [n(100), n(100)]},
@@ -113,7 +114,7 @@ def test_an_index_is_the_same(corpus: IndexedDataset, name: str, kind: N, tmp_pa
         lambda n: {"num_samples": n(100), "weights": None},
     ],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_a_blend_is_the_same(
     corpus: IndexedDataset, settings: Callable[[N], dict[str, Any]], kind: N, tmp_path: Path
 ) -> None:
@@ -166,9 +167,7 @@ def test_products_do_not_wrap_and_limits_hold(corpus: IndexedDataset, kind: N) -
         assert refusals[0] == refusals[1]
 
 
-@pytest.mark.parametrize(
-    "wrong", [np.float64(3), 3.0, float("nan"), "3", np.array([3]), np.bool_()]
-)
+@for_each("wrong", [np.float64(3), 3.0, float("nan"), "3", np.array([3]), np.bool_()])
 def test_non_integers_are_refused_everywhere(corpus: IndexedDataset, wrong: Any) -> None:
     build = {"sequence_length": 16, "seed": 1}
     for name in (*build, "num_samples", "add_extra_token"):
@@ -185,7 +184,7 @@ def test_non_integers_are_refused_everywhere(corpus: IndexedDataset, wrong: Any)
         Settings(seq_length=wrong)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "2", None, 10**400, [2], 1e300])
+@for_each("wrong", [float("nan"), float("inf"), "2", None, 10**400, [2], 1e300])
 def test_non_numbers_are_refused(corpus: IndexedDataset, wrong: Any) -> None:
     for settings in (
         {"num_samples": 9, "weights": [wrong, 1]},
@@ -213,7 +212,7 @@ def test_numbers_keep_their_type() -> None:
             check_fraction("x", wrong)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("share", "text"),
     [(0.0, "0.00%"), (1e-9, "<0.01%"), (0.00005, "0.01%"), (0.99994, "99.99%"),
      (0.99995, ">99.99%"), (1 - 1e-11, ">99.99%"), (1 - 1e-12, "100.00%"), (1.0, "100.00%")],

@@ -145,7 +145,7 @@ def changed(
 
 
 @pytest.mark.parametrize("policy", EXHAUSTIONS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_run_changed_in_any_way(folder: Path, policy: Exhaustion, data: st.DataObject) -> None:
     limit = st.sampled_from([None, Fraction(3, 2), Fraction(4)])

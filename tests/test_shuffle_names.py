@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import IndexedDataset, IndexedDatasetWriter, build_blend, build_index
 from megaindex.audit import run_of_settings
@@ -117,8 +118,8 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("order", ["epoch", "packed", "window"])
-@pytest.mark.parametrize("paths", PAIRS, ids=" ".join)
+@for_each("order", ["epoch", "packed", "window"])
+@for_each("paths", PAIRS)
 def test_flags_recipe_and_python_give_the_same_samples(order: str, paths: list[str]) -> None:
     ours = recipe(*paths, settings=f", order: {order}")
     theirs = flags(order, paths)

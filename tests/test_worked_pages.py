@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from support.inputs import for_each
 from support.worked_pages import DOCS, PAGES, ROOT, run_page, setup_of
 
 from megaindex.cli import VERBS
@@ -39,9 +40,7 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(p.name for p in DOCS.glob("*.md"))]
-)
+@for_each("page", ["README.md", "CONTRIBUTING.md", *(p.name for p in DOCS.glob("*.md"))])
 def test_links_lead_to_pages_and_headings(page: str) -> None:
     source = ROOT / page if (ROOT / page).exists() else DOCS / page
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", source.read_text()):
@@ -51,6 +50,12 @@ def test_links_lead_to_pages_and_headings(page: str) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
             assert anchor in map(_anchor, headings), link
+
+
+def test_the_pages_have_at_most_45000_words() -> None:
+    """Counted as `wc -w docs/*.md README.md` counts them."""
+    pages = (ROOT / "README.md", *DOCS.glob("*.md"))
+    assert sum(len(page.read_text().split()) for page in pages) <= 45_000
 
 
 def test_the_index_names_every_page() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex import IndexedDataset, IndexedDatasetWriter, helpers
@@ -18,15 +19,14 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.kernels import backend, load
 
 
-@pytest.mark.parametrize("name", ["native", "numba", "reference"])
-@pytest.mark.parametrize(
+@for_each("name", ["native", "numba", "reference"])
+@for_each(
     "outputs",
     [
         (np.zeros((5, 2), np.int16), np.zeros(10, np.int64)),
         (np.zeros(10, np.int16), np.zeros((10, 1), np.int64)),
         (np.frombuffer(bytes(20), np.int16), np.zeros(10, np.int64)),
     ],
-    ids=["2-d index", "2-d samples", "read-only"],
 )
 def test_no_backend_writes_where_it_must_not(
     name: str, outputs: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
@@ -48,7 +48,7 @@ def test_the_binding_takes_arrays_only() -> None:
         native.blend_greedy(np.ones(2), 0, 2, np.zeros(2, np.int64), [0, 0], None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         ({"sequence_length": 1.5, "order": "epoch"}, "sequence_length must be an integer"),
@@ -127,8 +127,8 @@ def test_weights_without_an_order_are_refused(tmp_path: Path, weights: Any) -> N
         megaindex.build_blend(corpora, weights=weights, num_samples=4, sequence_length=16, seed=1)
 
 
-@pytest.mark.parametrize("name", ["native", "numba", "reference"])
-@pytest.mark.parametrize("bits", ["", "_int32", "_int64"])
+@for_each("name", ["native", "numba", "reference"])
+@for_each("bits", ["", "_int32", "_int64"])
 def test_documents_without_any_lengths(
     name: str, bits: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ using namespace megaindex;
 namespace {
 
 // Version of the functions and their arguments, as in megaindex/kernels/protocol.py.
-constexpr int kInterface = 7;
+constexpr int kInterface = 8;
 
 void raise_invalid_argument(const char* message) {
   const auto type = py::module_::import("megaindex.errors").attr("InvalidArgument");

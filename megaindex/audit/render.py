@@ -73,8 +73,8 @@ _MOST_TIMES = 8
 _MOST_ROWS = 200
 
 
-def print_audit(audit: Audit) -> None:
-    """Print the summary of an audit."""
+def audit_view(audit: Audit) -> RenderableType:
+    """Return the summary of an audit."""
     names = ShortNames.of(source.name for source in audit.run.sources)
     skips = [Prose(names.text(words), "bold") for words in skip_texts(audit)]
     parts: list[RenderableType] = [Prose(headline(audit), "bold"), *skips]
@@ -86,7 +86,7 @@ def print_audit(audit: Audit) -> None:
     parts.append(Prose(distance_text(audit)))
     if audit.balance is not None:
         parts += _balance(audit.balance)
-    print_view(spaced(parts))
+    return spaced(parts)
 
 
 def print_balance(model: BalanceModel) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,11 @@ class Jump:
     """The same in the window from it on."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Audit:
     """Result of `audit`: a run, its exact counts and the jumps of its exposure.
+
+    It prints as `megaindex audit` prints it.
 
     Attributes:
         run: samples and steps of the run.
@@ -48,10 +51,15 @@ class Audit:
     """
 
     run: Run
-    exposure: Exposure = field(repr=False)
+    exposure: Exposure
     jumps: tuple[Jump, ...]
-    balance: BalanceModel | None = field(default=None, repr=False)
+    balance: BalanceModel | None = None
     skip: SkipEffect | None = None
+
+    def __repr__(self) -> str:
+        """Return the summary that the command prints, of at most 100 columns."""
+        view = import_module("megaindex.audit.render").audit_view(self)  # which imports this module
+        return str(import_module("megaindex.console").text_of(view))
 
     @property
     def tokens(self) -> int:

@@ -26,7 +26,7 @@ from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
 from megaindex.index.skips import Skips, read_ids, with_skips
-from megaindex.index.spans import Index
+from megaindex.index.spans import Index, exposures_of
 from megaindex.index.staged_index import MixedStage, StagedIndex
 from megaindex.index.stretches import LossMask, Stretch, StretchedIndex, sequence
 from megaindex.settings.mix_changes import MixChanges
@@ -62,7 +62,8 @@ def build_described(
     build = partial(build_described, cache_dir=cache_dir, files=files)
     if node["order"] == "sequence":
         parts = [(build(part["index"], datasets), part["ranges"]) for part in node["parts"]]
-        return StretchedIndex(stretches=tuple(_stretches(parts)))
+        passes = _first_passes([part["index"] for part in node["parts"]], parts)
+        return StretchedIndex(stretches=tuple(_stretches(parts, passes)))
     if node["order"] not in ("blend", "stages"):
         return _leaf(node, datasets[0], cache_dir, files)
     leaves = [{**node["common"], **own} for own in node["sources"]]
@@ -314,8 +315,30 @@ def _mixing(node: Node) -> FixedMixing:
     return Stratified(shares=shares)
 
 
-def _stretches(parts: Iterable[tuple[Index, Sequence[Sequence[int]]]]) -> Iterator[Stretch]:
+_Part = tuple[Index, Sequence[Sequence[int]]]
+
+
+def _first_passes(nodes: Sequence[Node], parts: Sequence[_Part]) -> Iterator[int]:
+    """Yield the passes of the source before those of each part.
+
+    A part of another seed is a further epoch, one without some documents the rest of an epoch.
+    """
+    further = position = 0
+    seed = nodes[0].get("seed")
+    for node, (index, ranges) in zip(nodes, parts, strict=True):
+        if seed is not None and node.get("seed", seed) != seed:
+            yield parts[0][0].num_epochs + further
+            further += index.num_epochs
+        elif "without" in node:
+            yield int(exposures_of(parts[0][0], np.array([position]))[0])
+        else:
+            yield 0
+        position += sum((end - begin) * times for begin, end, times in ranges)
+
+
+def _stretches(parts: Iterable[_Part], first_passes: Iterable[int]) -> Iterator[Stretch]:
     """Yield the stretches (begin, end, times) of parts."""
-    for index, ranges in parts:
+    for (index, ranges), first in zip(parts, first_passes, strict=True):
         for begin, end, times in ranges:
-            yield Stretch(index=index, samples=range(begin, end), times=times)
+            samples = range(begin, end)
+            yield Stretch(index=index, samples=samples, times=times, first_pass=first)

@@ -214,12 +214,14 @@ class OpenSource:
             return epoch.extend(epoch.epochs_for(max(1, num_samples)))
         end = (int(self.past.epochs or 0) + 1) * epoch.num_samples
         whole = epoch.extend(epoch.epochs_for(max(end, num_samples)))
-        parts = [(whole, 0, end - self._num_unread), (self.unread, 0, self._num_unread)]
+        left = range(self._num_unread)
+        stretches = [
+            Stretch(index=whole, samples=range(end - self._num_unread)),
+            Stretch(index=self.unread, samples=left, first_pass=int(self.past.epochs or 0)),
+        ]
         if whole.num_samples > end:
-            parts.append((whole, end, whole.num_samples))
-        return StretchedIndex(
-            stretches=tuple(Stretch(index=index, samples=range(a, b)) for index, a, b in parts)
-        )
+            stretches.append(Stretch(index=whole, samples=range(end, whole.num_samples)))
+        return StretchedIndex(stretches=tuple(stretches))
 
     def as_in(self, recipe: Recipe, corpus: RecipeSource) -> OpenSource:
         """Return the source as another recipe reads it, in which it is ``corpus``."""

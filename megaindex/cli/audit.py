@@ -94,8 +94,9 @@ def _date() -> str:
 
 
 def _audit(run: Run, options: argparse.Namespace, command: str, date: str) -> None:
-    from megaindex.audit.render import print_audit
+    from megaindex.audit.render import audit_view
     from megaindex.audit.report import audit
+    from megaindex.console import print_view
 
     with counting_samples() as progress:
         result = audit(
@@ -104,7 +105,7 @@ def _audit(run: Run, options: argparse.Namespace, command: str, date: str) -> No
     if options.json:
         print_json(result.to_json())
     else:
-        print_audit(result)
+        print_view(audit_view(result))
     if options.html:
         from megaindex.audit.page import write_page
 

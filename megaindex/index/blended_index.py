@@ -25,6 +25,7 @@ from megaindex.index.array_index import (
 )
 from megaindex.index.counts import CountsByLength, drawn_counts
 from megaindex.index.draws import BlendDraws, Rule
+from megaindex.index.exposures import PassRuns
 from megaindex.index.orders.epoch import PassTables
 from megaindex.index.spans import (
     CHUNK,
@@ -40,6 +41,7 @@ from megaindex.index.spans import (
     iterate_in_order,
     locate_each,
     part_bounds,
+    pass_runs,
     sources_html,
 )
 from megaindex.index.staged_index import WINDOW, WORTH_SORTING, Window, places_by_stream
@@ -90,6 +92,11 @@ class LazyIndex(ShownIndex):
     def epoch_sizes(self) -> EpochSizes:
         """Return the samples of an epoch; opens the index if its order decides them."""
         return super().epoch_sizes() if self.has_arrays else epoch_sizes(self.index)
+
+    @cached_property
+    def pass_runs(self) -> PassRuns:
+        """The samples in runs of one pass; opens the index if its order decides them."""
+        return super().pass_runs if self.has_arrays else pass_runs(self.index)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         return self.index.locate(sample_ids)
@@ -226,6 +233,12 @@ class BlendedIndex(CombinedIndex):
         """Return the source and the sample of that source of each sample, int64[n] each."""
         ids = check_sample_ids(sample_ids, self.num_samples)
         return self.dataset_index[ids].astype(np.int64), self.dataset_sample_index[ids]
+
+    def pass_numbers(self, sample_ids: I64) -> I64:
+        """Return the number of each sample among those of all sources, int64[n]."""
+        numbers: I64 = self._first_samples[self.dataset_index[sample_ids]]
+        numbers += self.dataset_sample_index[sample_ids]
+        return numbers
 
     def counts_by_length(self, begin: int, end: int) -> CountsByLength:
         """Return the samples of a range, see `megaindex.index.counts.counts_by_length`."""

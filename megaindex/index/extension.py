@@ -64,7 +64,9 @@ def extend_index(
         _check_fits(epoch, old)
         if epoch.num_samples < 1:
             raise InvalidArgument("a further epoch must have at least 1 sample; use more documents")
-        stretches.append(Stretch(index=epoch, samples=range(min(missing, epoch.num_samples))))
+        samples = range(min(missing, epoch.num_samples))
+        first_pass = stretches[-1].index.num_epochs + stretches[-1].first_pass
+        stretches.append(Stretch(index=epoch, samples=samples, first_pass=first_pass))
         missing -= epoch.num_samples
     return StretchedIndex(stretches=tuple(stretches), further_seeds=tuple(seeds))
 

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
-from megaindex.validation import check_integer
+from megaindex.index.exposures import PassRuns, join_runs, runs_of_size
+from megaindex.validation import check_integer, shown
 
 if TYPE_CHECKING:
     from megaindex.format import IndexedDataset
@@ -189,6 +190,24 @@ class ShownIndex:
         ids = check_sample_ids(sample_ids, self.num_samples)
         return np.zeros_like(ids), ids
 
+    @property
+    def is_one_order(self) -> bool:
+        """True if the index has the order of one source, not draws of several."""
+        return not isinstance(self, CombinedIndex)
+
+    @cached_property
+    def pass_runs(self: Any) -> PassRuns:
+        """The samples in runs of one pass, by `pass_numbers`."""
+        size = self.epoch_sizes()[0, self.sequence_length]
+        return runs_of_size(size, self.num_epochs, self.num_samples)
+
+    def pass_numbers(self, sample_ids: I64) -> I64:
+        """Return the number of each sample in `pass_runs`, int64[n]: of one source, its id.
+
+        Sample id -1 gives any number.
+        """
+        return sample_ids
+
     def __getstate__(self) -> dict[str, Any]:
         """Return `uncached_state`; a copy opens its datasets on first use, from any directory."""
         state = uncached_state(self)
@@ -251,6 +270,24 @@ class CombinedIndex(ShownIndex):
         """Whether no label lies in another document, for each source."""
         return tuple(each for index in self._combined for each in separates_documents(index))
 
+    @cached_property
+    def pass_runs(self) -> PassRuns:
+        """The samples of all sources, one source after another, in runs of one pass."""
+        return join_runs(pass_runs(index) for index in self._combined)
+
+    @cached_property
+    def _first_samples(self) -> I64:
+        """int64[sources]: samples of the sources before each."""
+        counts = [index.num_samples for index in self._combined]
+        return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+    def pass_numbers(self: Any, sample_ids: I64) -> I64:
+        """Return the number of each sample among those of all sources, int64[n]."""
+        source, sample = self.origin(np.maximum(sample_ids, 0))
+        numbers: I64 = self._first_samples[source]
+        numbers += sample
+        return numbers
+
     def epoch_sizes(self) -> EpochSizes:
         """Return the samples of an epoch of each source, see `epoch_sizes`."""
         return {
@@ -275,6 +312,34 @@ def epoch_sizes(index: Index) -> EpochSizes:
 
 def _volume(index: Any) -> EpochSizes:
     return {(0, index.sequence_length): Fraction(index.tokens_per_epoch, index.sequence_length)}
+
+
+def pass_runs(index: Index) -> PassRuns:
+    """Return the samples of an index in runs of one pass, see `ShownIndex.pass_runs`.
+
+    Raises:
+        InvalidArgument: the index does not know them, or a source has too many passes.
+    """
+    if not isinstance(index, ShownIndex):
+        raise InvalidArgument(
+            f"keys: {shown(index)} of type {type(index).__name__} does not know the passes of its "
+            "samples; use an index of megaindex.build_index, build_blend or a recipe"
+        )
+    return index.pass_runs
+
+
+def exposures_of(index: Index, sample_ids: I64) -> I64:
+    """Return the exposure of samples that exist, int64[n], see `megaindex.index.exposures`.
+
+    Raises:
+        InvalidArgument: as `pass_runs`.
+    """
+    return pass_runs(index).at(pass_numbers(index, sample_ids))
+
+
+def pass_numbers(index: Index, sample_ids: I64) -> I64:
+    """Return the numbers of samples in the `pass_runs` of an index that has them."""
+    return index.pass_numbers(sample_ids) if isinstance(index, ShownIndex) else sample_ids
 
 
 def sources_of(index: Index) -> tuple[Index, ...]:

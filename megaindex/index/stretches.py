@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -36,19 +37,24 @@ from megaindex.index.counts import (
     draws_before,
     origin_of,
 )
+from megaindex.index.exposures import PassRuns, join_runs, runs_of_samples
 from megaindex.index.spans import (
     CHUNK,
     Chunks,
     CombinedIndex,
     EpochSizes,
     Index,
+    ShownIndex,
     Spans,
     check_sample_ids,
     datasets_of,
     epoch_sizes,
+    exposures_of,
     iterate_spans,
     join_spans,
     part_bounds,
+    pass_numbers,
+    pass_runs,
     separates_documents,
     sequence_lengths_at,
     sources_html,
@@ -64,6 +70,8 @@ class Stretch:
     """Sample ids of ``index``, consecutive or in any order; negative ones before a run that joined
     that of another system."""
     times: int = 1
+    first_pass: int = 0
+    """Passes of the source before those of ``index``, an epoch of its own."""
     hole: str = ""
     """Why the positions are not served, for messages; empty: they are."""
 
@@ -106,6 +114,15 @@ class Stretch:
         whole = self._once(0, size) if last - first > 1 else {}
         between = {length: counts * (last - first - 1) for length, counts in whole.items()}
         return add_counts([self._once(low, size), between, self._once(0, high)])
+
+    @property
+    def pass_runs(self) -> PassRuns:
+        """The positions in runs of one pass, of an index of one source."""
+        if isinstance(self.samples, range):
+            once = pass_runs(self.index).between(self.samples.start, self.samples.stop)
+        else:
+            once = runs_of_samples(exposures_of(self.index, self.samples))
+        return join_runs([once._replace(passes=once.passes + self.first_pass)] * self.times)
 
     def _once(self, low: int, high: int) -> CountsByLength:
         """Return the samples of each source at places within one time."""
@@ -232,7 +249,7 @@ class StretchedIndex(CombinedIndex):
 
     @property
     def num_epochs(self) -> int:
-        return max(index.num_epochs for index in self._bases) + len(self.further_seeds)
+        return max(each.index.num_epochs + each.first_pass for each in self.stretches)
 
     @property
     def num_samples(self) -> int:
@@ -286,6 +303,35 @@ class StretchedIndex(CombinedIndex):
         for places, index, samples in self._divided(ids, which):
             source[places], sample[places] = origin_of(index, samples)
         return source, sample
+
+    @cached_property
+    def pass_runs(self) -> PassRuns:
+        """The samples in runs of one pass, see `pass_numbers`."""
+        if self.is_one_order:
+            return join_runs(each.pass_runs for each in self.stretches)
+        return join_runs(map(pass_runs, self._bases))
+
+    def pass_numbers(self, sample_ids: I64) -> I64:
+        """Return the numbers of samples in `pass_runs`, int64[n]: of one source their positions, of
+        several their numbers in the indices, one after another."""
+        if self.is_one_order:
+            return sample_ids
+        ids = np.maximum(sample_ids, 0)
+        numbers = np.empty_like(ids)
+        for places, index, samples in self._divided(ids, self._stretches_at(ids)):
+            numbers[places] = pass_numbers(index, samples) + self._first_numbers[id(index)]
+        return numbers
+
+    @cached_property
+    def _first_numbers(self) -> dict[int, int]:
+        """Numbers in `pass_runs` before those of each index, by its identity."""
+        sizes = [pass_runs(index).size for index in self._bases]
+        return dict(zip(map(id, self._bases), accumulate(sizes, initial=0), strict=False))
+
+    @cached_property
+    def is_one_order(self) -> bool:
+        """True if the index has the order of one source, not draws of several."""
+        return all(isinstance(each, ShownIndex) and each.is_one_order for each in self._bases)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         """Return the spans that samples read, see `Index.locate`.

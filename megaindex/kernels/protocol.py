@@ -19,7 +19,7 @@ from megaindex._types import (
     TokenSource,
 )
 
-NATIVE_INTERFACE = 7
+NATIVE_INTERFACE = 8
 """Version of the native core's functions, as in csrc/python/module.cpp: both are raised when the
 arguments of a function change, so that a core of an earlier build is refused."""
 
@@ -131,6 +131,26 @@ class Backend(Protocol):
         keys: U64,
         blocks: I64,
         sums: U64,
+    ) -> None: ...
+
+    def row_keys(
+        self,
+        positions: I64,
+        numbers: I64,
+        source: I32,
+        document: I64,
+        offset: I64,
+        length: I64,
+        row_splits: I64,
+        width: int,
+        contents: U64,
+        starts: I64,
+        passes: I64,
+        samples: I64,
+        sources: I32,
+        exposures: I32,
+        keys: I64,
+        high: I64,
     ) -> None: ...
 
     def pack_documents(

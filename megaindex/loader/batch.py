@@ -28,6 +28,7 @@ from megaindex.index.skips import masked_labels
 from megaindex.index.spans import Index, Spans, alignments, sequence_lengths_at
 from megaindex.kernels import active
 from megaindex.loader.checkpoint import check_datasets, check_token_dtype
+from megaindex.loader.row_fields import ROW_FIELDS, WIDE_FIELD, RowFields
 from megaindex.loader.targets import Targets, targets_within_documents
 from megaindex.loader.token_readers import TokenReader
 from megaindex.validation import check_between, check_choice, check_integer, make_plain, shown
@@ -130,6 +131,8 @@ class SampleOptions:
             takes those of the index, as Megatron's inter-document masking does.
         dataset_id: return ``dataset_id``, int16, the number of the source, as Megatron's
             BlendedDataset does.
+        keys: return ``sample``, ``source``, ``exposure`` and ``key``, which say what each row is,
+            see `BatchMaker`; ``wide``: and ``key_high``, for keys of 128 bits.
         token_dtype: dtype of tokens and labels. Megatron's trainer takes int64; int32 halves
             the bytes to copy.
 
@@ -147,11 +150,14 @@ class SampleOptions:
     cu_seqlens: bool = False
     boundaries: Literal["eod", "documents"] = "eod"
     dataset_id: bool = False
+    keys: bool | Literal["wide"] = False
     token_dtype: Literal["int64", "int32"] = "int64"
 
     def __post_init__(self) -> None:
         check_choice("boundaries", self.boundaries, ("eod", "documents"))
         check_choice("token_dtype", self.token_dtype, TOKEN_DTYPES)
+        if self.keys not in (True, False, "wide"):
+            raise InvalidArgument(f"keys must be True, False or 'wide', got {shown(self.keys)}")
         make_plain(self, "pad_id", optional=["eod_id"])
         for name, value in (("pad_id", self.pad_id), ("eod_id", self.eod_id)):
             limits = np.iinfo(self.token_dtype)
@@ -175,6 +181,13 @@ class SampleOptions:
         """True if positions are counted from the start of each document."""
         return self.reset_position_ids or self.cu_seqlens
 
+    @property
+    def row_fields(self) -> dict[str, str]:
+        """Names and dtypes of the fields that say what each row is."""
+        if not self.keys:
+            return {}
+        return {**ROW_FIELDS, WIDE_FIELD: "int64"} if self.keys == "wide" else ROW_FIELDS
+
 
 SampleIds = Sequence[int | None] | IntArray
 
@@ -196,8 +209,17 @@ class BatchMaker:
       int32[n]; ``dataset_id``: int16[n], if set in the options. ``cu_seqlens_padded``: int32[n, S +
       1], beside ``cu_seqlens``, where documents are aligned.
     - ``receipt``: int64[n, 3], with ``fingerprints``; see `megaindex.loader.Recorder`.
+    - with ``keys`` in the options:
+      ``sample``, int64[n], the position in the run, that of receipts;
+      ``source``, int32[n], the number of the source;
+      ``exposure``, int32[n], the pass of the source's order that the sample belongs to, on average
+      where a framework shuffles passes together;
+      ``key``, int64[n], 64 bits of a hash of the source's content, the input tokens' places in it
+      and the exposure, which `megaindex.keys.content` takes out;
+      and with ``keys="wide"`` ``key_high``, int64[n], 64 more bits, without the exposure.
 
-    A row of padding reads nothing: its tokens, labels and loss mask are 0.
+    A row of padding reads nothing: its tokens, labels and loss mask are 0, its sample, source and
+    exposure -1, its key 0.
 
     Safe to share between threads that fill different buffers.
 
@@ -237,6 +259,7 @@ class BatchMaker:
         self._num_threads = check_integer("num_threads", num_threads)
         self._keys = None if fingerprints is None else fingerprint_keys(fingerprints)
         check_datasets(index, reader.datasets)
+        self._rows = RowFields(index, reader.datasets) if self._options.keys else None
         check_token_dtype(reader.datasets, self._options.token_dtype)
         self._sequence_length = index.sequence_length
         self._align = self._alignment()
@@ -328,6 +351,7 @@ class BatchMaker:
             if self._align > 1:
                 shapes["cu_seqlens_padded"] = ((rows, length + 1), "int32")
             shapes["max_seqlen"] = ((rows,), "int32")
+        shapes |= {name: ((rows,), dtype) for name, dtype in options.row_fields.items()}
         if self._keys is not None:
             shapes["receipt"] = ((rows, 3), "int64")
         buffers = make(rows, shapes)
@@ -372,6 +396,8 @@ class BatchMaker:
             buffers.constant_loss_mask = False
         if self._options.dataset_id:
             _first_sources(spans, arrays["dataset_id"])
+        if self._rows is not None:
+            self._rows.fill(arrays, ids, spans, self._sequence_length)
         if self._keys is not None:
             arrays["receipt"][:] = sample_receipts(ids, spans, self._keys)
         return spans

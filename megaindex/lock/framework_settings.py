@@ -101,22 +101,28 @@ class FrameworkSettings:
         return list(dict.fromkeys(named))
 
     def runs(
-        self, most: Mapping[str, int] | None = None, *, evaluation: bool = True
+        self,
+        most: Mapping[str, int] | None = None,
+        *,
+        evaluation: bool = True,
+        train: Run | None = None,
     ) -> dict[Split, Run]:
         """Return the run of training, and those of the evaluation that the settings give.
 
-        Of ``--full-validation`` ranks decide the samples, so that it has none.
+        ``train`` is that of training, if it is there. Of ``--full-validation`` ranks decide the
+        samples, so that it has none.
 
         Raises:
             InvalidArgument: the run cannot be built, or has more than ``most`` samples.
             FormatError, StorageError: a source cannot be read.
         """
         settings = self.settings
-        runs: dict[Split, Run] = {"train": self._run("train", most)}
+        train = self._run("train", most) if train is None else train
+        runs: dict[Split, Run] = {"train": train}
         if not evaluation or settings.evaluation.full:
             return runs
         parts = parts_of(settings.data, settings.row, sequence_length=settings.sequence_length)
-        train = runs["train"]  # moved samples make steps behind the others
+        # moved samples make steps behind the others
         steps = train.num_steps if train.skips is None else train.skips.num_steps
         rounds = evaluation_of(settings, steps, parts)
         if rounds is not None:

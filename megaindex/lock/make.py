@@ -15,6 +15,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import datasets_of
 from megaindex.io.paths import absolute, is_remote, sha256_of
+from megaindex.lock.framework_settings import FrameworkSettings
 from megaindex.lock.lock_file import Lock
 from megaindex.lock.pinned_files import Folder, all_token_hashes, file_facts, idx_hash
 from megaindex.lock.settings import LockedSettings, resolved_subset, settings_of
@@ -84,19 +85,22 @@ def make_lock(
         return _lock_of(settings_of(given, cache_dir, amend), tokens, cache_dir, progress, bar)
 
 
-def identity_of(run: Recipe | RunSettings, cache_dir: Folder | None = None) -> str:
-    """Return the identity that the lock of a run has, whose receipts are not computed.
+def identity_of(settings: RunSettings, run: Run, cache_dir: Folder | None = None) -> str:
+    """Return the identity that the lock of settings has, whose receipts are not computed.
+
+    ``run`` is their run of training, which is not built again unless skips have files.
 
     Raises:
         InvalidArgument, FormatError, StorageError: as `make_lock`.
     """
-    settings = settings_of(run, cache_dir)
-    rows, files = rows_of(settings.paths), rows_of(settings.files)
-    _, fingerprints = _pairs(settings, cache_dir)
+    locked = FrameworkSettings(settings, cache_dir)
+    rows, files = rows_of(locked.paths), rows_of(locked.files)
+    _, fingerprints = _pairs(locked, cache_dir)
+    runs = locked.runs(train=None if files else run)
     forms = canonical_forms(
-        {name: subset_of(each, rows, files) for name, each in settings.runs().items()},
+        {name: subset_of(each, rows, files) for name, each in runs.items()},
         fingerprints,
-        [sha256_of(path)[1] for path in settings.files],
+        [sha256_of(path)[1] for path in locked.files],
     )
     return short_hash(forms)
 

@@ -20,7 +20,7 @@ from megaindex.index.skips import Skips, resolve_skips
 from megaindex.index.staged_index import MixedStage
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
-from megaindex.settings.batch_schedule import BatchSchedule, StepSizes, step_bounds
+from megaindex.settings.batch_schedule import BatchSchedule, Steps, StepSizes, steps_of
 from megaindex.settings.past import PastRead
 from megaindex.settings.recipe import LENGTH_KEYS, Recipe, RecipeStage, Rounds, shown
 
@@ -134,13 +134,17 @@ class RecipeLayout:
         return first_unread(self.recipe, self.sizes)
 
     def step_bounds(self) -> I64:
-        """Return int64[steps + 1], the first sample of each step and the end; steps of a past in
-        another system have no samples."""
+        """Return int64[steps + 1], the first sample of each step and the end."""
+        return self.steps().bounds
+
+    def steps(self) -> Steps:
+        """Return the steps; those of a past in another system have no samples."""
         first = self.recipe.first_sample
-        bounds, _ = step_bounds(self.batch, first, self.end_sample)
+        steps, _ = steps_of(self.batch, first, self.end_sample)
         if self.recipe.past is not None:
-            bounds[: self.recipe.past.steps] = first
-        return bounds
+            steps.bounds[: self.recipe.past.steps] = first
+            steps = Steps.of(steps.bounds)
+        return steps
 
     @cached_property
     def skips(self) -> Skips | None:

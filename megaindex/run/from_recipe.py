@@ -6,14 +6,13 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from megaindex.builders.recipe import OpenRecipe, OpenSource, open_recipe
 from megaindex.io.paths import sha256_of
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.run.identity import canonical_forms, short_hash
 from megaindex.run.run import Run, RunSource, StepShape, skipped_run
 from megaindex.run.subset import rows_of, subset_of
+from megaindex.settings.batch_schedule import Steps
 from megaindex.settings.recipe import Recipe
 from megaindex.validation import check_between
 
@@ -39,20 +38,19 @@ def run_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> Run:
     run = Run(
         index=opened.unskipped,
         sources=tuple(map(source_of_opened, opened.sources)),
-        step_bounds=opened.layout.step_bounds(),
+        steps=opened.layout.steps(),
         masked_rows=opened.layout.samples_masked,
         order=_order_of(opened),
         settings=_settings(opened),
         shapes=shapes_of(opened.layout),
     )
     run = skipped_run(run, recipe.skip, opened.layout.batch)
-    end = int(run.step_bounds[-1])
+    end = run.num_samples
     if run.skips is not None:
         end = max(end, run.skips.run_end)
     check_between("--consumed-samples", consumed_samples, 0, end, most_is="the samples of the run")
     consumed = max(consumed_samples, recipe.first_sample)
-    past = int(np.searchsorted(run.step_bounds, consumed, "right")) - 1
-    return replace(run, past_steps=past)
+    return replace(run, past_steps=run.steps.at(consumed))
 
 
 def evaluation_of_opened(opened: OpenRecipe) -> Run | None:
@@ -68,7 +66,7 @@ def evaluation_of_opened(opened: OpenRecipe) -> Run | None:
     return Run(
         index=source.index(rounds.samples),
         sources=(source_of_opened(source),),
-        step_bounds=np.array([0, rounds.samples], np.int64),
+        steps=Steps(end=rounds.samples, size=rounds.samples),
         masked_rows=rounds.masked,
         order=_order_of(opened),
         settings=_settings(opened),

@@ -30,7 +30,7 @@ from megaindex.run.target import (
     target_text,
 )
 from megaindex.settings.amended import AmendedBlend
-from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
+from megaindex.settings.batch_schedule import BatchSchedule, steps_of
 from megaindex.settings.run_settings import RunSettings
 
 Folder: TypeAlias = str | os.PathLike[str]
@@ -64,8 +64,9 @@ def run_of_settings(
     _check(run, subset)
     if run.packing is not None:
         raise InvalidArgument(
-            f"pack_impl {run.packing.pack_impl} is planned, and can be neither audited nor locked; "
-            "use `megaindex plan`"
+            f"pack_impl {run.packing.pack_impl}: a lock cannot hold samples of whole documents, "
+            "which GPT-NeoX chooses by the tokens of their labels, and serves others for some of "
+            "them; it is planned, and neither audited nor locked: use `megaindex plan`"
         )
     parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
     if not parts[subset]:
@@ -92,11 +93,11 @@ def run_of_settings(
         schedule, asked, total = _evaluations(run, subset, target, parts)
         index = _index(run, sizing, parts[subset], asked, total, cache_dir, most_samples, subset)
         consumed = 0
-    bounds, past = step_bounds(schedule, consumed, total)
+    steps, past = steps_of(schedule, consumed, total)
     found = Run(
         index=index,
         sources=sources,
-        step_bounds=bounds,
+        steps=steps,
         past_steps=past,
         masked_rows=masked_rows(run, target) if subset == "train" else 0,
         order=run.row.order,
@@ -104,7 +105,7 @@ def run_of_settings(
         shapes=(StepShape(0, run.micro_batch_size, run.data_parallel_size),),
         every=run.evaluation.interval if subset == "valid" else None,
     )
-    return skipped_run(found, run.skips(bounds.size - 1), schedule) if subset == "train" else found
+    return skipped_run(found, run.skips(steps.count), schedule) if subset == "train" else found
 
 
 def _settings(run: RunSettings, subset: Split) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from megaindex.index.counts import Cursors, cursors, source_counts
 from megaindex.index.skips import Skip, Skips, skips_of, with_skips
 from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at
-from megaindex.settings.batch_schedule import BatchSchedule, skip_steps, step_bounds
+from megaindex.settings.batch_schedule import BatchSchedule, Steps, skip_steps, steps_of
 from megaindex.validation import check_setting, setting_or_none, shown
 
 _SAMPLES_AT_ONCE = 1 << 16
@@ -107,8 +107,7 @@ class Run:
     Attributes:
         index: samples of the run, in order of training.
         sources: sources in the order of ``Spans.source``.
-        step_bounds (int64[steps + 1]): step k serves the samples [step_bounds[k], step_bounds[k
-            + 1]).
+        steps: its steps; `step_bounds` are their bounds.
         past_steps: steps made already.
         masked_rows: rows of the last step that are padding without loss.
         order: name of the order, for display.
@@ -123,7 +122,7 @@ class Run:
 
     index: Index
     sources: tuple[RunSource, ...]
-    step_bounds: I64 = field(repr=False)
+    steps: Steps
     past_steps: int = 0
     masked_rows: int = 0
     order: str = ""
@@ -137,7 +136,7 @@ class Run:
             raise InvalidArgument(
                 "the run makes no step: its target holds fewer samples than one global batch"
             )
-        last = int(self.step_bounds[-1])
+        last = self.steps.end
         if last > self.index.num_samples:
             raise InvalidArgument(
                 f"the steps consume {last} samples, the index holds {self.index.num_samples}; "
@@ -176,6 +175,9 @@ class Run:
     @cached_property
     def batch(self) -> BatchSchedule:
         """The rows of each step, those of padding too."""
+        steps, plain = self.steps, len(self.shapes) == 1 and self.skips is None
+        if plain and steps.size and steps.end + self.masked_rows == steps.count * steps.size:
+            return BatchSchedule.constant(steps.size)
         changes = [shape.first for shape in self.shapes[1:]]
         return BatchSchedule.of_steps(
             self.step_bounds,
@@ -188,12 +190,17 @@ class Run:
     @property
     def num_steps(self) -> int:
         """Number of steps."""
-        return self.step_bounds.size - 1
+        return self.steps.count
+
+    @property
+    def step_bounds(self) -> I64:
+        """int64[steps + 1]: first position of each step, and the end."""
+        return self.steps.bounds
 
     @property
     def num_samples(self) -> int:
         """Position of the end: `samples_served`, behind those of another system."""
-        return int(self.step_bounds[-1])
+        return self.steps.end
 
     @cached_property
     def document_base(self) -> I64:
@@ -219,11 +226,13 @@ class Run:
     @property
     def samples_served(self) -> int:
         """Samples served by all steps."""
-        return int(self.step_bounds[-1] - self.step_bounds[0])
+        return self.steps.end - self.steps.first_of(0)
 
     @cached_property
     def _step_size(self) -> int:
         """Samples of every step, 0 if steps differ."""
+        if self.steps.size:
+            return 0 if self.steps.end % self.steps.size else self.steps.size
         sizes = np.diff(self.step_bounds)
         return int(sizes[0]) if (sizes == sizes[0]).all() else 0
 
@@ -246,13 +255,14 @@ class Run:
     def step_of(self, samples: npt.ArrayLike) -> I64:
         """Return the step that serves each sample."""
         if self._step_size:
-            steps = (np.asarray(samples, np.int64) - self.step_bounds[0]) // self._step_size
+            begin = self.steps.first_of(0)
+            steps = (np.asarray(samples, np.int64) - begin) // self._step_size
             return np.asarray(np.clip(steps, -1, self.num_steps), np.int64)
         return np.asarray(np.searchsorted(self.step_bounds, samples, "right") - 1, np.int64)
 
     def runs(self, first: int | None = None, last: int | None = None) -> Iterator[TokenRuns]:
         """Yield the token runs of samples [first, last), by default all, in blocks of samples."""
-        first = int(self.step_bounds[0]) if first is None else first
+        first = self.steps.first_of(0) if first is None else first
         last = self.num_samples if last is None else last
         for begin in range(first, last, _SAMPLES_AT_ONCE):
             yield self._served(np.arange(begin, min(last, begin + _SAMPLES_AT_ONCE)))
@@ -317,11 +327,11 @@ def run_of_index(
     if num_steps is None:
         num_steps = index.num_samples // global_batch_size
     schedule = BatchSchedule.constant(global_batch_size)
-    bounds, past = step_bounds(schedule, consumed_samples, num_steps * global_batch_size)
+    steps, past = steps_of(schedule, consumed_samples, num_steps * global_batch_size)
     return Run(
         index=index,
         sources=tuple(sources),
-        step_bounds=bounds,
+        steps=steps,
         past_steps=past,
         order=str(getattr(index, "order", "")),
         settings={"seed": index.seed} if hasattr(index, "seed") else {},
@@ -369,6 +379,8 @@ def skipped_run(run: Run, skip: Sequence[Skip], schedule: BatchSchedule) -> Run:
         InvalidArgument: a skip does not fit the run.
         MissingFile, StorageError: a file of documents cannot be read.
     """
+    if not skip:
+        return run
     steps = skip_steps(
         skip,
         schedule,
@@ -384,4 +396,4 @@ def skipped_run(run: Run, skip: Sequence[Skip], schedule: BatchSchedule) -> Run:
         names=[source.name for source in run.sources],
         documents=[source.first_document + source.lengths.size for source in run.sources],
     )
-    return replace(run, index=index, step_bounds=steps.bounds, masked_rows=steps.masked_rows)
+    return replace(run, index=index, steps=Steps.of(steps.bounds), masked_rows=steps.masked_rows)

@@ -22,6 +22,7 @@ from megaindex.index.spans import datasets_of, sources_of
 from megaindex.index.stretches import StretchedIndex
 from megaindex.io.paths import absolute
 from megaindex.run.run import Run, RunSource, StepShape
+from megaindex.settings.batch_schedule import Steps
 
 
 def rows_of(paths: Sequence[str]) -> dict[str, int]:
@@ -49,7 +50,7 @@ def subset_of(run: Run, rows: Mapping[str, int], files: Mapping[str, int]) -> di
         "samples": run.num_samples,
         "sources": [rows[absolute(dataset.path_prefix)] for dataset in datasets_of(run.index)],
         "index": node,
-        "steps": _steps(run.step_bounds),
+        "steps": _steps(run.steps),
         "past_steps": run.past_steps,
         "masked_rows": run.masked_rows,
         "shapes": [list(shape) for shape in run.shapes],
@@ -100,8 +101,13 @@ def _node_of(run: Run, files: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _steps(bounds: I64) -> list[list[int]]:
+def _steps(steps: Steps) -> list[list[int]]:
     """Return (first sample, samples, number) of steps of one size that follow each other."""
+    if steps.size:
+        count, rest = divmod(steps.end, steps.size)
+        rows = [[0, steps.size, count], [count * steps.size, rest, 1]]
+        return [row for row in rows if row[1] * row[2]]
+    bounds = steps.bounds
     sizes = np.diff(bounds)
     firsts = np.flatnonzero(np.diff(sizes, prepend=-1))
     counts = np.diff(firsts, append=sizes.size)
@@ -127,7 +133,7 @@ def run_of_subset(
     Raises:
         InvalidArgument: the description does not fit the datasets.
     """
-    bounds = step_bounds_of(subset)
+    steps = _steps_of(subset)
     datasets = [pair(row) for row in subset["sources"]]
     names = [name or str(number) for number, name in enumerate(subset["note"]["names"])]
     index = build_described(
@@ -159,13 +165,13 @@ def run_of_subset(
         skips = replace(
             skips,
             settings=read_skips(entries, "skip", "/"),
-            num_steps=int(np.searchsorted(bounds, skips.end)),
+            num_steps=int(np.searchsorted(steps.bounds, skips.end)),
         )
         index = replace(index, skips=skips)
     return Run(
         index=index,
         sources=tuple(sources),
-        step_bounds=bounds,
+        steps=steps,
         past_steps=subset["past_steps"],
         masked_rows=subset["masked_rows"],
         order=subset["note"]["order"],
@@ -206,6 +212,14 @@ def source_nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from source_nodes({**node["common"], **each})
     else:
         yield node
+
+
+def _steps_of(subset: Mapping[str, Any]) -> Steps:
+    (first, size, _), *others = subset["steps"]
+    shorter = all(samples < size and count == 1 for _, samples, count in others)
+    if first == 0 and size and len(others) < 2 and shorter:
+        return Steps(end=subset["samples"], size=size)
+    return Steps.of(step_bounds_of(subset))
 
 
 def step_bounds_of(subset: Mapping[str, Any]) -> I64:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -304,16 +305,68 @@ class BatchSchedule:
             yield run
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steps:
+    """Steps that follow each other: of one size, but perhaps for a shorter last one, or listed.
+
+    Attributes:
+        end: position behind the last one.
+        size: size of the steps from position 0 on; 0: they are listed.
+        listed (int64[steps + 1]): first position of each, and the end; None: they have a size.
+    """
+
+    end: int
+    size: int = 0
+    listed: I64 | None = None
+
+    @classmethod
+    def of(cls, bounds: I64) -> Steps:
+        """Return the steps of these bounds."""
+        return cls(end=int(bounds[-1]), listed=bounds)
+
+    @property
+    def count(self) -> int:
+        """Number of steps."""
+        return ceil_div(self.end, self.size) if self.listed is None else self.listed.size - 1
+
+    @cached_property
+    def bounds(self) -> I64:
+        """int64[steps + 1]: first position of each step, and the end."""
+        if self.listed is not None:
+            return self.listed
+        return np.append(np.arange(0, self.end, self.size, dtype=np.int64), self.end)
+
+    def first_of(self, step: int) -> int:
+        """Return the first position of a step; of the number of steps, the end."""
+        if self.listed is None:
+            return min(step * self.size, self.end)
+        return int(self.listed[step])
+
+    def at(self, position: int) -> int:
+        """Return the last step that begins at a position or before it; at the end, their number."""
+        if self.listed is None:
+            return self.count if position >= self.end else position // self.size
+        return int(np.searchsorted(self.listed, position, "right")) - 1
+
+
 def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64, int]:
-    """Return the bounds of the steps, and the number of steps before ``consumed``.
+    """Return the bounds of the steps of `steps_of`, and the number of steps before ``consumed``."""
+    steps, past = steps_of(schedule, consumed, total)
+    return steps.bounds, past
+
+
+def steps_of(schedule: BatchSchedule, consumed: int, total: int) -> tuple[Steps, int]:
+    """Return the steps of a run, and the number of those before ``consumed``.
 
     The schedule divides the past from sample 0 on, the future from ``consumed`` on; the last step
     of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 past steps.
     """
     check_between("--consumed-samples", consumed, 0, total, most_is="the samples of the run")
+    if schedule.is_constant and consumed % schedule.final == 0:
+        return Steps(end=total, size=schedule.final), consumed // schedule.final
     past = _step_starts(schedule, 0, consumed)
     future = _step_starts(schedule, consumed, total)
-    return np.concatenate((past, future, [total])), past.size
+    return Steps.of(np.concatenate((past, future, [total]))), past.size
 
 
 def _step_starts(schedule: BatchSchedule, begin: int, end: int) -> I64:

@@ -1,8 +1,8 @@
 """Launch scripts in Bash: the commands that they certainly start, without running anything.
 
-Assignments, `source`, and lists and conditions on known words are evaluated. All else makes every
-name unknown that its text mentions, other than to expand it, or all names. An unknown value is a
-character that stands for the construct that is not evaluated and its line.
+Evaluated are assignments, arrays, common expansions, `source`, `eval`, lists, and `if` on known
+values; what an unknown condition decides is unknown. Loops, functions and the like are refused. A
+mark, one character in place of an unknown value, stands for the construct and its line.
 """
 
 from __future__ import annotations
@@ -13,62 +13,57 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 from megaindex.errors import InvalidArgument
-from megaindex.settings import shell_tokens as syntax
-from megaindex.settings.shell_tokens import ASSIGNMENT, PARAMETER, Token, read_tokens, split
 from megaindex.settings.yaml_sections import read_text
 
+# characters of private use: marks of one word and of any number of words; end of a word; no text
 _ONE, _MANY, _SPLIT, _KEEP = "\U000f0000", "\U00100000", "\U0010fff0", "\U0010fff1"
-_MARK = re.compile("[\U000f0000-\U0010ffef]")  # of one unknown word, or of any number of words
-_MOST_EXPANDED, _MOST_UNKNOWN = 1 << 22, 10_000  # characters of all expansions; marks
-_NAME = re.compile(r"[A-Za-z_]\w*", re.A)
+_MARK = re.compile("[\U000f0000-\U0010ffef]")
+_MOST_READ, _MOST_EXPANDED, _MOST_UNKNOWN = 1 << 18, 1 << 22, 10_000
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})", re.A)
-_ALL = "$["  # a text that could set every name
+_NAME = re.compile(r"[A-Za-z_]\w*", re.A)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.A)
+_END = " \t\n;&|()<>"  # of a word
+_BLANK, _SPACE = re.compile(r"(?:[ \t]|\\\n|#.*)+"), re.compile(r"(?:\s|\\\n|#.*)+")
+_AND_OR = re.compile(r"(?:&&|\|\|)(?:\s|\\\n|#.*)*")
+_PIPE = re.compile(r"\|(?!\|)&?(?:\s|\\\n|#.*)*")
+_BACKGROUND, _PREFIX = re.compile(r"&(?![&>])"), re.compile(r"(?:!|time)[ \t]+")
+_REDIRECTION = re.compile(r"(?:\d+|&)?(?:<<<|<>|[<>]&|>>|>\||[<>](?![<(]))[ \t]*")
+_COMPOUND = re.compile(r"(?:if|\{)(?=[\s;&|()<>])|\((?!\()|\[\[(?=\s)")
+_LITERAL = re.compile(r"\\(.)|'([^']*)'|\$'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`", re.S)
+_PARAMETER = re.compile(
+    r"\$(?:([A-Za-z_]\w*|[\d@*#?!$-])|\{(#?)(\w+|[@*])(\[[@*]\])?(:?[-=+?]|%%?|##?|:\d+|[/^,@]|\[\d+\]|(?=\})))",
+    re.A,
+)
+_JOINS, _COUNT = re.compile(r"[()<>;&|\n]+"), re.compile(r"\s\"?\$#\"? -\w\w \d+ \]\]")
+_ALL = re.compile(r'"(\$@|\$\{(@|\w+\[@\])\})"', re.A)
+_SUM = re.compile(r"\$\(\((?:[^()'\"`\\]|\([^()'\"`\\]*\))*\)\)")
 _GLOB, _BRACE = re.compile(r"[*?]|\[.+\]"), re.compile(r"\{.*(,|\.\.).*\}|(^|[:=])~", re.S)
-_READ = re.compile(r"IFS=\S*(?=\s+read\b)|\$(\w+|\{\w+(\[[@*\d]+\])?\})", re.A)
-_HARMLESS = re.compile(r"\d*>&[12]|[12&]?>\s*/dev/null|<<.*", re.S)  # redirections that succeed
-_SETTING = re.compile(r"\$(\(\(|\[|\{(?!#?\w+(\[[@*\d]+\])?(\}|:?[-+?]|[%#/^,]))|\{[^}]*\[[^@*\d])")
-_COMPARING = re.compile(  # evaluates values
-    r"\[\[\s(?!\"?\$#\"? -\w\w \d+ \]\]).*?\s-(eq|ne|[lg][te]|v)\s|\(\(|\w\[(?![\d@*]+\])|"
-    r"\s-v\s+[^\w\s]",
-    re.S,
+_OF_BASH = re.compile(  # has a value that only Bash knows
+    r"S?RANDOM|SECONDS|LINENO|EPOCH\w+|HOSTNAME|(HOST|MACH|OS)TYPE|E?UID|PPID|BASH\w*|SHELLOPTS|"
+    r"FUNCNAME|SHLVL|PIPESTATUS|GROUPS|OLDPWD|DIRSTACK|OPT\w+|COLUMNS|LINES|REPLY|MAPFILE|[_?!$-]"
 )
-_OWN_FOLDER = re.compile(
-    r"""\$\((cd "?\$\()?dirname "?\$(0|\{?BASH_SOURCE(\[0\])?\}?)"?\)"""
-    r"""("?( *>/dev/null( 2>&1)?)? && pwd\))?"""
-)
-_OF_BASH = re.compile(
-    r"S?RANDOM|SECONDS|LINENO|EPOCHSECONDS|EPOCHREALTIME|HOSTNAME|(HOST|MACH|OS)TYPE|E?UID|PPID|"
-    r"BASH\w*|SHELLOPTS|FUNCNAME|SHLVL|PIPESTATUS|GROUPS|OLDPWD|DIRSTACK|OPTIND|OPTARG|COLUMNS|"
-    r"LINES|REPLY|MAPFILE|COPROC|[_?!$-]"
-)
-_SETTERS = frozenset(
-    ("export", "declare", "typeset", "local", "read", "unset", "wait", "command", "break",
-     "continue", "return", "cd", "pushd", "popd")
+_OWN_FOLDER = re.compile(r"\$\((cd\$\()?dirname\$(0|BASH_SOURCE)\)((>/dev/null(2>&1)?)?&&pwd\))?")
+_HARMLESS = frozenset(  # commands that set nothing and start nothing
+    ["echo", "exit", "mkdir", "cd", "shift", "true", "false", ":", "[", "test", "ls", "cat", "cp",
+     "mv", "rm", "ln", "touch", "chmod", "date", "sleep", "wget", "pip"]
 )  # fmt: skip
-_ANY = frozenset(  # they can set every name
-    ("eval", "source", ".", "conda", "mamba", "micromamba", "module", "ml", "spack", "deactivate",
-     "let", "mapfile", "readarray", "getopts", "coproc", "builtin")
+_REFUSED = re.compile(  # keywords, and commands that set names or change what others mean
+    r"(for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|[{}]|let|read|mapfile|"
+    r"readarray|getopts|coproc|builtin|command(?! -[vV])|wait(?= -)|pushd|popd|printf(?! [\"']?[\w%])"
+    r"|(\[|test) (.* )?-v|declare|typeset|local|readonly|shopt|alias|unalias|enable|hash|bind|"
+    r"\w+\[.*\]\+?=.*|trap .*\b(DEBUG|ERR|RETURN)|"
+    r"set(?!( [-+][euvxo]+| errexit| nounset| pipefail| xtrace)*$))(\s|$)", re.S
 )  # fmt: skip
-_CHANGING = re.compile(r"(shopt|alias|unalias|enable|readonly|hash)\b|trap .*\b(DEBUG|ERR|RETURN)|"
-                       r"(declare|typeset|local)\b.*\s-\w*[niluAr]|"
-                       r"(?!set( --( |$)|( [-+][euvxo]+| errexit| nounset| pipefail| xtrace)*$))"
-                       r"set\b", re.S)  # fmt: skip
-_ODD = re.compile(
-    r"\r|\bIFS\b(?!=('[^']*'|\S*)\s+read\b)|\b(POSIXLY_CORRECT|GLOBIGNORE)=|"
-    r"(?<![\s\\])\\\n(?=\S)"
-)  # line continuations within a word
-_LAUNCHERS = re.compile(
-    r"(.*/)?(\w*run|python[\d.]*|sbatch|mpiexec|deepspeed|accelerate|bash|sh|"
-    r"exec|env|nohup|command|time|timeout|numactl|xargs|p?d?ssh?|eval)"
+_LOADING = re.compile(r"(eval|source|\.|module|ml|conda|mamba|micromamba|spack|deactivate)(\s|$)")
+_ODD = re.compile(  # also a line that goes on within a word
+    r"\r|\bIFS\b|\b(POSIXLY_CORRECT|GLOBIGNORE)=|(?<![\s\\])\\\n(?=\S)"
 )
 _SUMS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-    ast.Mod: lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+    ast.Div: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
 _COMPARED = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
@@ -89,10 +84,6 @@ class Command(NamedTuple):
     assumed: tuple[str, ...]
 
 
-class _Exit(Exception):
-    """End of the script, or of a subshell."""
-
-
 def is_unknown(text: str) -> bool:
     return max(text, default="") >= _ONE
 
@@ -100,10 +91,6 @@ def is_unknown(text: str) -> bool:
 def is_several(text: str) -> bool:
     """Return True if a word may be any number of words."""
     return max(text, default="") >= _MANY
-
-
-def _short(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")[:60]
 
 
 class Script:
@@ -118,41 +105,26 @@ class Script:
     """
 
     def __init__(
-        self,
-        text: str,
-        environment: Mapping[str, str],
-        arguments: Sequence[str] = (),
+        self, text: str, environment: Mapping[str, str], arguments: Sequence[str] = (),
         path: str = "bash",
-    ) -> None:
-        self.commands, self.unknowns = list[Command](), list[Unknown]()
-        self.perhaps: list[tuple[str, list[str]]] = []  # where, and words as written
-        self.exits_at, self._assumed = "", list[str]()
-        self._room, self._line = _MOST_EXPANDED, 0
-        # variables, functions "NAME()", parameters "@"; "" stands for all others
+    ) -> None:  # fmt: skip
+        self.commands, self._unknowns = list[Command](), list[Unknown]()
+        self.exits_at, self._assumed, self._room = "", list[str](), _MOST_EXPANDED
+        self._text, self._at, self._taken = "", 0, ""
+        self._mode: bool | None = True  # commands are run, or passed; None: `_why` decides
+        self._why, self._ended = "", False
+        # variables, parameters "@"; "" stands for all others
         self.state: dict[str, Any] = {**environment, "@": list(arguments), "0": path}
         said, here = environment.get("PWD", ""), os.getcwd()
         self.state["PWD"] = said if said[:1] == "/" and os.path.realpath(said) == here else here
-        self.state.pop("IFS", None)
         if is_unknown("".join([text, *arguments, *environment.values()])):
             self._refuse("a variable or parameter with such characters")
-        with suppress(_Exit):
-            self._run(text)
+        self._run(text)
 
     # unknown values
 
-    def _refuse(self, text: str) -> NoReturn:
-        raise InvalidArgument(f"line {self._line}: `{_short(text)}` is not evaluated")
-
-    def _mark(self, text: str, *, undefined: bool = False) -> str:
-        found = Unknown(_short(text), f"line {self._line}", undefined)
-        if found not in self.unknowns[-50:]:
-            self.unknowns.append(found)
-        if len(self.unknowns) > _MOST_UNKNOWN:
-            self._refuse("that many unknown words")
-        return chr(ord(_ONE) + self.unknowns.index(found))
-
     def _of(self, mark: str) -> Unknown:
-        return self.unknowns[ord(mark) & 0xFFFF]
+        return self._unknowns[ord(mark) & 0xFFFF]
 
     def unknown_in(self, text: str) -> Unknown | None:
         """Return what makes a word unknown; a name without a value last."""
@@ -172,296 +144,285 @@ class Script:
         many = _MARK.sub(lambda match: chr(ord(_MANY) | ord(match[0]) & 0xFFFF), text)
         return many if self._defined(text) else text
 
-    def _forget(self, text: str, why: str = "") -> None:
-        """Make unknown what a text that is not evaluated could set."""
+    def _line(self) -> str:
+        return f"line {self._text.count(chr(10), 0, self._at) + 1}"
+
+    def _short(self, text: str) -> str:
+        return self.written(text).strip().partition("\n")[0][:60]
+
+    def _refuse(self, text: str) -> NoReturn:
+        raise InvalidArgument(f"{self._line()}: `{self._short(text)}` is not evaluated")
+
+    def _mark(self, text: str, *, undefined: bool = False) -> str:
+        found = Unknown(self._short(text), self._line(), undefined)
+        if found not in self._unknowns[-50:]:
+            self._unknowns.append(found)
+        if len(self._unknowns) > _MOST_UNKNOWN:
+            self._refuse("that many unknown words")
+        return chr(ord(_ONE) + self._unknowns.index(found))
+
+    def _forget(self, why: str, *names: str) -> None:
+        """Make names unknown, by default all."""
+        mark = self._mark(why)
+        self.state = self.state if names else {"@": mark, "0": self.state["0"]}
+        self.state |= dict.fromkeys(names or [""], mark)
+
+    # each of these methods returns the success of commands, None if it is unknown
+
+    def _run(self, text: str) -> bool | None:
+        held, self._text, self._at = (self._text, self._at), text, 0
         self._spend(len(text))
-        mark, functions = self._mark(why or text), [k for k in self.state if k.endswith("()")]
-        if _SETTING.search(text) or _COMPARING.search(text) or text.startswith("{"):
-            self.state = {"": mark, "@": mark, "0": self.state["0"]} | {
-                key: self.state[key] for key in functions}  # fmt: skip
-        self.state |= dict.fromkeys(_NAME.findall(_READ.sub("", text)), mark)
+        if odd := _ODD.search(text[:_MOST_READ]) or len(text) > _MOST_READ:
+            self._refuse(repr(odd[0]) if isinstance(odd, re.Match) else "a text of that size")
+        try:
+            status = self._list("")
+        except RecursionError:
+            self._refuse("commands that nest so deeply")
+        self._text, self._at = held
+        return status
 
     def _spend(self, length: int) -> None:
         self._room -= 100 + length
         if self._room < 0:
             self._refuse("an expansion of that length")
 
-    # lists and conditions: each method returns the success, None if it is unknown
+    @property
+    def _runs(self) -> bool | None:
+        return False if self._ended else self._mode
 
-    def _run(self, text: str) -> bool | None:
-        held, self._room = self._line, self._room - len(text)
-        if odd := _ODD.search(text[: 1 << 18]) or len(text) > 1 << 18:
-            self._refuse(repr(odd[0]) if isinstance(odd, re.Match) else "a text of that size")
-        try:
-            return self._list(read_tokens(text))
-        except (ValueError, IndexError, RecursionError) as error:
-            if isinstance(error, InvalidArgument):
-                raise
-            raise InvalidArgument(f"line {self._line}: syntax that is not read: {error}") from None
-        finally:
-            self._line = held
+    def _next(self, pattern: re.Pattern[str]) -> str:
+        """Pass a pattern, if it is next; return its text."""
+        match = pattern.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+        return match[0] if match else ""
 
-    def _list(self, tokens: list[Token]) -> bool | None:
+    def _char(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _takes(self, *ends: str) -> bool:
+        """Pass one of these words, and keep it."""
+        for end in ends:
+            after = self._text[self._at + len(end) : self._at + len(end) + 1]
+            closes = end == ")" or (after in _END if end else not after)
+            if self._text.startswith(end, self._at) and closes:
+                self._at, self._taken = self._at + len(end), end
+                return True
+        return False
+
+    def _list(self, *ends: str) -> bool | None:
+        """Evaluate commands up to one of these words, and pass it."""
         status: bool | None = True
-        for _, part, sign in split(tokens, "\n", ";", "&"):
-            if part:
-                status = self._apart(part) if sign == "&" else self._and_or(part)
+        begin = self._at
+        self._next(_SPACE)
+        while not self._takes(*ends):
+            begin, held = self._at, (dict(self.state), self._ended)
+            status = self._and_or()
+            if self._next(_BACKGROUND):
+                self.state, self._ended = held
+            elif self._char() not in "\n;)" or self._at == begin:
+                self._refuse(self._text[begin:])
+            self._at += self._char() == ";"
+            self._next(_SPACE)
         return status
 
-    def _and_or(self, tokens: list[Token]) -> bool | None:
-        status: bool | None = True
-        wanted = True
-        for place, part, sign in split(tokens, "&&", "||"):
-            if status is None:
-                return self._maybe(tokens[place:], tokens)
-            if status is wanted:
-                status = self._pipeline(part)
-            wanted = sign == "&&"
+    def _after(self, status: bool | None, begin: int) -> None:
+        """Run what follows on a status of commands that began at a place."""
+        if self._mode and not status:
+            self._mode, self._why = status, self._text[begin:].partition("\n")[0]
+
+    def _and_or(self) -> bool | None:
+        begin, held, status = self._at, (self._mode, self._why), self._pipeline()
+        while sign := self._next(_AND_OR):
+            self._after(status if status is None else status is (sign[0] == "&"), begin)
+            passes, found = self._mode is False, self._pipeline()
+            status = status if passes else found
+            self._mode, self._why = held
         return status
 
-    def _pipeline(self, tokens: list[Token]) -> bool | None:
-        parts = [part for _, part, _ in split(tokens, "|", "|&")]
-        if len(parts) > 1:
-            return [self._apart(part) for part in parts][-1]
-        if tokens and tokens[0].keyword and tokens[0].text in ("!", "time"):
-            status = self._pipeline(tokens[1:])
-            return status if status is None else status is (tokens[0].text == "time")
-        return self._command(tokens)
-
-    def _apart(self, tokens: list[Token]) -> bool | None:
-        """Evaluate commands of a subshell, whose settings are lost."""
-        held = dict(self.state)
-        with suppress(_Exit):
-            self._list(tokens)
-        self.state, self.exits_at = held, ""
+    def _pipeline(self) -> bool | None:
+        held, ended, prefix = self.state, self._ended, self._next(_PREFIX)
+        self._spend(len(held))
+        self.state = dict(held)
+        status = self._command()
+        if not self._next(_PIPE):
+            return status if status is None else status is (prefix[:1] != "!")
+        more = "|"
+        while more:  # each command has a subshell
+            self.state, self._ended = dict(held), ended
+            self._command()
+            more = self._next(_PIPE)
+        self.state, self._ended = held, ended
         return None
 
-    def _command(self, tokens: list[Token]) -> bool | None:
-        self._line = tokens[0].line
-        texts = [one.text for one in tokens]
-        if texts[1:3] == ["(", ")"]:
-            if texts[3:4] != ["{"] or texts[-1] != "}":
-                raise ValueError("a function without braces")
-            self.state[f"{texts[0]}()"] = tokens[4:-1]
-            return True
-        while tokens[0].keyword and tokens[-1].kind == "<":
-            self._scan(tokens[-1].text)
-            tokens = tokens[:-1]
-        kind = texts[0] + tokens[-1].text if tokens[0].keyword else tokens[0].kind
-        if kind in ("{}", "()"):
-            return (self._list if kind == "{}" else self._apart)(tokens[1:-1])
-        if kind == "iffi":
-            return self._if(tokens)
-        if tokens[0].keyword or kind not in ("word", "<", "test"):
-            return self._maybe(tokens, tokens)
-        return self._simple(tokens)
+    def _command(self) -> bool | None:
+        begin, held, ended = self._at, dict(self.state), self._ended
+        kind, mode, status = self._next(_COMPOUND), (self._mode, self._why), None
+        if not kind:
+            return self._simple()
+        if kind == "[[":
+            status = self._test()
+        elif kind == "if":
+            self._if(begin)
+        else:
+            status = self._list("}" if kind == "{" else ")")
+        if kind == "(":
+            self.state, self._ended, status = held, ended, None
+        self._mode, self._why = mode
+        self._next(_BLANK)
+        while self._next(_REDIRECTION):
+            self._word()
+            self._next(_BLANK)
+            status = None
+        return status
 
-    def _if(self, tokens: list[Token]) -> bool | None:
-        places = [n for n, t in enumerate(tokens) if t.keyword and t.depth == tokens[0].depth]
-        holds: bool | None = False
-        for begin, end in pairwise(places):
-            word, part = tokens[begin].text, tokens[begin + 1 : end]
-            if word == "else" or (word == "then" and holds):
-                return self._list(part)
-            if word in ("if", "elif"):
-                holds = self._list(part)
-                if holds is None:
-                    return self._maybe(tokens[end:], tokens)
-        return True
-
-    # what is perhaps run
-
-    def _maybe(self, tokens: list[Token], within: Sequence[Token]) -> bool | None:
-        """Make unknown what these commands could set, and the functions that they call."""
-        why, parts, seen = " ".join(one.text for one in within), [tokens], set[str]()
-        where = f"line {self._line}: `{_short(why)}`"
-        for part in parts:
-            text = " ".join(one.text for one in part)
-            self._forget(text, why)
-            self.state |= {f"{name}()": None for name in re.findall(r"(\S+) \( \)", text)}
-            for key in [key for key in self.state if key.endswith("()") and key not in seen]:
-                if re.search(rf"(?<![\w-]){re.escape(key[:-2])}(?![\w-])", text):
-                    seen.add(key)
-                    parts.append(self.state[key] or self._refuse(key))
-            for group in syntax.groups(part):
-                self._perhaps(group, where, why)
-        return None
-
-    def _perhaps(self, group: list[Token], where: str, why: str) -> None:
-        """Make unknown what a command could do besides setting names that it mentions."""
-        words = [one.text for one in group if one.kind == "word"]
-        name = re.sub(r"[\"'\\]", "", words[0])
-        if name[:1] == "-":  # a pattern of `case`
-            return
-        self._check(words)
-        indirect = _SETTERS & set(words) and any(
-            "$" in one.partition("=")[0] or "`" in one for one in words[1:])  # fmt: skip
-        prints = name == "printf" and re.match(r"printf [\"']?[-$`]", " ".join(words))
-        if re.search(r"[$`{*?]", name) or prints or indirect or _ANY & {name, *words}:
-            self._forget(_ALL, why)
-        if name in ("shift", "set", "cd", "pushd", "popd"):
-            self.state["@" if name[0] == "s" else "PWD"] = self._mark(why)
-        if {"exit", "exec"} & set(words):
-            self._assumed.append(where)
-        text = " ".join(words + [one.document or "" for one in group])
-        options = name != "echo" and any(one.startswith("--") for one in words)
-        if "$" in name or options or _LAUNCHERS.fullmatch(name):
-            self.perhaps.append(
-                (where, text.split()[name == "eval" or bool({"-c", "-lc"} & set(words)) :])
-            )
-
-    def _check(self, words: Sequence[str]) -> None:
-        """Refuse a command that changes the meaning of others."""
-        if _CHANGING.match(text := " ".join(words)):
-            self._refuse(text)
+    def _if(self, begin: int) -> None:
+        rest, self._taken = (self._mode, self._why), "elif"
+        while self._taken == "elif":
+            self._mode, self._why = rest
+            holds = self._list("then")
+            self._after(holds, begin)
+            self._list("elif", "else", "fi")
+            self._mode, self._why = rest
+            self._after(holds if holds is None else not holds, begin)
+            rest = self._mode, self._why
+        if self._taken == "else":
+            self._list("fi")
 
     # simple commands
 
-    def _simple(self, tokens: list[Token]) -> bool | None:
-        odd = any(one.kind not in ("word", "<", "test") for one in tokens)
-        if odd or tokens[0].text in syntax.KEYWORDS:
-            raise ValueError(f"{tokens[0].text!r}")
-        redirected = [one.text for one in tokens if one.kind == "<"]
-        rest = [one for one in tokens if one.kind != "<"]
-        count = next((n for n, one in enumerate(rest) if not one.assigns), len(rest))
-        texts = [one.text for one in rest]
-        self._check(texts)
-        for text in redirected:
-            self._scan(text)
-        if rest and rest[0].kind == "test":
-            return self._test(texts[0])
-        if texts[:1] == ["export"]:
-            return self._export(tokens, texts[1:])
-        words = [word for text in texts[count:] for word in self._fields(text)]
+    def _simple(self) -> bool | None:
+        begin, before, redirected = self._at, dict(self.state), False
+        raws, words, variables = list[str](), list[str](), self.state
+        while True:
+            self._next(_BLANK)
+            start, match = self._at, _ASSIGNMENT.match(self._text, self._at)
+            if self._next(_REDIRECTION):
+                self._word()
+                redirected = True
+            elif match and raws in ([], ["export"]):
+                self._assign(match)
+                raws += ["="] * len(raws)
+            elif self._char() in _END:
+                break
+            else:
+                variables, self.state = (variables, self.state) if raws else (self.state, before)
+                words += self._words()
+                raws.append(self._text[start : self._at])
+        text = self._text[begin : self._at]
+        if not raws or raws == ["export", "="]:
+            return None if redirected or re.search(r"\$\((?!\()|`", text) else True
+        if self._runs is None:
+            words = [re.sub(r"[\"'\\]", "", raw) for raw in raws]
+            self._assumed += [f"{self._line()}: `{self._short(self._why)}`"] * (words[0] == "exit")
+            if words[0] not in _HARMLESS:
+                self._refuse(self._why)
         while words and not self._defined(words[0]):
             del words[0]
-        held = dict(self.state)
-        self._assign(texts[:count])
-        if not words:
-            return None if re.search(r"\$\((?!\()|`", " ".join(texts)) else True
-        given, self.state = self.state, held
-        for text in texts[:count]:
-            self._scan(text)
-        status = self._start(words, tokens, given)
-        return status if all(_HARMLESS.fullmatch(text) for text in redirected) else None
+        if not words or self._runs is False:
+            return True
+        status = self._start(words, variables)
+        return status if self._runs and not redirected else None
 
-    def _start(
-        self, words: list[str], tokens: list[Token], given: Mapping[str, Any]
-    ) -> bool | None:
-        name, rest = words[0], words[1:]
-        self._check(words)
-        if name in ("[", "test") and "-v" in rest:
-            self._forget(_ALL, " ".join(words))
-        prints = name == "printf" and (rest[0][:1] == "-" or is_unknown(rest[0][:1]))
-        if f"{name}()" in self.state or name in _SETTERS | _ANY - {"source", "."} or prints:
-            return self._maybe(tokens, tokens)
-        if name in ("true", ":", "false", "echo"):
+    def _start(self, words: list[str], variables: Mapping[str, Any]) -> bool | None:
+        name, text, parameters = words[0], " ".join(words), self.state["@"]
+        if (found := self._sourced(words)) is not None:
+            return self._run(found)
+        if _REFUSED.match(text):
+            self._refuse(text)
+        if name in ("cd", "shift"):
+            self._forget(self._why or text, "PWD" if name == "cd" else "@")
+            if (
+                words == ["shift"]
+                and self._runs
+                and parameters
+                and not is_unknown("".join(parameters))
+            ):
+                self.state["@"] = parameters[1:]
+        elif name in ("unset", "export") and all(map(_NAME.fullmatch, words[1:])):
+            self.state |= dict.fromkeys(words[1:] * (name == "unset"))
+        elif name in ("unset", "export") or is_unknown(name) or _LOADING.match(text):
+            self._forget(self._why or text)
+        if name in ("true", ":", "echo", "false", "set"):
             return name != "false"
         if name in ("[", "test"):
-            return self._compare(rest[:-1] if name == "[" else rest)
-        if name in ("source", "."):
-            return self._source(rest, tokens)
-        if name in ("set", "shift"):
-            return self._set_parameters(words, tokens)
-        self._program(words, tokens, given)
+            return self._compare(words[1:-1] if name == "[" else words[1:])
+        if name == "exit" and self._runs:
+            self.exits_at, self._ended = self._line(), True
+        elif self._runs:
+            self.commands.append(Command(words, variables, tuple(dict.fromkeys(self._assumed))))
+            self._ended = name == "exec" and len(words) > 1
         return None
 
-    def _program(self, words: list[str], tokens: list[Token], given: Mapping[str, Any]) -> None:
-        if words[0] == "exit":
-            self.exits_at = f"line {self._line}"
-            raise _Exit
-        nested = {"-c", "-lc", "--wrap"} & {*words} or any(one.document for one in tokens)
-        if nested and _LAUNCHERS.fullmatch(words[0]):
-            text = " ".join([*map(self.written, words), *(one.document or "" for one in tokens)])
-            self.perhaps.append((f"line {self._line}: `{_short(text)}`", text.split()[1:]))
-        self.commands.append(Command(words, given, tuple(dict.fromkeys(self._assumed))))
-        if words[0] == "exec":
-            raise _Exit
-        if is_unknown(words[0]):
-            self._forget(_ALL, " ".join(words))
+    def _sourced(self, words: list[str]) -> str | None:
+        """Return the text that is evaluated in place of a command; None if it is not certain."""
+        if words[0] not in ("eval", "source", ".") or is_unknown("".join(words)):
+            return None
+        path, moved = "".join(words[1:]), is_unknown(self._held("PWD") or "")
+        if words[0] == "eval":
+            return " ".join(words[1:])
+        if len(words) == 2 and "/" in path and not (moved and path[0] != "/"):
+            with suppress(OSError, ValueError):
+                text = read_text(path, "source")
+                if not re.search(r"\b(return|BASH_SOURCE|source)\b|(^|\s)\.\s", text):
+                    return text
+        return None
 
-    def _set_parameters(self, words: list[str], tokens: list[Token]) -> bool | None:
-        """Evaluate ``shift`` and ``set --``."""
-        held, count = self.state["@"], [*words, "1"][1]
-        if words[0] == "set":
-            self.state["@"] = words[2:] if words[1:2] == ["--"] else held
-        elif is_unknown("".join([*held, *words])) or not count.isdecimal():
-            return self._maybe(tokens, tokens)
-        elif int(count) > len(held):
-            return False
-        else:
-            self.state["@"] = held[int(count) :]
-        return True
+    def _assign(self, match: re.Match[str]) -> None:
+        """Evaluate an assignment."""
+        name, begin, self._at = match[1], self._at, match.end()
+        items = self._array(begin) if self._char() == "(" else None
+        value = "" if items is not None else self._plain_word()
+        held = self.state.get(name, self.state.get(""))
+        if self._runs is None:
+            self._forget(self._why, name)
+        elif self._runs and items is not None:
+            before = [self._several(held)] if isinstance(held, str) and held else held or []
+            self.state[name] = [*before, *items] if match[2] else items
+        elif self._runs:
+            self._set(name, (self._held(name) or "") * bool(match[2]) + value)
 
-    def _source(self, rest: list[str], tokens: list[Token]) -> bool | None:
-        """Evaluate a file that is certain."""
-        paths = [] if "/" in rest[0] else str(self._held("PATH") or "").split(":")
-        searched = any(os.path.exists(os.path.join(path, rest[0])) for path in paths)
-        moved = not os.path.isabs(rest[0]) and is_unknown(self._held("PWD") or "")
-        try:
-            if searched or moved or len(rest) > 1 or is_unknown(rest[0]):
-                raise ValueError("not certain")
-            text = read_text(rest[0], "source")
-        except (OSError, ValueError):
-            return self._maybe(tokens, tokens)
-        if re.search(r"\b(return|BASH_SOURCE|source)\b|(^|\s)\.\s", text):
-            return self._maybe(tokens, tokens)
-        return self._run(text)
-
-    # assignments
-
-    def _export(self, tokens: list[Token], texts: list[str]) -> bool | None:
-        given = [text for text in texts if ASSIGNMENT.match(text)]
-        odd = re.search(r"(?<!\$)\{", " ".join(texts)) or (len(given) > 1 and "$" in "".join(given))
-        if odd or not all(one in given or _NAME.fullmatch(one) for one in texts):
-            return self._maybe(tokens, tokens)
-        self._assign(given)
-        return True
-
-    def _assign(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            match = ASSIGNMENT.match(text)
-            assert match is not None
-            (name, index, append), value = match.groups(), text[match.end() :]
-            if index:
-                self._forget(_ALL + text, text)
-            elif value.startswith("("):
-                raws = [one.text for one in read_tokens(value[1:-1]) if one.kind != "\n"]
-                items = [word for raw in raws for word in self._fields(raw)]
-                held = self.state.get(name, self.state.get(""))
-                before = [self._several(held)] if isinstance(held, str) and held else held or []
-                odd = any(re.match(r"\[|[;&|()<>]", raw) for raw in raws)
-                items = [self._several(self._mark(text))] if odd else items
-                self.state[name] = [*before, *items] if append else items
-            else:
-                word = self._text(value)  # before the name is read, which it may set
-                self._set(name, (self._held(name) or "") * bool(append) + word)
+    def _array(self, begin: int) -> list[str]:
+        items, self._at = list[str](), self._at + 1
+        self._next(_SPACE)
+        while not self._takes(")"):
+            if self._char() in "[;&|(<>":
+                self._refuse(self._text[begin:])
+            items += self._words()
+            self._next(_SPACE)
+        return items
 
     def _set(self, name: str, value: str) -> None:
         """Set a variable, of an array the first element."""
         held = self.state.get(name, self.state.get(""))
-        if isinstance(held, list) and held[:1] and is_several(held[0]):
+        if isinstance(held, list) and is_several("".join(held[:1])):
             held = held[0]
-        if isinstance(held, str) and is_unknown(held):
-            held = [held, self._several(self._mark(name))]  # it may be an array
+        if isinstance(held, str) and is_unknown(held):  # it may be an array
+            held = [held, self._several(self._mark(name))]
         self.state[name] = [value, *held[1:]] if isinstance(held, list) and held[1:] else value
 
     # tests and sums
 
-    def _test(self, text: str) -> bool | None:
+    def _test(self) -> bool | None:
         """Return the result of ``[[ … ]]``."""
-        tokens = read_tokens(text[2:-2])
-        values = [self._text(one.text, empty=True) for one in tokens]
-        numbers = [*values[::2], *values[3:]]
-        if _COMPARING.search(text) and not all(map(_INTEGER.fullmatch, numbers)):
-            self._forget(_ALL, text)
-        for one, value in zip(tokens, values, strict=True):
-            operates = value != one.text and re.match(r"[-!=<(]", value)
-            if one.kind != "word" or operates or re.search(r"[*?\[\\(]", value):
-                return None
-        return self._compare(values)
+        begin, values, odd = self._at, list[str](), False
+        self._next(_BLANK)
+        while not self._takes("]]"):
+            start = self._at
+            if self._next(_JOINS):
+                odd = True
+            else:
+                values.append(self._defined(self._plain_word()))
+                same = values[-1] == self._text[start : self._at]
+                operates = not same and values[-1][:1] in ("-", "!", "=")
+                odd = odd or operates or bool(re.search(r"[*?\[\\]", values[-1]))
+            self._next(_BLANK)
+        status = None if odd or not self._runs else self._compare(values)
+        counts = re.search(r"\s-(eq|ne|[lg][te]|v)\s", text := self._text[begin : self._at])
+        if status is None and counts and self._runs is not False and not _COUNT.fullmatch(text):
+            self._forget(self._why or f"[[{text}")  # it evaluates values, which may assign
+        return status
 
-    def _compare(self, words: list[str]) -> bool | None:
+    def _compare(self, words: Sequence[str]) -> bool | None:
         """Return the result of ``test`` with these words."""
         words = [self._defined(word) for word in words]
         if any(is_unknown(word) for word in words):
@@ -473,74 +434,141 @@ class Script:
             return (words[-1] == "") is (len(words) == 2 and words[0] == "-z")
         if len(words) == 3 and words[1] in ("=", "==", "!="):
             return (words[0] == words[2]) is (words[1] != "!=")
-        integers = all(map(_INTEGER.fullmatch, words[::2]))
-        if len(words) == 3 and words[1] in _COMPARED and integers:
+        if len(words) == 3 and words[1] in _COMPARED and all(map(_INTEGER.fullmatch, words[::2])):
             return bool(_COMPARED[words[1]](int(words[0]), int(words[2])))
         return None
 
     def _sum(self, piece: str) -> str:
-        """Return the value of ``$((…))`` of integers; any other value could assign."""
-        text = self._defined(self._text(piece[3:-2], quoted=True))
+        """Return the value of ``$((…))`` of integers; that of others may assign."""
+        text = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", piece[3:-2], flags=re.A)
         names = {name: self._defined(self._held(name) or "") or "0" for name in _NAME.findall(text)}
-        plain = re.fullmatch(r"(?!.*(\+\+|--))[\w\s+*/%()-]{1,400}", text, re.A | re.S)
-        if plain and all(map(_INTEGER.fullmatch, names.values())):
-            with suppress(SyntaxError, ValueError, ArithmeticError, RecursionError):
+        plain = re.fullmatch(r"(?!.*(\+\+|--|//|\*\*))[\w\s+*/%()-]{1,400}", text, re.A | re.S)
+        if plain and all(map(_INTEGER.fullmatch, names.values())) and self._runs:
+            with suppress(SyntaxError, ValueError, ArithmeticError, LookupError):
                 text = _NAME.sub(lambda match: f"({names[match[0]]})", text)
                 return str(_integer(ast.parse(f"({text})", mode="eval").body))
-        self._forget(_ALL, piece)
+        if self._runs is not False:
+            self._forget(self._why or piece)
         return self._mark(piece)
 
     # words
 
-    def _fields(self, raw: str) -> list[str]:
-        """Return the words that a word becomes."""
-        if match := re.fullmatch(r'"(\$@|\$\{(?:@|\w+\[@\])\})"', raw, re.A):
-            return self._elements(match[1])
-        return [one.replace(_KEEP, "") for one in self._expand(raw).split(_SPLIT) if one]
+    def _words(self) -> list[str]:
+        """Read a word; return the words that it becomes."""
+        return [one.replace(_KEEP, "") for one in self._word().split(_SPLIT) if one]
 
-    def _text(self, raw: str, *, quoted: bool = False, empty: bool = False) -> str:
-        """Return a word that is not split; with ``empty`` undefined names are nothing."""
-        text = self._expand(raw, quoted=quoted, splits=False).replace(_KEEP, "")
-        text = _MARK.sub(lambda match: chr(ord(_ONE) + (ord(match[0]) & 0xFFFF)), text)
-        return self._defined(text) if empty else text
+    def _plain_word(self, ends: str = _END, *, quoted: bool = False) -> str:
+        """Read a word that is not split."""
+        text = self._word(ends, quoted=quoted, splits=False).replace(_KEEP, "")
+        return _MARK.sub(lambda match: chr(ord(_ONE) + (ord(match[0]) & 0xFFFF)), text)
 
-    def _expand(self, raw: str, *, quoted: bool = False, splits: bool = True) -> str:
-        found, plain, at = list[str](), "", 0
-        while at < len(raw):
-            end = syntax.piece_end(raw, at, quoted)
-            piece, at = raw[at:end], end
-            if piece[0] in "$`<>" and len(piece) > 1:
-                found.append(self._value(piece, quoted, splits))
-            elif piece[0] == "\\":
-                kept = quoted and piece[1:] not in ("$", "`", '"', "\\", "\n")
-                found.append("" if piece[1:] == "\n" else _KEEP + piece[0] * kept + piece[1:])
-            elif len(piece) > 1 and not quoted:
-                inner = self._expand(piece[1:-1], quoted=True, splits=splits)
-                found.append(_KEEP + (inner if piece[0] == '"' else piece[1:-1]))
+    def _word(self, ends: str = _END, *, quoted: bool = False, splits: bool = True) -> str:
+        found, plain, begin = list[str](), "", self._at
+        while (char := self._char()) not in ends:
+            start = self._at
+            if char == '"' and not quoted:
+                self._at += 1
+                inner, self._at = self._word('"', quoted=True, splits=splits), self._at + 1
+                found.append(
+                    inner if _ALL.fullmatch(self._text, start, self._at) else _KEEP + inner
+                )
+            elif char in "$`":
+                found.append(self._expanded(quoted, splits))
+            elif char == "\\" or (char == "'" and not quoted):
+                piece = self._next(_LITERAL) or self._refuse(self._text[start:])
+                kept = quoted and piece[1] not in '$`"\\\n'
+                text = piece[1:-1] if char == "'" else piece[not kept :]
+                found.append("" if piece == "\\\n" else _KEEP + text)
             else:
-                found.append(piece)
-                plain += piece
-        if not quoted and (_BRACE.search(plain) or _GLOB.search(plain)):
-            mark = self._mark(raw)
+                self._at += 1
+                found.append(char)
+                plain += char
+        if self._at == begin == len(self._text) or (ends != _END and not self._char()):
+            self._refuse(self._text[begin:])
+        if self._runs and not quoted and (_BRACE.search(plain) or _GLOB.search(plain)):
             if splits or "~" in plain:
+                mark = self._mark(self._text[begin : self._at])
                 return self._several(mark) if splits else mark
         return "".join(found)
 
-    def _value(self, piece: str, quoted: bool, splits: bool) -> str:
-        """Return what an expansion becomes within a word."""
-        if re.match(r"\$[@*]|\$\{(\w+\[)?[@*]", piece, re.A):
-            items = self._elements(piece)
-            value = " ".join(items)
-            if quoted and splits and len(items) != 1 and "*" not in piece:
-                value = self._several(self._mark(piece))
+    def _expanded(self, quoted: bool, splits: bool) -> str:
+        """Read an expansion; return what it becomes within a word."""
+        begin = self._at
+        value: str | list[str] = ""
+        if piece := self._next(_SUM):
+            value = self._sum(piece)
+        elif self._text.startswith("$(", begin):
+            held, self._mode, self._at = self._mode, False, begin + 2
+            self._list(")")
+            self._mode, piece = held, self._text[begin : self._at]
+            value = self._own_folder(piece) or self._mark(piece)
+        elif match := _PARAMETER.match(self._text, begin):
+            self._at = match.end()
+            value, piece = self._parameter(match), self._text[begin : self._at]
+        elif piece := self._next(_LITERAL):
+            value = self._mark(piece)
+        elif re.match(r"\$[({\[\"]", self._text[begin : begin + 2]):
+            self._refuse(self._text[begin:])
         else:
-            value = self._evaluated(piece)
-        self._spend(len(value))
-        if quoted or not splits:
-            return value
-        if _GLOB.search(value):
-            return self._several(self._mark(piece))
-        return re.sub(r"[ \t\n]+", _SPLIT, self._several(value))
+            self._at += 1
+            return "$"
+        if not self._runs:
+            return ""
+        self._spend(sum(100 + len(one) for one in value))
+        items = [value] if isinstance(value, str) else value
+        if splits and not quoted:
+            glob = _GLOB.search(" ".join(items))
+            items = [self._mark(piece)] if glob else items
+            return _SPLIT.join(re.sub(r"[ \t\n]+", _SPLIT, self._several(one)) for one in items)
+        if splits and isinstance(value, list) and "*" not in piece:
+            return _SPLIT.join(_KEEP + one for one in items)
+        return " ".join(items)
+
+    def _parameter(self, match: re.Match[str]) -> str | list[str]:
+        """Return the value of an expansion of which the beginning is passed."""
+        name, how = match[1] or match[3], match[5] or ""
+        held = self._elements(name) if match[4] or name in "@*" else self._held(name)
+        text = " ".join(held) if isinstance(held, list) else self._defined(held or "")
+        given = held is not None and (how[:1] != ":" or text != "")
+        needs = given is (how[-1:] == "+") or how[:1] in ("%", "#")
+        raw, word = self._operand(needs) if match[1] is None else ("", "")
+        if self._runs is None and how[-1:] == "=":
+            self._forget(self._why, name)
+        mark = self._mark(self._text[match.start() : self._at], undefined=not how and held is None)
+        if not self._runs or (held is None and not how):
+            return mark
+        if match[2]:
+            sized = not how and (not is_several(text) if isinstance(held, list) else text.isascii())
+            return str(len(held or "")) if sized else mark
+        if isinstance(held, list):
+            return [self._several(mark)] if how else held
+        held = held or ""
+        if not how:
+            return held
+        if how[0] in "%#":
+            plain = re.fullmatch(r"[\w./:,=@ -]*\*?[\w./:,=@ -]*", raw, re.A)
+            return _trimmed(held, how, raw) if plain and not is_unknown(held) else mark
+        if how[-1] not in "-=?+" or (how[0] == ":" and text and not _MARK.sub("", text)):
+            return mark  # or a value that may be empty
+        if not needs:
+            return held if how[-1] != "+" else ""
+        if how[-1] == "?":
+            self.exits_at, self._ended = self._short(match[0]), True
+        if how[-1] == "=":
+            self._set(name, word)
+        return word
+
+    def _operand(self, needs: bool) -> tuple[str, str]:
+        """Read an operand to its brace; return it as written, and its value if that is needed."""
+        begin, mode = self._at, self._mode
+        self._mode = mode if needs or not mode else False
+        word = self._plain_word("}", quoted=True)
+        raw, self._mode, self._at = self._text[begin : self._at], mode, self._at + 1
+        if whole := re.fullmatch(r'"([^"\'\\$`\s]+)"', raw):
+            return whole[1], whole[1]
+        if re.search(r"[\"'\\~]", raw):
+            self._refuse(raw)
+        return raw, word
 
     def _held(self, name: str) -> str | None:
         """Return the value of a name, of an array the first element; None if it has none."""
@@ -556,69 +584,36 @@ class Script:
             return str(len(given))
         return given[int(name) - 1] if int(name) <= len(given) else None
 
-    def _elements(self, piece: str) -> list[str]:
-        """Return the words of ``$@`` or ``${A[@]}``."""
-        name = (_NAME.search(piece) or ["@"])[0]
-        held = self.state.get(name, self.state.get(""))
-        match = PARAMETER.fullmatch(piece)
-        if match is None or match[4]:
-            self._scan(piece)
-            return [self._several(self._mark(piece))]
-        self._spend(sum(100 + len(item) for item in held or []))
+    def _elements(self, name: str) -> list[str]:
+        held = self.state.get("@" if name == "*" else name, self.state.get(""))
         return [self._several(held)] if isinstance(held, str) else held or []
 
-    def _evaluated(self, piece: str) -> str:
-        if piece.startswith("$((") and piece.endswith("))"):
-            return self._sum(piece)
-        match = PARAMETER.fullmatch(piece)
-        if match is None:
-            self._scan(piece)
-            return self._own_folder(piece) or self._mark(piece)
-        name, how, word = match[1] or match[2], match[4] or "", match[5] or ""
-        whole = re.fullmatch(r'"([^"\'\\$`\s]+)"', word)  # in quotes that change nothing
-        word = whole[1] if whole else word
-        held = self._held(name)
-        if not how:
-            return self._mark(piece, undefined=True) if held is None else held
-        defined = self._defined(held or "")
-        given = held is not None and (how[0] != ":" or defined != "")
-        unsure = how[0] == ":" and defined and not _MARK.sub("", defined)  # perhaps empty
-        if unsure or (given is (how[-1] == "+") and re.search(r"[\"'\\~]", word)):
-            self._scan(piece)
-            return self._mark(piece)
-        if given is not (how[-1] == "+"):
-            return held or "" if given else ""
-        if how[-1] == "?":
-            self.exits_at = _short(piece)
-            raise _Exit
-        value = self._text(word, quoted=True)
-        if how[-1] == "=":
-            self._set(name, value)
-        return value
-
-    def _scan(self, text: str) -> None:
-        """Make unknown what the expansions in a text that is not evaluated could set."""
-        own = not text.startswith("$(") or text.startswith("$((")  # not of a subshell
-        if own and (_SETTING.search(text) or text.startswith("{")):
-            self._forget(text)
-
-    def _own_folder(self, text: str) -> str:
+    def _own_folder(self, piece: str) -> str:
         """Return the output of ``dirname`` of the script; else nothing."""
-        if not _OWN_FOLDER.fullmatch(text) or is_unknown(self.state.get("PWD", _ONE)):
+        plain = re.sub(r"[\"\s{}]|\[0\]", "", piece)
+        if not _OWN_FOLDER.fullmatch(plain) or is_unknown(self.state.get("PWD", _ONE)):
             return ""
         folder = os.path.dirname(self.state["0"]) or "."
-        return os.path.normpath(f"{self.state['PWD']}/{folder}") if "pwd" in text else folder
+        return os.path.normpath(f"{self.state['PWD']}/{folder}") if "pwd" in plain else folder
 
 
-def _integer(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        value = node.value
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = -_integer(node.operand)
-    elif isinstance(node, ast.BinOp) and type(node.op) in _SUMS:
-        value = int(_SUMS[type(node.op)](_integer(node.left), _integer(node.right)))
-    else:
-        raise ValueError(ast.dump(node))
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(value)
+def _trimmed(value: str, how: str, pattern: str) -> str:
+    """Return ``${X%PATTERN}``, or with ``%%``, ``#``, ``##``."""
+    few = "?" * (how in ("#", "%%"))
+    text = re.escape(pattern).replace(r"\*", f".*{few}")
+    match = re.fullmatch(f"(.*{few}){text}" if how[0] == "%" else f"{text}(.*)", value, re.S)
+    return match[1] if match else value
+
+
+def _integer(node: Any) -> int:
+    if isinstance(node, ast.Constant):
+        return int(node.value)
+    if isinstance(node, ast.UnaryOp):
+        return _integer(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+    left, right = _integer(node.left), _integer(node.right)
+    if isinstance(node.op, ast.Div | ast.Mod) and min(left, right) < 0:
+        raise ValueError("Bash rounds to zero")
+    value: int = _SUMS[type(node.op)](left, right)
+    if abs(value) >= 2**63:
+        raise ValueError("Bash has 64 bits")
     return value

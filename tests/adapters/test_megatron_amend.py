@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 from support.megatron_blends import assert_equal, build, files, flat, read
 
 import megaindex.adapters.megatron as adapter
@@ -139,7 +140,7 @@ def test_changes_that_do_not_fit_are_refused(
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("data_path: a\nnum_samples: 1\n", "changes must be a list"),

@@ -6,17 +6,17 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from support.inputs import for_each
 from support.megatron_blends import assert_equal, build, files, installed, samples
 
 SPLIT = {"split": "60,20,20"}
 SIZES = (60, 9, 5)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("single", [True, False])
-@pytest.mark.parametrize("mask", [True, False])
+@for_each("workers", [0, 2])
+@for_each("single", [True, False])
+@for_each("mask", [True, False])
 def test_a_dataloader_gives_megatrons_batches(
     core: Any, corpora: list[str], tmp_path: Path, workers: int, single: bool, mask: bool
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def test_verifying_what_was_written(core: Any, corpora: list[str], tmp_path: Pat
 def test_running_a_script(
     core: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``python -m megaindex.adapters.megatron -- script.py``, and the samplers of a trainer."""
+    """As ``python -m megaindex.adapters.megatron -- script.py``, with the samplers of a trainer."""
     package = tmp_path / "megatron/training/datasets"
     package.mkdir(parents=True)
     (package / "data_samplers.py").write_text("class MegatronPretrainingSampler:\n    pass\n")
@@ -66,16 +65,15 @@ def test_running_a_script(
         "assert hasattr(GPTDataset, '__getitems__') and __name__ == '__main__'\n"
         "print(sys.argv[1:], S.__iter__.__module__)\n"
     )
-    command = [sys.executable, "-W", "ignore", "-m", "megaindex.adapters.megatron"]
-    result = subprocess.run(
-        [*command, "--", str(script), "--lr", "1"], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.splitlines()[-1] == ("['--lr', '1'] megaindex.adapters.megatron.patches")
-    script.write_text("import megaindex.adapters as adapters\nprint(adapters.status())\n")
-    settings = ["--variance-buffer", "exact", "--separate-final-epoch", "never"]
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys.modules["megatron"], "__path__", [*sys.modules["megatron"].__path__])
+    settings = ["--variance-buffer", "exact", "--separate-final-epoch", "never"]
     try:
+        assert run_script(["--", str(script), "--lr", "1"]) == 0
+        printed = capsys.readouterr().out.splitlines()[-1]
+        assert printed == "['--lr', '1'] megaindex.adapters.megatron.patches"
+        script.write_text("import megaindex.adapters as adapters\nprint(adapters.status())\n")
         assert run_script([*settings, str(script)]) == 0
     finally:
         adapter.uninstall()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 from support.megatron_blends import assert_equal, build, files, flat, installed, places, samples
 
 from megaindex import IndexedDatasetWriter
@@ -112,7 +113,7 @@ def read(datasets: list[Any]) -> list[list[Any]]:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "sources"),
     [("bert", 1), ("bert", 3), ("bert without a head", 1), ("t5", 1), ("t5", 3), ("multimodal", 1)],
 )

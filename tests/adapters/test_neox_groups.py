@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import xxhash
 from support import neox_stand_in
+from support.inputs import for_each
 from support.neox_running import SIZES, arguments, batches, loaders_of, texts
 
 import megaindex.adapters.neox as adapter
@@ -354,7 +355,7 @@ def test_splits_share_a_mapped_corpus(neox: Any, tmp_path: Path) -> None:
         assert len({id(dataset.indexed_dataset) for dataset in splits}) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ids", "expected"),
     [
         ([0, 1, 2], range(3)),
@@ -366,7 +367,7 @@ def test_splits_share_a_mapped_corpus(neox: Any, tmp_path: Path) -> None:
         ([], None),
     ],
 )
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
+@for_each("dtype", ["int32", "int64", "uint32"])
 def test_ids_are_a_range_where_they_are_one(
     ids: list[int], expected: range | None, dtype: str
 ) -> None:

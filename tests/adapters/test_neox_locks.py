@@ -118,22 +118,18 @@ def test_a_resumed_run_serves_the_lock(neox: Any, tmp_path: Path, kind: str) -> 
 def test_another_run_is_refused(neox: Any, tmp_path: Path, kind: str) -> None:
     args = settings(tmp_path, kind)
     lock = locked(args)
-    half, twice = {"batch_size": 1}, {"batch_size": 4}
-    others: list[dict[str, Any]] = [
-        {"seed": 5}, {"seq_length": 17}, {**half, "train_batch_size": 4},
-        {**twice, "train_batch_size": 16},
-    ]  # fmt: skip
+    others: list[dict[str, Any]] = [{"seed": 5}, {"batch_size": 4, "train_batch_size": 16}]
     if args.data_path:
-        others += [{"split": "96,2,2"}, {"split": "61,20,19"}]
+        others += [{"seq_length": 17}, {"split": "61,20,19"}]
     else:
         others += [{"weights": [1.0, 1.1]}] if args.train_iters else [{"paths": args.paths[::-1]}]
     if args.train_epochs:
-        others += [{"train_epochs": number} for number in (1, 2, 4)]
+        others += [{"train_epochs": number} for number in (2, 4)]
     else:
-        others += [{"train_iters": number} for number in (6, 11, 13, 24)]
+        others += [{"train_iters": number} for number in (11, 13)]
         # the same samples in other steps
         others += [{"train_iters": 24, "train_batch_size": 4, "gradient_accumulation_steps": 1}]
-    for other, iteration in [*((other, 0) for other in others), (others[0], 5), (others[-1], 5)]:
+    for other, iteration in [*((other, 0) for other in others), (others[-1], 5)]:
         changed = SimpleNamespace(**{**vars(args), **other, "iteration": iteration})
         adapter.install(lock=lock)
         with pytest.raises((FormatError, InvalidArgument), match=DIFFERS):
@@ -247,7 +243,8 @@ def test_installed_too_late(
     """After data that GPT-NeoX's own code made, or that were made under other settings."""
     args = settings(tmp_path, "split", rank=0)
     given: dict[str, Any] = {
-        "": {}, "exact": {"exact": True}, "lock": {"lock": locked(args)}, "skip": {"skip": SKIP},
+        "": {}, "exact": {"exact": True}, "skip": {"skip": SKIP},
+        "lock": {"lock": locked(args) if name == "lock" else None},
         "balance": {"balance": CostModel(linear=0, attention=1)},
         "variance_buffer": {"variance_buffer": 1.1},
         "separate_final_epoch": {"separate_final_epoch": "always"},

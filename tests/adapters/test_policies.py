@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support import neox_stand_in
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.megatron_blends import assert_equal, build, files, places, samples
 from support.neox_running import arguments, batches, loaders_of
 
@@ -150,8 +151,8 @@ def loaders_of_train(args: Any) -> Any:
     )[0]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("count", [1, 3])
+@for_each("policy", POLICIES)
+@for_each("count", [1, 3])
 def test_final_epochs_under_megatron(
     policy: dict[str, Any], count: int, core: Any, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.auditing import as_plain, brute_force
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex import InvalidArgument, MegatronOrder, build_index
@@ -26,9 +27,9 @@ from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.loader import Loader
 from megaindex.run import run as run_module
 from megaindex.run.from_settings import run_of_settings
-from megaindex.run.run import Run, RunSource, run_of_index, step_bounds
+from megaindex.run.run import Run, RunSource, run_of_index
 from megaindex.run.sizing import Sizing
-from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings
 
@@ -73,10 +74,8 @@ def check_against_brute_force(stream: Run, points: int = 400) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"]
-)
-@pytest.mark.parametrize("epochs", ["0.4", "1", "2.3", "3"])
+@for_each("order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"])
+@for_each("epochs", ["0.4", "1", "2.3", "3"])
 def test_one_source(prefix: Path, order: str, epochs: str) -> None:
     settings = Settings(
         order=order, data_path=(str(prefix),), seq_length=16, global_batch_size=7, epochs=epochs
@@ -84,9 +83,7 @@ def test_one_source(prefix: Path, order: str, epochs: str) -> None:
     check_against_brute_force(run_of_settings(resolve(settings)))
 
 
-@pytest.mark.parametrize(
-    "order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"]
-)
+@for_each("order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"])
 def test_a_blend(tmp_path: Path, order: str) -> None:
     rng = np.random.default_rng(3)
     words: list[str] = []

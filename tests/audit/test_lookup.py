@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import InvalidArgument, OutOfRange
 from megaindex.audit.trace import documents_of, steps_of
@@ -56,7 +57,7 @@ def test_ranks_read_what_the_sampler_gives_them(stream: Run) -> None:
                 assert list(dict.fromkeys(samples)) == batches[2 * step + number]
 
 
-@pytest.mark.parametrize("samples", range(97, 109))
+@for_each("samples", range(97, 109))
 def test_a_padded_last_step_is_spread_as_the_sampler_does(prefix: Path, samples: int) -> None:
     settings = Settings(
         order="epoch", data_path=(str(prefix),), seq_length=16, micro_batch_size=2,
@@ -129,7 +130,7 @@ def test_the_command_line(prefix: Path) -> None:
     assert "not served in the" in out
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "message"),
     [
         (["--step", 1, "--document", 1], "--step and --document exclude each other"),

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.audit import audit, run_of_settings
@@ -449,8 +450,8 @@ def boxes_of(plot: str, width: float) -> list[tuple[float, float, float, float]]
     return found
 
 
-@pytest.mark.parametrize("width", [368, 928])
-@pytest.mark.parametrize("steps", [150, 1_500_000])
+@for_each("width", [368, 928])
+@for_each("steps", [150, 1_500_000])
 def test_texts_of_plots_do_not_overlap(page: str, wide_page: str, width: int, steps: int) -> None:
     """On screens of 400 and 960 pixels, with the numbers of a long run in place of those."""
     for text in (page, wide_page):

@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.tokenizing import run as tokenize
 
 from megaindex import FormatError, IndexedDataset
@@ -75,7 +76,7 @@ def trace(*words: object) -> dict[str, Any]:
 NAMES = ["recipe", "megatron", "neox", "epoch", "packed", "window"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_steps_and_rows_lead_to_each_other(folder: Path, name: str) -> None:
     run = runs(folder)[name]
     lines = {str(f): f.read_text().splitlines() for f in folder.glob("*.jsonl")}
@@ -155,7 +156,7 @@ def test_pairs_without_a_provenance(folder: Path) -> None:
     assert (status, err) == (0, "")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "message"),
     [
         ([], "one of --step, --rows and --documents must be given"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.cache import claim as claiming
@@ -48,7 +49,7 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("text", FORGED.values(), ids=FORGED)
+@for_each("text", FORGED.values())
 def test_a_forged_claim_is_taken_over_when_it_shows_no_life(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "key.claim"
     path.write_bytes(text)
@@ -74,7 +75,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, kind: str) -> None:
         build_once(tmp_path, "key", lambda: None, lambda: 1, timeout=30, stale_after=0.2)
 
 
-@pytest.mark.parametrize("text", FORGED.values(), ids=FORGED)
+@for_each("text", FORGED.values())
 def test_a_claim_of_another_key_stops_nobody(tmp_path: Path, text: bytes) -> None:
     (tmp_path / f"{'0' * 32}.claim").write_bytes(text)
     (tmp_path / f"{'1' * 32}.claim").mkdir()

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.corpus import tokenize
 from megaindex.corpus.imports.formats import open_columns, open_nanotron, open_numpy
@@ -111,8 +112,8 @@ def _inputs(folder: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.parametrize("make", MAKES[:2])
-@pytest.mark.parametrize(
+@for_each("make", MAKES[:2])
+@for_each(
     "file",
     ["x.parquet", "x.arrow", "x.npy", "x.raw", "x.ds.index", "mds/index.json", "x.json"],
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 from support.lock_vectors import FOLDER, LOCKS
 
 from megaindex import AmendedBlend, BlendChange, IndexedDataset, IndexedDatasetWriter, Skip
@@ -391,7 +392,7 @@ FAST = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAST)
+@for_each("name", FAST)
 def test_rows(name: str, node: str) -> None:
     stream, _ = locked(name, "train")
     compare(node, stream, "train", queries=QUERIES)
@@ -401,7 +402,7 @@ IDENTITIES = (*FAST, "mixes", "past of several lengths", "starts over", "phases"
               "legacy", "carry", "masked", "amended neox", "extended neox")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", IDENTITIES)
+@for_each("name", IDENTITIES)
 def test_identity(name: str, node: str) -> None:
     locked(name, "train")
     lock = read_lock("run.lock")
@@ -438,8 +439,8 @@ def test_changed_files_are_refused(node: str) -> None:
         assert f"{path}: {reason}" in done.stderr
 
 
-@pytest.mark.parametrize("dtype", ["<i8", ">i4", "<u2", "|u1"])
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@for_each("dtype", ["<i8", ">i4", "<u2", "|u1"])
+@for_each("version", [(1, 0), (2, 0), (3, 0)])
 def test_arrays_in_files(version: tuple[int, int], dtype: str, node: str) -> None:
     array = np.arange(0, 100, 7, dtype=dtype)
     saved = Path("bad.npy").read_bytes()
@@ -491,7 +492,7 @@ def test_two_streams_of_one_source(node: str) -> None:
     forged(node, "cursors", change)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fault", "old", "new"),
     [
         ("key given twice", b'"skip": null', b'"skip": null, "skip": null'),

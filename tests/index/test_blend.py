@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.blend import (
@@ -155,7 +156,7 @@ def test_longest_is_the_last_within_all_limits(
     assert not fits(longest + 1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("order", "weights", "expected", "explicit"),
     [
         ("megatron", None, [3, 5], False),
@@ -197,8 +198,8 @@ def test_one_source_is_all_of_the_blend(weights: list[float]) -> None:
     assert blend.requests(100) == [101]
 
 
-@pytest.mark.parametrize("weights", [[0, 0], [1, -1], [1, math.nan], [1, math.inf], [-1, -2]])
-@pytest.mark.parametrize("order", ["megatron", "neox", "paddlenlp"])
+@for_each("weights", [[0, 0], [1, -1], [1, math.nan], [1, math.inf], [-1, -2]])
+@for_each("order", ["megatron", "neox", "paddlenlp"])
 def test_weights_without_a_sum_are_refused(order: str, weights: list[float]) -> None:
     with pytest.raises(InvalidArgument, match="weights must be finite"):
         Blend(row=framework_rules(order), weights=weights).requests(10)

@@ -59,8 +59,8 @@ def choices(count: int) -> list[np.ndarray]:
     return [np.arange(count), some, np.array([0]), np.array([count - 1]), np.array([], np.int64)]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=repr)
-@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+@for_each("order", ORDERS)
+@for_each("few", [True, False])
 def test_every_order(tmp_path: Path, order: object, few: bool) -> None:
     """With documents of no token, of many samples, a part of the corpus, and four epochs."""
     count = 300 if few else 5000  # from 4096 on, bijections are networks

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 from support.examples import one_in
+from support.inputs import for_each
 
 import megaindex
 from megaindex import EpochOrder, Skip
@@ -191,8 +192,8 @@ def test_arrays_are_iterated_in_the_order_of_cutting(corpus: IndexedDataset) -> 
         assert (np.diff(index.shuffle_index[positions].astype(np.int64)) > 0).all()
 
 
-@pytest.mark.parametrize("name", ["reference", "numba", "native"])
-@pytest.mark.parametrize("order", ["epoch", "window"])
+@for_each("name", ["reference", "numba", "native"])
+@for_each("order", ["epoch", "window"])
 def test_every_backend_iterates_alike(
     corpus: IndexedDataset, name: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

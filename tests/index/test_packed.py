@@ -174,7 +174,7 @@ def test_the_parts_of_a_split_are_complete(corpus: Any, rule: Any, extra: int) -
     assert served == list(range(lengths.size))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@for_each("rule", RULES)
 def test_every_backend_has_the_same_order(
     corpus: Any, backend: Any, rule: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

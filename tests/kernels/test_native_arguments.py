@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
@@ -18,8 +19,8 @@ native: Any = load("native")
 ONE = np.ones(1)
 
 
-@pytest.mark.parametrize("function", ["token_table", "span_table"])
-@pytest.mark.parametrize("sources", [[1], [(ONE,)], [(ONE, ONE, "x")], [None]])
+@for_each("function", ["token_table", "span_table"])
+@for_each("sources", [[1], [(ONE,)], [(ONE, ONE, "x")], [None]])
 def test_tables_of_what_are_no_arrays(function: str, sources: list[Any]) -> None:
     with pytest.raises(InvalidArgument, match="expected a"):
         getattr(native, function)(sources)
@@ -105,7 +106,7 @@ LONG = {
 
 
 @pytest.mark.usefixtures("interrupted_soon")
-@pytest.mark.parametrize("call", LONG)
+@for_each("call", LONG)
 def test_a_signal_ends_what_would_take_hours(call: str) -> None:
     with pytest.raises(Interrupted):
         LONG[call]()
@@ -187,7 +188,7 @@ def numbers_over_their_stream() -> None:
     native.shuffled_range(state, 0, state[600:], 1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "call",
     [
         order_over_its_splits,

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex._types import I64
@@ -163,8 +164,8 @@ def test_a_run_continues_between_any_two_rounds_with_other_ranks(
     assert list(steps_of(served, schedule)) == list(steps_of(whole, schedule))
 
 
-@pytest.mark.parametrize("samples", range(1, 9))
-@pytest.mark.parametrize(("ranks", "micro"), [(1, 2), (2, 1), (2, 2), (4, 1)])
+@for_each("samples", range(1, 9))
+@for_each(("ranks", "micro"), [(1, 2), (2, 1), (2, 2), (4, 1)])
 def test_a_padded_balanced_step_continues_after_any_round(
     samples: int, ranks: int, micro: int
 ) -> None:
@@ -316,7 +317,7 @@ def test_a_begun_step_must_fit_the_run(change: dict[str, Any], message: str) -> 
         ranks_of(2, begun(balance=COST), **settings, balance=COST)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {"version": 1},

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.builders.recipe import OpenRecipe, open_recipe
@@ -306,9 +307,7 @@ def test_a_receipt_that_counts_too_many_samples_is_allowed_by_name(
     assert fresh.state_dict() == state
 
 
-@pytest.mark.parametrize(
-    "wrong", [None, [], 3, "state", {}, {1: 2, "version": 9}, {"version": True}]
-)
+@for_each("wrong", [None, [], 3, "state", {}, {1: 2, "version": 9}, {"version": True}])
 def test_values_that_are_not_states_are_refused(
     corpus: IndexedDataset, index: Index, opened: OpenRecipe, wrong: Any
 ) -> None:

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 from support.examples import one_in
+from support.inputs import for_each
 
 import megaindex
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange, StorageError
@@ -133,7 +134,7 @@ def test_batches_are_gpt_datasets(
     assert served == len(order)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "named"),
     [
         (lambda data, ids: (ids,), {}),
@@ -160,7 +161,7 @@ def test_the_datasets_may_be_left_to_the_index(
     assert repr(GPTDataset(index)) == f"GPTDataset({index!r})"
 
 
-@pytest.mark.parametrize("sampler", [None, "c", b"c", 3, "dataset", "datasets"])
+@for_each("sampler", [None, "c", b"c", 3, "dataset", "datasets"])
 def test_a_loader_without_sampler_is_refused(
     corpus: IndexedDataset, index: Index, sampler: Any
 ) -> None:

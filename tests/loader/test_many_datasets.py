@@ -17,7 +17,7 @@ from megaindex.index.spans import Spans
 from megaindex.loader.positional_reader import PositionalTokens
 from megaindex.loader.token_readers import MappedTokens, PrefetchingTokens, TokenReader
 
-COUNT = 10_000
+COUNT = 3_000
 
 
 @pytest.fixture

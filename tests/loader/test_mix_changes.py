@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex import IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
@@ -309,7 +310,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@for_each("case", WRONG)
 def test_wrong_mixes_are_refused_and_change_nothing(folder: Path, case: str) -> None:
     weights: Any
     weights, message = WRONG[case]
@@ -618,7 +619,7 @@ def test_a_file_of_changes_gives_the_same_run(folder: Path, tmp_path: Path) -> N
         read_recipe(tmp_path / "run.yaml")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rows", "wrong"),
     [
         ([[0, 2**31, 0], [2**60, 0, 2**31]], ""),

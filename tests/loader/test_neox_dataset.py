@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
@@ -59,7 +60,7 @@ def assert_serves(dataset: Any, rows: list[dict[str, list[float]] | None]) -> No
                 np.testing.assert_array_equal(row, np.asarray(values, dtype), err_msg=name)
 
 
-@pytest.mark.parametrize("case", [c for c in GOLDEN["indices"] if "error" not in c])
+@for_each("case", [c for c in GOLDEN["indices"] if "error" not in c])
 def test_samples_are_the_frameworks(case: dict[str, Any], tmp_path: Path) -> None:
     assert_serves(single(tmp_path, case), case["served"])
 
@@ -185,8 +186,8 @@ def located(index: Any, corpora: list[Any], ids: Any) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("most_files", [0, 2, 3])
-@pytest.mark.parametrize("kind", ["blend", "index"])
+@for_each("most_files", [0, 2, 3])
+@for_each("kind", ["blend", "index"])
 def test_rows_of_text_are_the_located_ones(
     kind: str, most_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.builders.recipe import OpenRecipe, open_recipe
@@ -242,8 +243,8 @@ def test_documents_of_other_lengths_are_other_content(folder: Path, tmp_path: Pa
     assert fresh.consumed_samples == loader.consumed_samples
 
 
-@pytest.mark.parametrize("iterations", [None, 2])
-@pytest.mark.parametrize(("ranks", "micro"), [(1, 4), (3, 2), (4, 3)])
+@for_each("iterations", [None, 2])
+@for_each(("ranks", "micro"), [(1, 4), (3, 2), (4, 3)])
 def test_an_evaluation_scores_each_sample_once(
     folder: Path, iterations: int | None, ranks: int, micro: int
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.inputs import for_each
 from torch.utils.data import default_collate
 
 from megaindex.loader.torch_dataset import SampleList
@@ -61,7 +62,7 @@ USES: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("use", USES)
+@for_each("use", USES)
 def test_it_is_a_list_whatever_is_done_with_it(use: Callable[[Any], Any]) -> None:
     batch = make_batch()
     ours, plain = use(SampleList(batch)), use(plain_rows(batch))

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from support.inputs import for_each
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import CyclicSampler, MicroBatchSampler
@@ -26,7 +27,7 @@ def sampler(kind: str = "single", rank: int = 0, **changes: Any) -> Any:
     return KINDS[kind](**{**settings, **changes})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "settings"),
     [
         ("single", {}),
@@ -78,7 +79,7 @@ def test_torch_checkpoints_hold_a_state() -> None:
         assert torch.load(file, weights_only=True)["sampler"] == running.state_dict()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "changes", "name", "reason"),
     [
         (
@@ -220,7 +221,7 @@ def test_states_of_something_else_are_refused() -> None:
             sampler().load_state_dict(state, allow=names)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "changes", "message"),
     [
         ("single", {"micro_batch_size": 0}, "micro_batch_size must be at least 1"),

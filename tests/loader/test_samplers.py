@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.loader import CyclicSampler, MicroBatchSampler
@@ -55,7 +56,7 @@ def batches_of(case: dict[str, Any], sampler: Any, **more: Any) -> list[list[lis
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", cases("single"))
+@for_each("case", cases("single"))
 def test_megatrons_single(case: dict[str, Any]) -> None:
     consumed = case["consumed_samples"]
     whole = batches_of(case, MicroBatchSampler, consumed_samples=consumed)
@@ -76,7 +77,7 @@ def test_neox(case: dict[str, Any]) -> None:
     assert batches_of(case, MicroBatchSampler, consumed_samples=consumed) == case["ranks"]
 
 
-@pytest.mark.parametrize("case", cases("cyclic"))
+@for_each("case", cases("cyclic"))
 def test_megatrons_cyclic(case: dict[str, Any]) -> None:
     size, count = len(case["resumed"]), len(case["resumed"][0])
     stride = case["micro_batch_size"] * size

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import (
     FormatError,
@@ -507,7 +508,7 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
         Loader(view, cyclic)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "reason"),
     [
         ({"steps": "5-3"}, "must begin with the smaller step"),

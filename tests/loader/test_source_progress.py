@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import InvalidArgument, OutOfRange, Skip, build_blend, build_index
 from megaindex.index.spans import Spans
@@ -57,8 +58,8 @@ def counted(index: Any, ids: list[int]) -> list[int]:
     return np.bincount([index.locate([k]).source[0] for k in ids], minlength=2).tolist()
 
 
-@pytest.mark.parametrize("tail", ["drop", "pad", "wrap"])
-@pytest.mark.parametrize("skip", [None, [Skip(steps="0 3"), Skip(steps=5, move=True)]])
+@for_each("tail", ["drop", "pad", "wrap"])
+@for_each("skip", [None, [Skip(steps="0 3"), Skip(steps=5, move=True)]])
 def test_a_loader_counts_what_it_served(folder: Path, tail: str, skip: Any) -> None:
     """After every batch, those of a wrapped last step, of which one sample is left, included."""
     index = blend(folder)

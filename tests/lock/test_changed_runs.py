@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.folders import inside
+from support.inputs import for_each
 from support.locked_runs import AMEND, RUNS, write_inputs
 
 from megaindex import AmendedBlend, BlendChange, InvalidArgument, amend_run, extend_run
@@ -158,7 +159,7 @@ def test_the_proof_of_an_amended_run_names_the_first_sample_of_another_change() 
     assert ours.identity != other.identity
 
 
-@pytest.mark.parametrize(("change", "settings", "message"), [
+@for_each(("change", "settings", "message"), [
     ({}, {"train_iters": 37}, "at sample 150 lies at or beyond the end of the run, sample 148"),
     ({}, {"data_path": ["1", "data/web"]}, "must be that of the last change, 0.6 "),
     ({}, {"order": "epoch"}, "a run of order epoch changes as a recipe"),

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.command_line import cli
+from support.inputs import for_each
 from support.locked_runs import RUNS, write_inputs
 
 from megaindex import FormatError, InvalidArgument, MegaIndexError, Skip
@@ -30,7 +31,7 @@ from megaindex.lock.settings import locked_settings
 from megaindex.settings.recipe_file import recipe_of
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
-EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "40"))
 RANDOM_LOCKS = max(20, EXAMPLES * 3 // 10)
 STRIDE = max(1, 1000 // EXAMPLES)  # of the bytes that are changed
 DEEP = 200
@@ -255,7 +256,7 @@ def test_counts_are_bounded_before_arrays_are_made() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new", "message"),
     [
         ('"tail": "drop"', '"tail": "drop", "tail": "pad"', "the key 'tail' twice"),
@@ -316,7 +317,7 @@ def _row_of_stages(content: Any) -> None:
     node["rows"] = [list(_sequence(inner, [0, 1, 1]).values()) for _ in node["rows"]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         (lambda content: _with_parts(content, content["subsets"]["train"]["samples"]), None),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import IndexedDataset, Skip, build_blend
 from megaindex.cache.fingerprint import corpus_fingerprint
@@ -70,7 +71,7 @@ def test_what_does_not_decide_samples_and_steps_does_not_enter(folder: Path) -> 
     assert make_lock(data_path=paths, **RUN, **SPLIT).write("moved.lock").identity == first
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"seed": 5},
@@ -180,8 +181,8 @@ def test_sequences_of_one_source_have_no_end_either() -> None:
     assert past(1)[0]["streams"][0][2]["parts"][0]["index"] == {"order": "epoch", "name": "a"}
 
 
-@pytest.mark.parametrize(("scale", "same"), [(1, True), (3, True), (2.5, False)])
-@pytest.mark.parametrize("batching", ["stratified", "per_stream"])
+@for_each(("scale", "same"), [(1, True), (3, True), (2.5, False)])
+@for_each("batching", ["stratified", "per_stream"])
 def test_shares_of_a_stage_enter_in_proportion(batching: str, scale: float, same: bool) -> None:
     text = RECIPE.replace("mix:", f"batching: {batching}, mix:")
     Path("run.yaml").write_text(text)

@@ -16,6 +16,7 @@ import xxhash
 from support.command_line import cli
 from support.corpora import write_corpus
 from support.folders import inside
+from support.inputs import for_each
 from support.locked_runs import RUNS, write_inputs
 
 from megaindex.audit.lock_side import side_from_lock
@@ -46,7 +47,7 @@ def rules(path: Any, **options: Any) -> list[str]:
     return [f"{found.file} {found.rule}" for found in verify_lock(path, **options).findings]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@for_each("name", RUNS)
 def test_a_lock_is_verified_and_opens_the_run(name: str) -> None:
     lock = read_lock(f"{name}.lock")
     train = lock.content["subsets"]["train"]
@@ -93,7 +94,7 @@ def test_a_lock_has_the_steps_of_its_batch_schedule() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@for_each("name", RUNS)
 def test_settings_are_read_as_they_were_written(name: str) -> None:
     lock = read_lock(f"{name}.lock")
     content = lock.content
@@ -112,7 +113,7 @@ def test_settings_are_read_as_they_were_written(name: str) -> None:
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "locks").glob("*.lock"))
 
 
-@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
+@for_each("golden", GOLDEN)
 def test_locks_of_earlier_versions_are_read(golden: Path) -> None:
     shutil.copy(golden, "golden.lock")
     assert rules("golden.lock", whole=True, tokens=True) == []
@@ -344,7 +345,7 @@ def test_an_existing_lock_is_refused_before_the_data_are_read() -> None:
     assert "neox.lock: already exists" in err
 
 
-@pytest.mark.parametrize("name", RUNS)
+@for_each("name", RUNS)
 def test_a_side_has_the_samples_that_the_run_serves(name: str) -> None:
     """Not those that its framework builds besides."""
     subset = read_lock(f"{name}.lock").subset("train")
@@ -486,7 +487,7 @@ def test_settings_of_other_samples_are_not_printed(field: str, value: int) -> No
     assert (said[0], said[1], "subsets.valid" in said[2]) == (2, "", True), said
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "message"),
     [
         (["--lock", "skips.lock", "--print-config", "megatron"], "has no setting for skips"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 pytest.importorskip("torch")
 
@@ -81,7 +82,7 @@ def ranks_of(name: str) -> tuple[int, ...]:
     return (2,) if name == "lengths" else (1, 2) if name in RECIPES else (1,)
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("amended", "extended")])
+@for_each("name", [name for name in RUNS if name not in ("amended", "extended")])
 def test_the_batches_are_those_of_the_settings(name: str) -> None:
     for ranks in ranks_of(name):
         for rank in range(ranks):
@@ -148,7 +149,7 @@ def test_settings_do_not_decide() -> None:
     assert all(equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("bounds", "masked", "changes", "sizes"),
     [
         ([0, 4, 8, 12], 0, [], [4]),
@@ -189,7 +190,7 @@ def test_steps_begin_where_their_shape_changes(first: int) -> None:
         BatchSchedule.of_steps(np.array([first]))
 
 
-@pytest.mark.parametrize("name", RUNS)
+@for_each("name", RUNS)
 def test_states_name_the_identity_of_the_lock(name: str) -> None:
     ours = read_lock(f"{name}.lock").identity
     size = {"data_parallel_size": 2} if name in RECIPES else {}

@@ -12,6 +12,7 @@ import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
 from support.folders import inside
+from support.inputs import for_each
 from support.locked_runs import write_inputs
 
 from megaindex import FormatError, InvalidArgument, Skip
@@ -135,7 +136,7 @@ def test_more_random_locks_differ_by_their_skips() -> None:
         check_random(np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize(("changed", "named"), OTHERS)
+@for_each(("changed", "named"), OTHERS)
 def test_the_first_other_difference_is_named(changed: dict[str, Any], named: str) -> None:
     locked("first.lock", [Skip(steps="2")])
     locked("second.lock", **changed)

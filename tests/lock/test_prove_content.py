@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.command_line import cli
+from support.inputs import for_each
 
 from megaindex import FormatError, IndexedDatasetWriter
 from megaindex.builders.recipe import open_recipe
@@ -75,7 +76,7 @@ WITHOUT = ("evaluation: {source: second/chat, interval: 5, iterations: 1}", "")
 TARGETS = ("loss_mask: second/mask", "labels: second/mask")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("seeds", "replaced", "named"),
     [
         ({}, ("", ""), None),

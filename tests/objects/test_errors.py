@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.inputs import for_each
 from support.object_server import ACCESS_KEY, SECRET_KEY, Proxy, proxy_before, request
 
 from megaindex.cache.fingerprint import corpus_fingerprint
@@ -291,7 +292,7 @@ def test_credentials_are_in_nothing_that_is_kept(
         assert ACCESS_KEY not in text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "message"),
     [
         (f"s3://AKIA:{SECRET_KEY}@bucket/corpus", "credentials"),

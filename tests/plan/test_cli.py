@@ -12,6 +12,7 @@ import pytest
 from support.command_line import plan as cli
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.cli.options import print_json
 from megaindex.settings.megatron_args import read_megatron
@@ -161,7 +162,7 @@ def test_a_run_under_way_counts_from_what_it_consumed() -> None:
     assert over["train_iters"] == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tail", "before", "counts"),
     [
         ("drop", 0, (12, 96, 100)),
@@ -384,7 +385,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "reason"), BAD, ids=range(len(BAD)))
+@for_each(("words", "reason"), BAD)
 def test_bad_input_is_one_line_and_status_2(words: list[object], reason: str) -> None:
     status, out, err = cli(*words)
     assert status == 2

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import plan_json, shares_by_times
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.builders import build_index
 from megaindex.index.frameworks import framework_rules
@@ -156,8 +157,8 @@ def test_a_whole_epoch_served_is_in_closed_form() -> None:
         assert coverage_module.closed_form(more) is None
 
 
-@pytest.mark.parametrize("order", ["megatron", "neox"])
-@pytest.mark.parametrize("iterations", [100, 170, 240, 300, 440, 700])
+@for_each("order", ["megatron", "neox"])
+@for_each("iterations", [100, 170, 240, 300, 440, 700])
 def test_expectation_is_the_mean_over_seeds(corpus: Path, order: str, iterations: int) -> None:
     told = plan_of(corpus, iterations, "--order", order, "--coverage", "expected")["datasets"][0]
     counted = [
@@ -173,7 +174,7 @@ def test_expectation_is_the_mean_over_seeds(corpus: Path, order: str, iterations
     np.testing.assert_allclose(padded[0], np.mean(padded[1:], axis=0), atol=0.02)
 
 
-@pytest.mark.parametrize("iterations", [1, 50, 151, 152, 400, 607])
+@for_each("iterations", [1, 50, 151, 152, 400, 607])
 def test_windows_in_closed_form(corpus: Path, iterations: int) -> None:
     plan = plan_of(corpus, iterations, "--order", "window")
     tokens, per_epoch = plan["tokens_per_epoch"], plan["samples_per_epoch"]
@@ -297,8 +298,8 @@ def test_samples_served_again_are_expected_as_their_mean_over_seeds(tmp_path: Pa
     assert sum(k * p for k, p in enumerate(told)) == pytest.approx(22 * length / sum(sizes))
 
 
-@pytest.mark.parametrize("settings", ROWS, ids=str)
-@pytest.mark.parametrize("asked", [9, 22, 30])
+@for_each("settings", ROWS)
+@for_each("asked", [9, 22, 30])
 def test_expectation_of_few_samples_is_the_mean_over_seeds(
     tmp_path: Path, settings: dict[str, Any], asked: int
 ) -> None:

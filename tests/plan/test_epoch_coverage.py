@@ -9,15 +9,14 @@ import pytest
 from support.command_line import plan as cli
 from support.command_line import plan_json, shares_by_times
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.index.frameworks import LeftOver
 
 
-@pytest.mark.parametrize("epochs", ["1.3", "2", "0.4"])
-@pytest.mark.parametrize(
-    ("mixed", "left_over"), [(1, "drop"), (2, "drop"), (1, "carry"), (3, "carry")]
-)
+@for_each("epochs", ["1.3", "2", "0.4"])
+@for_each(("mixed", "left_over"), [(1, "drop"), (2, "drop"), (1, "carry"), (3, "carry")])
 def test_coverage_is_that_of_the_tokens_served(
     tmp_path: Path, epochs: str, mixed: int, left_over: LeftOver
 ) -> None:
@@ -47,10 +46,8 @@ def test_coverage_is_that_of_the_tokens_served(
     assert sum(row["coverage"].values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("mixed", "left_over"), [(1, "drop"), (3, "drop"), (1, "carry"), (3, "carry")]
-)
-@pytest.mark.parametrize("epochs", ["2.4", "6.5"])
+@for_each(("mixed", "left_over"), [(1, "drop"), (3, "drop"), (1, "carry"), (3, "carry")])
+@for_each("epochs", ["2.4", "6.5"])
 def test_the_expected_coverage_is_close_to_the_counted_one(
     tmp_path: Path, epochs: str, mixed: int, left_over: str
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from support.command_line import plan as cli
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.index.draws import GreedyDraws
@@ -143,7 +144,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "settings"), CASES)
+@for_each(("flags", "settings"), CASES)
 def test_the_plan_is_that_of_the_command(flags: str, settings: dict[str, Any]) -> None:
     assert make_plan(**settings).to_json() == plan_json(*shlex.split(flags))
 
@@ -228,7 +229,7 @@ def test_names_are_those_of_the_flags() -> None:
     assert names == flags - own - {"seq_length"} | {"sequence_length"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"seqence_length": 64}, "unknown setting seqence_length; did you mean sequence_length"),

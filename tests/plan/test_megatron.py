@@ -11,6 +11,7 @@ import pytest
 from support.command_line import plan as cli
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.megatron_dataset import Tokenizer
 
 SEQ = 16
@@ -80,9 +81,9 @@ def words(paths: list[str], weights: list[float] | None) -> list[object]:
     return [word for pair in zip(weights, paths, strict=True) for word in pair]
 
 
-@pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [3.0, 1.0, 7.0], [0.01, 0.98, 0.01]])
-@pytest.mark.parametrize("iterations", [1, 37, 150, 400])
-@pytest.mark.parametrize("surplus", [None, 0.0, 0.05])
+@for_each("weights", [[0.5, 0.3, 0.2], [3.0, 1.0, 7.0], [0.01, 0.98, 0.01]])
+@for_each("iterations", [1, 37, 150, 400])
+@for_each("surplus", [None, 0.0, 0.05])
 def test_weighted_blend_with_splits(
     core: Any, paths: list[str], weights: list[float], iterations: int, surplus: float | None
 ) -> None:
@@ -107,8 +108,8 @@ def test_weighted_blend_with_splits(
         assert_as_built(plan, split, dataset)
 
 
-@pytest.mark.parametrize("iterations", [1, 60, 230, 600])
-@pytest.mark.parametrize("weight", [None, 1.0])
+@for_each("iterations", [1, 60, 230, 600])
+@for_each("weight", [None, 1.0])
 def test_one_path_with_and_without_a_weight(
     core: Any, paths: list[str], iterations: int, weight: float | None
 ) -> None:
@@ -291,8 +292,8 @@ def test_draws_of_a_cyclic_loader_are_bounds_with_skips_too(
             assert row["coverage"] == {}
 
 
-@pytest.mark.parametrize("weights", [None, [2, 1]])
-@pytest.mark.parametrize(("samples", "read"), [(24, 24), (25, 32), (32, 32)])
+@for_each("weights", [None, [2, 1]])
+@for_each(("samples", "read"), [(24, 24), (25, 32), (32, 32)])
 def test_a_batch_schedule_reads_beyond_the_samples_of_a_blend(
     core: Any, paths: list[str], weights: list[float] | None, samples: int, read: int
 ) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.command_line import plan as cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.plan import make_plan
@@ -89,7 +90,7 @@ def test_plans_are_what_megatron_builds(root: Path, version: str) -> None:
 PHASES = json.loads((Path(__file__).parents[1] / "golden" / "megatron_phases.json").read_text())
 
 
-@pytest.mark.parametrize("run", PHASES["runs"])
+@for_each("run", PHASES["runs"])
 def test_phases_are_built_and_resumed_as_by_megatron(run: dict[str, Any]) -> None:
     """Each launch asks for the samples of its phase, and reads on where the last one ended."""
     size, samples = run["global_batch_size"], run["train_samples"]

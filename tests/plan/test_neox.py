@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.index.blend import request_weights
 from megaindex.index.frameworks import framework_rules
@@ -17,7 +18,7 @@ from megaindex.index.frameworks import framework_rules
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_plan.json").read_text())
 
 
-@pytest.mark.parametrize("case", GOLDEN["datasets"], ids=range(len(GOLDEN["datasets"])))
+@for_each("case", GOLDEN["datasets"])
 def test_one_dataset(case: dict[str, Any], tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", case["sizes"])
     plan = plan_json(
@@ -33,7 +34,7 @@ def test_one_dataset(case: dict[str, Any], tmp_path: Path) -> None:
     np.testing.assert_allclose(shares, np.array(case["served"]) / sum(case["served"]), atol=1e-15)
 
 
-@pytest.mark.parametrize("case", GOLDEN["blends"], ids=range(len(GOLDEN["blends"])))
+@for_each("case", GOLDEN["blends"])
 def test_blend(case: dict[str, Any]) -> None:
     plan = plan_json(
         "--tokens-per-epoch", *case["tokens"], "--weights", *case["weights"],
@@ -48,7 +49,7 @@ def test_blend(case: dict[str, Any]) -> None:
     assert [row["drawn"] for row in rows] == case["drawn"]
 
 
-@pytest.mark.parametrize("case", GOLDEN["splits"], ids=range(len(GOLDEN["splits"])))
+@for_each("case", GOLDEN["splits"])
 def test_split(case: dict[str, Any]) -> None:
     bounds = framework_rules("neox").split_bounds(case["split"], case["size"])
     assert [0, *[end for _, end in bounds]] == case["bounds"]

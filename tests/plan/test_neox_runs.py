@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import IndexedDatasetWriter
 from megaindex.errors import InvalidArgument
@@ -91,7 +92,7 @@ def assert_split(plan: Plan, split: str, ran: dict[str, Any]) -> None:
         assert sum(shares[len(times) :]) == 0
 
 
-@pytest.mark.parametrize("case", AUDITED)
+@for_each("case", AUDITED)
 def test_the_audit_serves_what_the_run_does(case: dict[str, Any], tmp_path: Path) -> None:
     run = run_of(case, tmp_path)
     for split in SPLITS:
@@ -107,7 +108,7 @@ def test_the_audit_serves_what_the_run_does(case: dict[str, Any], tmp_path: Path
         assert np.trim_zeros(served, "b").tolist() == ran["served"][0]
 
 
-@pytest.mark.parametrize("case", [param for param in RUNS if "error" not in param.values[0]])
+@for_each("case", [param for param in RUNS if "error" not in param.values[0]])
 def test_what_was_read_is_printed(case: dict[str, Any], tmp_path: Path) -> None:
     """Packings, pairs, labels, weights by documents and train_epochs are read back as they are."""
     run = run_of(case, tmp_path)

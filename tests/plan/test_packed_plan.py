@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support import command_line
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex import InvalidArgument, PackedOrder, build_index, make_plan
@@ -42,9 +43,9 @@ def histogram_file(path: Path, lengths: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("rule", ["split", "truncate", "skip"])
-@pytest.mark.parametrize("limit", [None, 2])
-@pytest.mark.parametrize("epochs", [1, 2])
+@for_each("rule", ["split", "truncate", "skip"])
+@for_each("limit", [None, 2])
+@for_each("epochs", [1, 2])
 def test_a_plan_is_the_run(corpus: str, rule: Any, limit: int | None, epochs: int) -> None:
     order = PackedOrder(long_documents=rule, max_documents=limit)
     plan = make_plan(
@@ -221,7 +222,7 @@ def test_tokens_of_a_recipe_that_are_not_counted(
     assert "tokens of web are means over seeds" in plan.warnings[-1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("begin", "end", "located"),
     [
         (70, 75, 5),  # of one epoch, the samples read
@@ -272,7 +273,7 @@ def test_lines_of_a_histogram_may_have_any_order(tmp_path: Path) -> None:
     assert histogram.documents.tolist() == [7, 1, 2]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("17\n", "line 1 must be a length and a number of documents"),
@@ -292,7 +293,7 @@ def test_histograms_that_are_refused(tmp_path: Path, text: str, message: str) ->
         read_length_histogram(str(tmp_path / "h.txt"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"tokens_per_epoch": 5000}, "needs the lengths of the documents"),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from support.command_line import plan as cli
 from support.command_line import plan_json, shares_by_times
 from support.corpora import write_corpus
+from support.inputs import for_each
 from support.megatron_dataset import Tokenizer
 
 from megaindex import IndexedDatasetWriter
@@ -147,7 +148,7 @@ def test_printed_settings_are_read_back_as_the_same_plan(
     assert same(make_plan(resolve(found)), framework) == same(plan, framework)
 
 
-@pytest.mark.parametrize("case", GOLDEN["printed"], ids=range(len(GOLDEN["printed"])))
+@for_each("case", GOLDEN["printed"])
 def test_neox_reads_what_was_planned(case: dict[str, Any], tmp_path: Path) -> None:
     """golden/neox_runs.json: GPT-NeoX ran the printed text as it stands."""
     for name, sizes in case["corpora"].items():
@@ -191,7 +192,7 @@ MEGATRON = [
 
 
 @pytest.mark.not_quick
-@pytest.mark.parametrize("words", MEGATRON, ids=range(len(MEGATRON)))
+@for_each("words", MEGATRON)
 def test_megatron_reads_what_was_planned(words: list[str], tmp_path: Path) -> None:
     """megatron-core builds from the printed flags, with the adapter where a comment calls it."""
     first: dict[str, range] = {}
@@ -454,7 +455,7 @@ REASONS = [
 ]
 
 
-@pytest.mark.parametrize(("framework", "words", "reason"), REASONS)
+@for_each(("framework", "words", "reason"), REASONS)
 def test_what_a_framework_cannot_say_is_refused(
     corpora: list[str], framework: str, words: list[str], reason: str
 ) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.audit import run_of_settings
 from megaindex.errors import InvalidArgument
@@ -73,7 +74,7 @@ def planned(recipe: Recipe, **options: Any) -> RecipePlan:
     return make_plan(recipe, **options)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each("seed", range(40))
 def test_a_recipe_of_one_stage_has_the_plan_of_its_flags(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     order, length, batch = (rng.choice(c) for c in (["epoch", "window", "packed"], [8, 31], [1, 4]))
@@ -165,8 +166,8 @@ LONGER = {
 }
 
 
-@pytest.mark.parametrize("case", LONGER)
-@pytest.mark.parametrize("exhaustion", ["repeat", "stop", "continue", "error"])
+@for_each("case", LONGER)
+@for_each("exhaustion", ["repeat", "stop", "continue", "error"])
 def test_limits_are_those_of_longer_and_shorter_runs(
     folder: Path, case: str, exhaustion: str
 ) -> None:
@@ -250,8 +251,8 @@ STAGED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", STAGED)
-@pytest.mark.parametrize("coverage", ["auto", "exact"])
+@for_each("case", STAGED)
+@for_each("coverage", ["auto", "exact"])
 def test_rows_of_stages_have_counted_coverage(folder: Path, case: str, coverage: str) -> None:
     values = dict(STAGED[case])
     recipe = run(folder, *values.pop("stages"), **values)
@@ -397,8 +398,8 @@ def test_moved_steps_of_a_decided_run_are_counted_once(folder: Path) -> None:
         assert sum(row.drawn or 0 for row in plan.datasets) == 56
 
 
-@pytest.mark.parametrize("order", ["megatron", "neox", "epoch", "packed"])
-@pytest.mark.parametrize("more", [{}, {"skip": (Skip(steps="2-4"),)}, {"consumed_samples": 40}])
+@for_each("order", ["megatron", "neox", "epoch", "packed"])
+@for_each("more", [{}, {"skip": (Skip(steps="2-4"),)}, {"consumed_samples": 40}])
 def test_a_decided_run_is_counted(folder: Path, order: str, more: dict[str, Any]) -> None:
     data = [2, str(folder / "web"), 1, str(folder / "code")]
     settings = {

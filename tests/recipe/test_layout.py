@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import one_in
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.index import mixing as mixing_module
@@ -254,7 +255,7 @@ def test_batches_of_one_stream() -> None:
     assert sorted(batches[:, 0].tolist()) == [0] * 6 + [1] * 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "says"),
     [
         ({"stages": [stage_of("x", {"z": 1}, steps(1))]}, "unknown source z"),
@@ -277,7 +278,7 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
         resolve_recipe(recipe_of(**settings), sizes_of([50]))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "says"),
     [
         (lambda: Stream(source="a", choose=0), "choose must be positive"),

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.recipe.amend import amend, check_past
@@ -130,7 +131,7 @@ def test_redistribution_goes_to_the_limits_and_no_further(
         assert counts[k] >= int(samples * sources[k].target_ratio)  # none is drawn less
 
 
-@pytest.mark.parametrize("case", GOLDEN["cases"])
+@for_each("case", GOLDEN["cases"])
 def test_its_own_code_selects_the_same(case: dict[str, Any]) -> None:
     """And where it says "Insufficient tokens", ours names the step; redistributed, it goes."""
     sources = [

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
@@ -334,7 +335,7 @@ def test_documents_of_a_past_need_one_length(folder: Path) -> None:
         read_recipe(folder / "run.yaml")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("past", "message"),
     [
         ("{steps: 0, read: {a: {samples: 1}}}", "steps must be .*1"),

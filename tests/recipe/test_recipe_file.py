@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from support.command_line import plan, plan_json
+from support.inputs import for_each
 
 from megaindex import EpochOrder, MegatronOrder, NeoxOrder, PackedOrder
 from megaindex.builders.recipe import plan_recipe
@@ -134,7 +135,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
     assert recipe_of(to_mapping(recipe), "again", Path("/")) == recipe
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new", "says"),
     [
         ("sequence_length: 2048", "", "sequence_length is missing"),
@@ -199,7 +200,7 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
     assert recipe.evaluation is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new", "says"),
     [
         ("start_training_step: 11", "start_training_step: 16", "annealing begins with step 16"),
@@ -287,7 +288,7 @@ def of_numpy(value: Any) -> bool:
     return isinstance(value, np.generic)
 
 
-@pytest.mark.parametrize(("kind", "values"), NUMBERS)
+@for_each(("kind", "values"), NUMBERS)
 def test_numbers_of_numpy_are_stored_as_pythons(kind: Any, values: dict[str, Any]) -> None:
     """A lock or cache key would not be the same, and JSON refuses them."""
     made = kind(**{name: as_numpy(value) for name, value in values.items()})

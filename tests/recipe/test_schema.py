@@ -11,6 +11,7 @@ import pytest
 import yaml
 from recipe.test_recipe_file import FULL
 from support.command_line import cli
+from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.settings.recipe_file import recipe_of, to_mapping
@@ -49,7 +50,7 @@ def test_what_is_written_is_accepted(validator: Any) -> None:
     validator.validate(json.loads(json.dumps(to_mapping(recipe))))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new"),
     [
         ("seed: 7", "sed: 7"),
@@ -84,7 +85,7 @@ def test_mistakes_are_refused_by_both(validator: Any, old: str, new: str) -> Non
         recipe_of(content, "run.yaml", Path())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new"),
     [
         ("seed: 7", "seed: 0"),

@@ -59,7 +59,7 @@ def test_values_that_double_are_refused(line: str, seed: str) -> None:
         read_megatron(doubling(line, seed) + "python pretrain_gpt.py --seq-length 8\n", {})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "A='$((A))'\nB=$A$((A))${A}",
@@ -77,7 +77,6 @@ def test_values_that_double_are_refused(line: str, seed: str) -> None:
         "case x in x",
         "for a in b",
     ],
-    ids=range(14),
 )
 def test_scripts_without_end_or_with_an_error(text: str) -> None:
     """What they set is unknown, or they are refused."""

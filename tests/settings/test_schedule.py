@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
-from megaindex.settings.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
+from megaindex.settings.batch_schedule import (
+    BatchSchedule,
+    Steps,
+    parse_count,
+    parse_schedule,
+    ramp_up,
+    steps_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +113,15 @@ def test_a_ramp_up_without_samples_or_steps_divides_by_zero(ramp: tuple[int, int
 )
 def test_counts(text: str, count: int) -> None:
     assert parse_count(text, "--train-tokens") == count
+
+
+@given(size=st.integers(1, 9), total=st.integers(1, 60), step=st.integers(0, 60))
+def test_steps_of_one_size_are_those_listed(size: int, total: int, step: int) -> None:
+    schedule = BatchSchedule.constant(size)
+    steps, past = steps_of(schedule, min(step * size, total // size * size), total)
+    listed = Steps.of(steps.bounds)
+    assert (steps.size, past) == (size, min(step, total // size))
+    assert (steps.count, steps.end) == (listed.count, listed.end)
+    places = range(steps.count + 1)
+    assert [*map(steps.first_of, places)] == [*map(listed.first_of, places)] == [*steps.bounds]
+    assert [*map(steps.at, range(total + 2))] == [*map(listed.at, range(total + 2))]

@@ -122,6 +122,8 @@ def receipt(jit: Backend) -> None:
     keys, sums = np.zeros((1, 2), np.uint64), np.zeros((1, 2), np.uint64)
     jit.receipt_add(one, INT32 - 1, one, one, one + 1, bounds, keys, one, sums)
     jit.least_seen(one, one + 1, bounds, one + 1, one, 1)
+    rows, source, spans = INT32.copy(), INT32 - 1, (one, one, one + 1, bounds)
+    jit.row_keys(one, one, source, *spans, 1, keys, one, one, one, rows, rows, one, one)
 
 
 def balance(jit: Backend) -> None:

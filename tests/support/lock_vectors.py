@@ -18,7 +18,13 @@ import numpy as np
 import xxhash
 from support.folders import inside
 
-from megaindex import AmendedBlend, EpochOrder, IndexedDataset, IndexedDatasetWriter
+from megaindex import (
+    AmendedBlend,
+    EpochOrder,
+    IndexedDataset,
+    IndexedDatasetWriter,
+    PackedOrder,
+)
 from megaindex.builders.described import build_described
 from megaindex.cache.fingerprint import canonical_json
 from megaindex.index.mixing import PerStream, Random, Stratified
@@ -57,6 +63,7 @@ LOCKS: Mapping[str, dict[str, Any]] = {
     "carry": {**_ONE, "epochs": 4, "order": EpochOrder(left_over="carry", epochs_mixed=2)},
     "window": {**_ONE, "epochs": 2, "order": "window"},
     "packed": {**_ONE, "epochs": 2, "order": "packed"},
+    "aligned": {**_ONE, "epochs": 2, "order": PackedOrder(align=2)},
     "least-seen": {
         **_ONE, "train_iters": 12, "order": "megatron",
         "amend": AmendedBlend(data_path=["tiny"], num_samples=20, consumed_samples=10),
@@ -125,7 +132,8 @@ def _locked(name: str) -> Lock:
 def expected(lock: Lock) -> dict[str, Any]:
     """Return what follows from a lock: canonical forms, identities, and the spans of positions.
 
-    A span is a text ``source:document:offset:length``, with ``:masked`` behind it if it is.
+    A span is a text ``source:document:offset:length``, with the padding before it, if there is any,
+    and ``:masked``, if it is.
     """
     files = [file.sha256 for file in lock.files]
     pairs = [source.fingerprint for source in lock.sources]
@@ -150,10 +158,13 @@ def _spans_of(lock: Lock, name: str) -> dict[str, list[str]]:
 
 
 def _texts(spans: Spans) -> list[str]:
-    rows = [":".join(map(str, row)) for row in zip(*(c.tolist() for c in spans), strict=True)]
-    if spans.masked is None:
-        return rows
-    return [f"{row}:masked" if mark else row for row, mark in zip(rows, spans.masked, strict=True)]
+    padding = [0] * len(spans) if spans.padding is None else spans.padding.tolist()
+    masked = [False] * len(spans) if spans.masked is None else spans.masked.tolist()
+    rows = zip(*(column.tolist() for column in spans), strict=True)
+    return [
+        ":".join(map(str, row)) + (f":{gap}" if gap else "") + (":masked" if mark else "")
+        for row, gap, mark in zip(rows, padding, masked, strict=True)
+    ]
 
 
 def vectors() -> dict[str, list[dict[str, Any]]]:
@@ -241,6 +252,9 @@ def _draws() -> Iterable[dict[str, Any]]:
         active().blend_greedy(np.array(weights), 0, 16, counts, streams, None)
         yield {"draws": {"rule": "greedy", "weights": [w.hex() for w in weights]},
                "streams": streams.tolist()}  # fmt: skip
+    streams, sizes = np.empty(12, np.int16), np.array([2, 3, 7])
+    active().blend_exhaustive(sizes, 0, 12, np.zeros(3, np.int64), streams, None)
+    yield {"draws": {"rule": "exhaustive", "weights": sizes.tolist()}, "streams": streams.tolist()}
     changes = MixChanges.from_array("abc", np.array(_ROWS), "rows")
     firsts = (
         ({"rule": "stratified", "shares": [2, 1]}, Stratified(shares=(2, 1)), 1),

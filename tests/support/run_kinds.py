@@ -37,7 +37,7 @@ class Kind:
         locked: function that makes its lock.
         files: other files, by name: text, or an array.
         to: framework for which it is exported; empty: its arrays cannot hold it.
-        cells: what is not answered beside another answer: a rule or a gap, by question.
+        cells: what is not answered beside another answer: a rule, by question.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Kind:
     cells: Mapping[str, str] = field(default_factory=dict)
 
     def cell(self, question: str) -> str:
-        """Expected answer: `YES`, `ALONE`, or the name of a rule or a gap."""
+        """Expected answer: `YES`, `ALONE`, or the name of a rule."""
         usual = {"export": YES if self.to else "format", "evaluation": NONE}.get(question, YES)
         return self.cells.get(question, usual)
 
@@ -68,7 +68,8 @@ RULES = {
     "stops": "the framework stops with an error, or serves other samples than its blend draws",
     "own": "the arrays are one's own, and follow from no settings",
     "settings": "the settings are not known, which decide it",
-    "format": "the arrays of the framework cannot hold it: they are of one corpus, one sequence "
+    "format": "arrays or locks cannot hold it: a lock has no whole documents as GPT-NeoX chooses "
+    "them by the tokens of labels, and the arrays of a framework are of one corpus, one sequence "
     "length and whole batches, whose samples are ranges of whole documents cut at both ends, and "
     "have neither labels nor skips",
 }
@@ -84,6 +85,7 @@ REFUSALS = {
     "own": ("run must be a recipe or settings of a framework, got",),
     "settings": ("takes settings or a lock",),
     "format": (
+        "a lock cannot hold samples of whole documents",
         "the arrays are those of one corpus", "joins tokens .* to other documents",
         "the framework drops the samples", "skips are applied by megaindex",
         "labels are read with other arrays", "the arrays are those of a whole run",
@@ -98,14 +100,6 @@ REFUSALS = {
     ),
 }  # fmt: skip
 """Words of the errors of each rule."""
-
-GAPS = {
-    "gap 2": (
-        "`pack_impl: pack_until_overflow` is planned, and nothing else",
-        "can be neither audited nor locked",
-    ),
-}  # fmt: skip
-"""Cells that are to be answered: the reason, and words of the error; empty: the answers differ."""
 
 
 def one(order: str, **words: Any) -> dict[str, Any]:
@@ -271,7 +265,8 @@ KINDS = (
             data_path="web", train_epochs=2, split="90,10,0")["neox_config"])
         + "\n# megaindex.adapters.neox.install(exact=True)\n", "world_size": 2}),
     Kind("validation of GPT-NeoX without a micro batch", neox(
-        data_path="web", train_epochs=2, split="98,2,0", eval_iters=1), cells=only_planned("stops")),
+        data_path="web", train_epochs=2, split="98,2,0", eval_iters=1),
+         cells=only_planned("stops")),
     Kind("train_epochs of a blend under install(exact=True)", {
         "neox_config": json.dumps(neox(
             train_data_paths=["web", "code"], valid_data_paths=["web"], test_data_paths=["web"],
@@ -301,7 +296,7 @@ KINDS = (
         train_epochs=2), "consumed_samples": 40}),
     Kind("packed documents of GPT-NeoX", neox(
         data_path="chat", train_iters=9, pack_impl="pack_until_overflow"),
-        cells=only_planned("gap 2")),
+        cells=only_planned("format")),
     Kind("skipped steps", blend("megatron", 3, 1, skip_steps=["2", "5-6"])),
     Kind("skipped steps where the loader starts over", {
         **neox(data_path="web", split="60,20,20", train_epochs=3), "skip_steps": ["1"]}),
@@ -391,8 +386,7 @@ def page(text: str, questions: Iterable[str]) -> str:
         kinds.setdefault(_exceptions(kind, names), []).append(kind.name)
     meanings = {
         ALONE: "answered, and compared with nothing, because the other questions are refused",
-        **{name: rule for name, rule in RULES.items() if name != NONE},
-        **{name: reason for name, (reason, _) in GAPS.items()},
+        **RULES,
     }
     rows = [("; ".join(names), exceptions) for exceptions, names in kinds.items()]
     tables = iter(

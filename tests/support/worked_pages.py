@@ -6,7 +6,8 @@ All examples of a page run in one empty folder, from top to bottom:
   the text of an ``sh`` block ``cat > FILE <<'END'``;
 - any other ``python`` block is executed, all of a page in one namespace;
 - a ``console`` block has lines ``$ megaindex …`` or ``$ python FILE``, each followed by its output;
-- ``tests/pages/PAGE.py`` runs there first, if there is one, in the namespace of the page;
+- ``tests/pages/PAGE.py`` runs there first, if there is one, in the namespace of the page, and its
+  function ``check_page`` last;
 - ``<!-- setup … -->`` is Python that runs in its place, and that readers do not see;
 - ``<!-- not executed: REASON -->`` on the line before a block leaves it out.
 
@@ -90,7 +91,10 @@ def run_page(text: str, folder: Path, setup: str = "") -> str:
 
     with inside(folder):
         _execute(setup, names)
-        return _EXAMPLE.sub(with_output, text)
+        found = _EXAMPLE.sub(with_output, text)
+        if "check_page" in names:
+            names["check_page"]()
+    return found
 
 
 def _execute(code: str, names: dict[str, Any]) -> None:

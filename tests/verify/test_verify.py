@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.builders.recipe import open_recipe
@@ -188,8 +189,8 @@ def test_gaps_overlaps_and_duplicates(
     assert findings["unused-bytes"].where == "byte 5"
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
-@pytest.mark.parametrize("seed", range(3))
+@for_each("at_once", [1, 2, 3, 7])
+@for_each("seed", range(3))
 def test_findings_do_not_depend_on_the_sequences_sorted_together(
     tmp_path: Path, at_once: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

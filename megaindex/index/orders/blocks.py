@@ -18,6 +18,7 @@ from megaindex._types import I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ServedTokens, cut_in_samples, join_blocks, join_served
+from megaindex.index.exposures import PassRuns
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.keyed import Block, BlockOrder, key_of
 from megaindex.index.spans import Spans
@@ -129,6 +130,12 @@ class BlockedIndex(BlockOrder):
         """int64[blocks + 1]: samples before each block of all epochs."""
         counts = [self._samples_of(epoch) for epoch in range(self.num_epochs)]
         return np.concatenate(([0], np.cumsum(np.concatenate(counts), dtype=np.int64)))
+
+    @cached_property
+    def pass_runs(self) -> PassRuns:
+        """The samples in runs of one pass, see `megaindex.index.spans.ShownIndex.pass_runs`."""
+        starts = self._firsts[self._first_blocks[:-1]]
+        return PassRuns(starts, np.arange(self.num_epochs), self.num_samples)
 
     def _samples_of(self, epoch: int) -> I64:
         """Return int64[blocks]: samples of each block of an epoch."""

@@ -37,6 +37,7 @@ from megaindex.arithmetic import (
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ServedTokens, cut_in_samples, join_blocks, join_served
+from megaindex.index.exposures import MOST_PASSES, PassRuns
 from megaindex.index.frameworks import LeftOver
 from megaindex.index.orders.keyed import Block, DocumentOrder, SeededOrder
 from megaindex.index.spans import EpochSizes, Spans, join_spans
@@ -210,6 +211,24 @@ class EpochIndex(DocumentOrder):
         S, whole = self.sequence_length, self.left_over == "drop"
         samples = self.samples_before(1) if whole else Fraction(self.tokens_per_block, S)
         return {(0, S): samples / Fraction(self.epochs_mixed)}
+
+    @cached_property
+    def pass_runs(self) -> PassRuns:
+        """The samples in runs of one pass, see `megaindex.index.spans.ShownIndex.pass_runs`.
+
+        The sample that begins with carried tokens belongs to the pass before.
+        """
+        if self.left_over == "drop" or self.epochs_mixed > 1 or self.num_epochs > MOST_PASSES:
+            return super().pass_runs
+        runs = []
+        for block in range(self.num_epochs):
+            first = self.samples_before(block)
+            runs.append((first, block))
+            if self.carried(block):
+                at = int(self._serving_order(block, np.zeros(1, np.int64))[0])
+                runs += [(at, block - 1), (at + 1, block)]
+        starts, passes = np.array(runs, np.int64).T
+        return PassRuns(starts.copy(), passes.copy(), self.num_samples)
 
     def carried(self, block: int) -> int:
         """Return the tokens carried into a block from the one before."""

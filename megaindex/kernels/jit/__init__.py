@@ -31,6 +31,7 @@ from megaindex.kernels.jit.packing import (
     sort_pieces,
 )
 from megaindex.kernels.jit.receipts import receipt_add
+from megaindex.kernels.jit.row_keys import row_keys
 from megaindex.kernels.jit.samples import (
     cut_samples,
     pack_documents,

@@ -19,7 +19,7 @@ def _after_run(h, key, document, offset, length, lane):  # type: ignore[no-untyp
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _mixed(h, lane):  # type: ignore[no-untyped-def]
+def mixed(h, lane):  # type: ignore[no-untyped-def]
     mix = _MIXES[lane]
     h = (h ^ (h >> mix[0])) * mix[1]
     h = (h ^ (h >> mix[2])) * mix[3]
@@ -36,7 +36,7 @@ def receipt_add(  # type: ignore[no-untyped-def]
             run = document[at], offset[at], length[at]
             high = _after_run(high, keys[source[at], 0], run[0], run[1], run[2], 0)
             low = _after_run(low, keys[source[at], 1], run[0], run[1], run[2], 1)
-        high, low = _mixed(high, 0), _mixed(low, 1)
+        high, low = mixed(high, 0), mixed(low, 1)
         total = sums[blocks[k], 1] + low
         sums[blocks[k], 0] += high + np.uint64(total < low)  # the carry
         sums[blocks[k], 1] = total

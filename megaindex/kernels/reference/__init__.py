@@ -34,6 +34,7 @@ from megaindex.kernels.reference.packing import (
     sort_pieces,
 )
 from megaindex.kernels.reference.receipts import receipt_add
+from megaindex.kernels.reference.row_keys import row_keys
 from megaindex.kernels.reference.samples import (
     cut_samples,
     pack_documents,

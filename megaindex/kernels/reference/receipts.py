@@ -43,7 +43,7 @@ def receipt_add(
             run = (int(document[at]), int(offset[at]), int(length[at]))
             high = _after_run(high, key[0], run, HIGH_LANE)
             low = _after_run(low, key[1], run, LOW_LANE)
-        high, low = _mixed(high, HIGH_MIX), _mixed(low, LOW_MIX)
+        high, low = mixed(high, HIGH_MIX), mixed(low, LOW_MIX)
         before = sums[blocks[k]].tolist()
         total = (before[0] << 64 | before[1]) + (high << 64 | low)
         sums[blocks[k]] = total >> 64 & WORD, total & WORD
@@ -54,7 +54,8 @@ def _after_run(h: int, key: int, run: tuple[int, int, int], lane: tuple[int, ...
     return (h ^ h >> 32) * lane[0] + key + weighed & WORD
 
 
-def _mixed(h: int, mix: tuple[int, ...]) -> int:
+def mixed(h: int, mix: tuple[int, ...]) -> int:
+    """Return a bijection of 64 bits: shifts and multiplications in turn."""
     h = (h ^ h >> mix[0]) * mix[1] & WORD
     h = (h ^ h >> mix[2]) * mix[3] & WORD
     return h ^ h >> mix[4]

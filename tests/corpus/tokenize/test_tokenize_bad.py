@@ -207,8 +207,8 @@ def no_files(folder: Path) -> Path:
     return folder / "in"
 
 
-@pytest.mark.parametrize("on_bad_line", ["stop", "skip"])
-@pytest.mark.parametrize(
+@for_each("on_bad_line", ["stop", "skip"])
+@for_each(
     ("make", "kind", "message"),
     [
         (
@@ -237,7 +237,6 @@ def no_files(folder: Path) -> Path:
         (missing, MissingFile, r"nowhere\.jsonl: cannot open the input: No such file"),
         (no_files, MissingFile, r"in: the folder holds no file that ends in \.jsonl"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_bad_file_always_stops(
     tmp_path: Path,

@@ -15,12 +15,11 @@ from robustness.faults.scenarios import INTERRUPTED, SCENARIOS, TRACED
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-# the calls of a scenario are numbered from 1; the slow tests strike the others
-ODD, EVEN = {"first": 1, "step": 2}, {"first": 2, "step": 2}
-SLOW = pytest.mark.slow
+# the calls of a scenario are numbered from 1; the slow tests strike all of them
+ALL = pytest.param({"first": 1, "step": 1}, id="all", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("calls", [ODD, pytest.param(EVEN, marks=SLOW)], ids=["odd", "even"])
+@pytest.mark.parametrize("calls", [pytest.param({"first": 1, "step": 3}, id="some"), ALL])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) -> None:
     states = check_kills(SCENARIOS[name], tmp_path, **calls)
@@ -28,7 +27,7 @@ def test_killed_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) 
     assert set(states) <= {"old", "none", "new"}
 
 
-@pytest.mark.parametrize("calls", [EVEN, pytest.param(ODD, marks=SLOW)], ids=["even", "odd"])
+@pytest.mark.parametrize("calls", [pytest.param({"first": 2, "step": 3}, id="some"), ALL])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_full_disk_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) -> None:
     assert sum(check_failures(SCENARIOS[name], tmp_path, "ENOSPC", **calls).values()) >= 1
@@ -56,7 +55,7 @@ def test_other_failures_at_every_call(tmp_path: Path, name: str, error: str) -> 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("writer", 1), ("merge-overwriting", 4), ("split-in-two", 5), ("cache", 2)],
+    [("writer", 2), ("merge-overwriting", 5), ("split-in-two", 7), ("cache", 3)],
 )
 def test_ctrl_c_leaves_nothing(tmp_path: Path, name: str, step: int, after: bool) -> None:
     found = check_interrupts(INTERRUPTED[name], tmp_path, after=after, step=step)

@@ -116,6 +116,17 @@ def _receipt_add(c: Choices) -> Arguments:
     ]
 
 
+def _row_keys(c: Choices) -> Arguments:
+    positions, *runs, splits, words, _, _ = _receipt_add(c)
+    rows, passes = positions.size, 1 + c.below(3)
+    numbers, samples, keys, high = (array(c, "int64", rows, 9) for _ in range(4))
+    sources, exposures = (array(c, "int32", rows, 9) for _ in range(2))
+    starts = array(c, "int64", passes, 9), array(c, "int64", passes, 9)
+    high = high if c.below(2) else high[:0]
+    runs = [positions, numbers, *runs, splits, c.integer(99), words]
+    return [*runs, *starts, samples, sources, exposures, keys, high]
+
+
 def _squared_lengths(c: Choices) -> Arguments:
     samples = c.below(8)
     splits = rising(c, samples + 1, 3)
@@ -317,6 +328,7 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "epoch_spans": _epoch_spans,
     "epoch_begins": _epoch_begins,
     "receipt_add": _receipt_add,
+    "row_keys": _row_keys,
     "pack_documents": lambda c: [
         array(c, "int32", c.below(20)), 1 + c.integer(20), c.integer(200),
         np.zeros(c.below(20), np.int64),

@@ -34,7 +34,7 @@ def fuzz(targets: list[str], runs: int, folder: Path) -> None:
 
 
 def test_targets_survive_their_seeds_and_mutations(tmp_path: Path) -> None:
-    fuzz(AVAILABLE, 500, tmp_path)
+    fuzz(AVAILABLE, 250, tmp_path)
 
 
 @pytest.mark.slow

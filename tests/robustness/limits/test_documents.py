@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus, write_sparse_corpus
+from support.inputs import for_each
 
 import megaindex
 from megaindex.index.spans import Spans
@@ -53,7 +54,7 @@ def test_empty_documents_anywhere(
     assert sum(counts.values()) == 4 * samples
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@for_each("order", ORDERS)
 def test_the_shortest_and_the_longest_document_there_are(tmp_path: Path, order: str) -> None:
     corpus = write_sparse_corpus(
         tmp_path / "c", [1, 0, LONGEST, 1, LONGEST, 0, 1], last=[77], dtype=np.uint8

@@ -26,6 +26,7 @@
 #include "megaindex/parallel.hpp"
 #include "megaindex/pieces.hpp"
 #include "megaindex/receipt.hpp"
+#include "megaindex/row_keys.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
 #include "megaindex/spans.hpp"
@@ -335,6 +336,17 @@ void drive_receipts() {
     }
     check(sum[0] == static_cast<uint64_t>(total >> 64) && sum[1] == static_cast<uint64_t>(total),
           "receipt");
+    std::vector<int32_t> exposures(static_cast<size_t>(samples)), sources(exposures);
+    std::vector<int64_t> row(static_cast<size_t>(samples)), high(row), same(row), at(row);
+    const int64_t width = below(INT64_MAX), starts[2] = {0, below(INT64_MAX)}, passes[2] = {3, 0};
+    const RowPasses of{positions.data(), starts, passes, 2};
+    const RowKeys wide{at.data(), sources.data(), exposures.data(), row.data(), high.data()};
+    const RowKeys narrow{at.data(), sources.data(), exposures.data(), same.data(), nullptr};
+    row_keys(positions.data(), spans, samples, width, keys, of, wide);
+    row_keys(positions.data(), spans, samples, width, keys, of, narrow);
+    check(row == same, "row keys");
+    record(row);
+    record(high);
   }
 }
 

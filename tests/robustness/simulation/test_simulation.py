@@ -11,6 +11,7 @@ from robustness.simulation.calls import installed
 from robustness.simulation.interleavings import Search
 from robustness.simulation.planted import BUGS, Bug
 from robustness.simulation.scenarios import SCENARIOS, simulate
+from support.inputs import for_each
 
 CHEAP = ("files are not synced", "a claim is not exclusive", "a short write is not completed")
 
@@ -42,7 +43,7 @@ def test_a_seed_repeats(name: str) -> None:
     assert first.transcript() != simulate(name, 6).transcript()
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@for_each("bug", BUGS)
 def test_a_bug_can_be_planted(bug: Bug) -> None:
     """Its place is still in the code: the search itself is slow."""
     original = bug.function.__code__

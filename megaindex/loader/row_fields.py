@@ -1,0 +1,80 @@
+"""Fields that say what the rows of a batch are: position, source, pass and key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import I64
+from megaindex.cache.fingerprint import content_fingerprint
+from megaindex.format import IndexedDataset
+from megaindex.index.exposures import ONE_PASS
+from megaindex.index.receipts import fingerprint_keys
+from megaindex.index.spans import Index, Spans, pass_numbers, pass_runs
+from megaindex.kernels import active
+
+ROW_FIELDS = {"sample": "int64", "source": "int32", "exposure": "int32", "key": "int64"}
+"""Fields of ``SampleOptions(keys=True)`` and their dtypes."""
+WIDE_FIELD = "key_high"
+"""A further field, int64, of ``SampleOptions(keys="wide")``."""
+_NO_WORDS = np.empty(0, np.int64)
+
+
+class RowFields:
+    """Fields of the rows of an index.
+
+    The content of a source is read when one of its rows is the first; of open datasets here.
+
+    Args:
+        index: the samples.
+        datasets: sources of the index.
+
+    Raises:
+        InvalidArgument: the index does not know the passes of its samples.
+        StorageError: a source cannot be read.
+    """
+
+    def __init__(self, index: Index, datasets: Sequence[IndexedDataset]) -> None:
+        self._index, self._has_one_pass = index, index.num_epochs == 1
+        self._passes = ONE_PASS if self._has_one_pass else pass_runs(index)
+        self._datasets = datasets
+        self._contents = np.zeros((len(datasets), 2), np.uint64)
+        self._is_known = np.zeros(len(datasets), bool)
+        self._learn([number for number, each in enumerate(datasets) if each.is_open])
+
+    def fill(
+        self, arrays: Mapping[str, npt.NDArray[Any]], sample_ids: I64, spans: Spans, width: int
+    ) -> None:
+        """Write the fields of rows that read ``spans``; -1 stands for a row of padding."""
+        if not self._all_known:
+            self._learn(np.unique(spans.source).tolist())
+        active().row_keys(
+            sample_ids,
+            sample_ids if self._has_one_pass else pass_numbers(self._index, sample_ids),
+            spans.source,
+            spans.document,
+            spans.offset,
+            spans.length,
+            spans.row_splits,
+            width,
+            self._contents,
+            self._passes.starts,
+            self._passes.passes,
+            arrays["sample"],
+            arrays["source"],
+            arrays["exposure"],
+            arrays["key"],
+            arrays.get(WIDE_FIELD, _NO_WORDS),
+        )
+
+    def _learn(self, sources: Sequence[int]) -> None:
+        """Read the content of sources that are not known yet."""
+        for number in sources:
+            if not self._is_known[number]:
+                content = content_fingerprint(self._datasets[number])
+                self._contents[number] = fingerprint_keys([content])[0]
+                self._is_known[number] = True
+        self._all_known = bool(self._is_known.all())
