@@ -265,7 +265,7 @@ def _find_window_spans(pointers, lengths, size, first, stop, begins, ends, runs,
     for k in range(begins.size):
         at, end = begins[k] * size, ends[k] * size
         sequence = _sequence_at(pointers, first, stop, at)
-        # the pair before must end here, else the bytes between belong to no sequence
+        # else the bytes between it and this one belong to no sequence
         if sequence > first and not _meets_next(pointers, lengths, size, stop, sequence - 1):
             return sequence - 1
         while at < end:
