@@ -180,7 +180,7 @@ class Script:
 
     def _run(self, text: str) -> bool | None:
         held, self._text, self._at = (self._text, self._at), text, 0
-        self._spend(len(text))
+        self._spend(8 * len(text))  # it is read one character at a time
         if odd := _ODD.search(text[:_MOST_READ]) or len(text) > _MOST_READ:
             self._refuse(repr(odd[0]) if isinstance(odd, re.Match) else "a text of that size")
         try:

@@ -133,7 +133,7 @@ def make_pools(weights: F64, limits: I64) -> tuple[Any, ...]:
     # a column in NumPy 2.0
     inverse = inverse.reshape(-1)
     datasets = np.arange(len(weights))
-    # a small group would save no lane and cost the look-up of its turn
+    # a small group saves few lanes and costs the look-up of its turn
     leader = np.where(number[inverse] < 8, datasets, first[inverse])
     member = np.lexsort((datasets, leader))
     start = np.append(np.flatnonzero(leader[member] == member), len(weights))
