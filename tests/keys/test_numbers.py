@@ -148,6 +148,14 @@ def test_the_first_and_last_of_each_range() -> None:
         generator(0.5)  # type: ignore[arg-type]
 
 
+def test_streams_begin_at_0() -> None:
+    torch = pytest.importorskip("torch")
+    assert uniform(5, 3).tolist() == uniform(5, 3, 0).tolist()
+    assert generator(5).random() == generator(5, 0).random()
+    first, same = (torch.rand(1, generator=torch_generator(5, *stream)) for stream in ((), (0,)))
+    assert first == same
+
+
 def test_torch_generators_are_seeded_with_the_first_word() -> None:
     torch = pytest.importorskip("torch")
     for row in ROWS[:12]:

@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError
-from megaindex.keys import Store
+from megaindex.keys import Store, rows_file
 from megaindex.keys.rows_file import HEADER_BYTES, KEY_BYTES
 
 SHAPE = (3, 2)
@@ -144,6 +144,26 @@ def test_a_second_payload_is_refused(store: Store) -> None:
         assert len(files_of(store)) == 1
 
 
+@pytest.mark.parametrize("rows_at_once", [1, 2, 3, 100])
+def test_payloads_are_compared_and_copied_in_chunks(
+    store: Store, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(rows_file, "_CHUNK_BYTES", rows_at_once * ROW_BYTES)
+    assert [len(range(7)[part]) for part in rows_file.chunks(7, ROW_BYTES)] == {
+        1: [1] * 7, 2: [2, 2, 2, 1], 3: [3, 3, 1], 100: [7],
+    }[rows_at_once]  # fmt: skip
+    assert len(list(rows_file.chunks(7, 1000 * ROW_BYTES))) == 7
+    write(store, range(10), range(5, 17))
+    values = values_of(range(17))
+    values[13] += 1
+    with pytest.raises(InvalidArgument) as found, store.writer() as writer:
+        writer.append(keys_of(range(17)), values)
+    assert f"-{13:016x}, which" in str(found.value)
+    store.merge()
+    store.verify()
+    assert np.array_equal(store.get(keys_of(range(17))), values_of(range(17)))
+
+
 def test_writers_at_the_same_time_are_found_out(tmp_path: Path) -> None:
     stores = []
     for k in range(2):
@@ -179,11 +199,13 @@ def test_many_processes_write(tmp_path: Path) -> None:
 
 
 def test_a_store_sees_files_of_others_when_it_looks_again(store: Store) -> None:
-    other = Store(store.path)
+    looking, merging = Store(store.path), Store(store.path)
     write(store, [1])
-    assert (store.num_rows, other.num_rows) == (1, 0)
-    other.refresh()
-    assert other.num_rows == 1
+    assert (store.num_rows, looking.num_rows) == (1, 0)
+    looking.refresh()
+    assert looking.num_rows == 1
+    merging.merge()
+    assert merging.num_rows == 1
 
 
 def test_a_merge_elsewhere_leaves_an_open_store_as_it_was(store: Store) -> None:
