@@ -195,6 +195,11 @@ class ShownIndex:
         """True if the index has the order of one source, not draws of several."""
         return not isinstance(self, CombinedIndex)
 
+    @property
+    def pass_counts(self: Any) -> I64:
+        """int64[sources]: number of passes of each source."""
+        return np.array([self.num_epochs], np.int64)
+
     @cached_property
     def pass_runs(self: Any) -> PassRuns:
         """The samples in runs of one pass, by `pass_numbers`."""
@@ -270,6 +275,11 @@ class CombinedIndex(ShownIndex):
         """Whether no label lies in another document, for each source."""
         return tuple(each for index in self._combined for each in separates_documents(index))
 
+    @property
+    def pass_counts(self) -> I64:
+        """int64[sources]: number of passes of each source."""
+        return np.concatenate([pass_counts(index) for index in self._combined])
+
     @cached_property
     def pass_runs(self) -> PassRuns:
         """The samples of all sources, one source after another, in runs of one pass."""
@@ -326,6 +336,24 @@ def pass_runs(index: Index) -> PassRuns:
             "samples; use an index of megaindex.build_index, build_blend or a recipe"
         )
     return index.pass_runs
+
+
+def pass_counts(index: Index) -> I64:
+    """Return int64[sources], the number of passes of each source of an index."""
+    if isinstance(index, ShownIndex):
+        return index.pass_counts
+    return np.array([index.num_epochs], np.int64)
+
+
+def later_runs(index: Index, first_passes: I64) -> PassRuns:
+    """Return the `pass_runs` of an index after so many passes of each source, int64[sources]."""
+    runs = pass_runs(index)
+    if not first_passes.any():
+        return runs
+    if isinstance(index, ShownIndex) and index.is_one_order:
+        return runs.later(first_passes)
+    assert isinstance(index, CombinedIndex), "several sources"
+    return runs.later(first_passes[np.searchsorted(index._first_samples, runs.starts, "right") - 1])
 
 
 def exposures_of(index: Index, sample_ids: I64) -> I64:

@@ -52,7 +52,9 @@ from megaindex.index.spans import (
     exposures_of,
     iterate_spans,
     join_spans,
+    later_runs,
     part_bounds,
+    pass_counts,
     pass_numbers,
     pass_runs,
     separates_documents,
@@ -70,8 +72,8 @@ class Stretch:
     """Sample ids of ``index``, consecutive or in any order; negative ones before a run that joined
     that of another system."""
     times: int = 1
-    first_pass: int = 0
-    """Passes of the source before those of ``index``, an epoch of its own."""
+    first_passes: I64 = field(default_factory=lambda: np.zeros(1, np.int64))
+    """int64[sources]: passes of each source before those of ``index``, which has further ones."""
     hole: str = ""
     """Why the positions are not served, for messages; empty: they are."""
 
@@ -122,7 +124,7 @@ class Stretch:
             once = pass_runs(self.index).between(self.samples.start, self.samples.stop)
         else:
             once = runs_of_samples(exposures_of(self.index, self.samples))
-        return join_runs([once._replace(passes=once.passes + self.first_pass)] * self.times)
+        return join_runs([once.later(self.first_passes)] * self.times)
 
     def _once(self, low: int, high: int) -> CountsByLength:
         """Return the samples of each source at places within one time."""
@@ -249,7 +251,16 @@ class StretchedIndex(CombinedIndex):
 
     @property
     def num_epochs(self) -> int:
-        return max(each.index.num_epochs + each.first_pass for each in self.stretches)
+        return int(self.pass_counts.max())
+
+    @cached_property
+    def pass_counts(self) -> I64:
+        """int64[sources]: number of passes of each source."""
+        found = np.zeros(len(separates_documents(self)), np.int64)
+        for each in self.stretches:
+            counts = pass_counts(each.index) + each.first_passes
+            np.maximum(found[: counts.size], counts, out=found[: counts.size])
+        return found
 
     @property
     def num_samples(self) -> int:
@@ -309,7 +320,8 @@ class StretchedIndex(CombinedIndex):
         """The samples in runs of one pass, see `pass_numbers`."""
         if self.is_one_order:
             return join_runs(each.pass_runs for each in self.stretches)
-        return join_runs(map(pass_runs, self._bases))
+        firsts = {id(each.index): each.first_passes for each in self.stretches}
+        return join_runs(later_runs(index, firsts[id(index)]) for index in self._bases)
 
     def pass_numbers(self, sample_ids: I64) -> I64:
         """Return the numbers of samples in `pass_runs`, int64[n]: of one source their positions, of
