@@ -431,11 +431,12 @@ def train_bridge(settings: Settings) -> Any:
 
     import megaindex.adapters.megatron as adapter
     from megaindex.adapters import status
+    from megaindex.loader import SampleOptions
     from megaindex.lock import open_run, read_lock
 
     distributed.init_process_group("gloo")
     lock = read_lock(settings.lock)
-    adapter.install(lock=lock)
+    adapter.install(lock=lock, keys=True)
     data = Path(settings.lock).parent
     dataset = GPTDatasetConfig(
         seq_length=64, random_seed=1234, blend=([f"{data}/web", f"{data}/code"], [0.7, 0.3]),
@@ -457,13 +458,21 @@ def train_bridge(settings: Settings) -> Any:
         distributed.group.WORLD,
     )
     ranks = {"data_parallel_rank": RANK, "data_parallel_size": SIZE}
-    run = open_run(lock, micro_batch_size=settings.micro, **ranks)
+    options = SampleOptions(keys=True)
+    run = open_run(lock, micro_batch_size=settings.micro, options=options, **ranks)
+    passes: set[int] = set()
     past = state.consumed_train_samples // (settings.micro * SIZE)
     expected = itertools.islice(run, past, settings.until * settings.accumulate)
     for ours, theirs in zip(expected, loader, strict=settings.until == 20):
         assert torch.equal(ours["tokens"], theirs["tokens"])
         assert torch.equal(ours["labels"], theirs["labels"])
+        rows = adapter.rows()
+        assert sorted(rows) == sorted(ROWS)
+        assert all(torch.equal(ours[name], rows[name]) for name in ROWS)
+        assert not {*ROWS} & {*theirs}
+        passes.update(rows["exposure"].tolist())
         state.consumed_train_samples += settings.micro * SIZE
+    assert settings.until < 20 or max(passes) > 0
     waited = status().waits["Megatron"]
     steps = settings.until - past // settings.accumulate
     assert waited.steps in (steps, steps * settings.accumulate), waited
