@@ -26,6 +26,7 @@ from megaindex.lock import make_lock
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NEEDED = {
     "plain_pytorch": ["torch"],
+    "loss_by_source": ["torch"],
     "stateful_dataloader": ["torchdata"],
     "lightning_trainer": ["lightning"],
     "hf_trainer": ["transformers", "accelerate"],
@@ -125,6 +126,20 @@ def _forked_rank(rank: int, port: int) -> int:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def test_loss_by_source_on_one_and_two_ranks(corpus: None) -> None:
+    with megaindex.IndexedDatasetWriter("my_code", dtype="uint16") as writer:
+        for length in np.random.default_rng(1).integers(50, 400, 60):
+            writer.add_document(np.append(np.arange(length - 1) % 7 + 100, 256))
+    lines = run_example("loss_by_source").splitlines()
+    assert [line.split()[0] for line in lines] == ["10", "20", "30"]
+    script = str(EXAMPLES / "loss_by_source.py")
+    text = run_python("-m", "torch.distributed.run", "--nproc-per-node", "2", script)
+    assert text.splitlines() == lines
+    assert lines[0].split()[1::2] == ["data/loss", "data/loss/my_corpus", "data/loss/my_code"]
+    _, corpus_loss, code_loss = map(float, lines[-1].split()[2::2])
+    assert code_loss < corpus_loss < np.log(256)  # it repeats seven tokens
 
 
 def test_stateful_dataloader(corpus: None) -> None:

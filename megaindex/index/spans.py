@@ -84,12 +84,14 @@ class Spans:
         row = np.repeat(np.arange(self.row_splits.size - 1), np.diff(self.row_splits))
         edges = np.zeros((self.row_splits.size - 1, width + 1), np.int64)
         for sign, places in zip((1, -1), self.bounds_in_samples(), strict=True):
+            # not `+=`, which would add once where two spans share an edge
             np.add.at(edges, (row, np.minimum(places, width)), sign)
         return np.asarray(np.cumsum(edges[:, :width], axis=1) > 0)
 
     def bounds_in_samples(self) -> tuple[I64, I64]:
         """Return the places in its row at which each span begins and ends, int64[n] each."""
         ends = np.cumsum(self.length)
+        # tokens of all rows before each row: sums over all spans start at 0 in each
         before = np.concatenate(([0], ends))[self.row_splits[:-1]]
         ends -= np.repeat(before, np.diff(self.row_splits))
         if self.padding is not None:
@@ -217,6 +219,7 @@ class ShownIndex:
         """Return `uncached_state`; a copy opens its datasets on first use, from any directory."""
         state = uncached_state(self)
         if state.get("datasets"):
+            # mappings cannot be pickled, and a worker may never read most of them
             state["datasets"] = [dataset.lazy_arguments() for dataset in state["datasets"]]
         return state
 

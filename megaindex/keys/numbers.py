@@ -68,8 +68,7 @@ def generator(key: int, stream: int | str = 0) -> np.random.Generator:
     """Return a NumPy generator for one key: Philox4x64-10 with the key (``key``, ``stream``).
 
     Its raw words are the same everywhere. What its methods make of them may change with a release
-    of NumPy, see its `compatibility policy
-    <https://numpy.org/doc/stable/reference/random/compatibility.html>`_.
+    of NumPy (NEP 19).
 
     Raises:
         InvalidArgument: as `uniform`.

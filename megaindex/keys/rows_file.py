@@ -56,8 +56,7 @@ class RowsFile:
         rows = _rows_of(self.columns, first, second)
         found = rows >= 0
         places = self.columns.place[rows[found]]
-        if places.size and int(places.max()) >= len(self.payload):
-            raise self.damaged(f"a payload must be below {len(self.payload)}, got {places.max()}")
+        self._check_places(places)
         rows[found] = places.astype(np.int64)
         return rows
 
@@ -65,7 +64,8 @@ class RowsFile:
         """Read the whole file.
 
         Raises:
-            FormatError: its bytes are not those that were written.
+            FormatError: its bytes are not those that were written, keys do not increase, or a
+                place lies beyond the payloads.
         """
         digest = xxhash.xxh3_128()
         for part in chunks(*self.payload.shape):
@@ -73,12 +73,21 @@ class RowsFile:
         for column in self.columns:
             digest.update(column.data)
         if digest.digest() != self.digest:
-            raise self.damaged(
-                f"XXH3-128 of its rows must be {self.digest.hex()}, got {digest.hexdigest()}"
+            raise _damaged(
+                self.path,
+                f"XXH3-128 of its rows must be {self.digest.hex()}, got {digest.hexdigest()}",
             )
+        first, second, places = self.columns
+        increase = (first[1:] > first[:-1]) | (np.diff(first) == 0) & (second[1:] > second[:-1])
+        if not increase.all():
+            raise _damaged(self.path, f"keys must increase, but not at row {increase.argmin() + 1}")
+        self._check_places(places)
 
-    def damaged(self, reason: str) -> FormatError:
-        return _damaged(self.path, reason)
+    def _check_places(self, places: U64) -> None:
+        if places.size and places.max() >= len(self.payload):
+            raise _damaged(
+                self.path, f"a payload must be below {len(self.payload)}, got {places.max()}"
+            )
 
 
 def _damaged(path: str, reason: str) -> FormatError:

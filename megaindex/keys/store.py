@@ -118,12 +118,10 @@ class PayloadForm:
 class Store:
     """A payload of fixed dtype and shape for each key, in the files of a folder.
 
-        store = Store("teacher", dtype="float16", shape=(2048, 64))   # on every process
-        with store.writer() as writer:
+        with Store("teacher", dtype="float16", shape=(2048, 64)).writer() as writer:
             writer.append(keys, logits)
-        …
-        logits = Store("teacher").get(keys)
 
+    ``Store("teacher").get(keys)`` returns the payloads of keys.
     Many processes write at the same time, each a file of its own, which appears whole. `merge`
     makes one file of all, the same bytes however rows were spread over processes. Files are mapped,
     not read; a store may be passed to worker processes. It sees the files that were there when it

@@ -30,7 +30,7 @@ from megaindex.recipe import read_recipe
 
 PROGRAM = Path(__file__).with_name("lock.js")
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))  # of the runs, and of what is asked
-QUERIES = 2500  # of a fast test; the slow ones have 10^5
+QUERIES = 1000  # of a fast test; the slow ones have 10^5
 RANKS, MICRO = 2, 3  # which divide every batch below
 
 RECIPE = """

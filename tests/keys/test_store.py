@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.keys import Store
@@ -396,6 +397,42 @@ def test_every_flipped_byte_behind_the_header_is_found(store: Store) -> None:
     file.write_bytes(at(len(content) - 1, b"\1")(content))  # the last place
     with pytest.raises(FormatError, match="a payload must be below 6"):
         Store(store.path).get(keys_of(range(6)))
+
+
+def forged(content: bytes, columns: list[list[int]]) -> bytes:
+    """A file of the same payloads with other columns, whose checksums are right."""
+    payload = content[HEADER_BYTES : len(content) - len(columns[0]) * KEY_BYTES]
+    rows = np.array(columns, np.uint64).tobytes()
+    head = bytearray(content[:HEADER_BYTES])
+    head[56:72] = xxhash.xxh3_128_digest(payload + rows)
+    head[120:] = xxhash.xxh3_64_intdigest(bytes(head[:120])).to_bytes(8, "little")
+    return bytes(head) + payload + rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "rule"),
+    [
+        ([[1, 1], [5, 6], [0, 1]], ""),
+        ([[1, 2], [6, 5], [1, 1]], ""),
+        ([[1, 1], [6, 5], [0, 1]], "keys must increase, but not at row 1"),
+        ([[1, 1], [5, 5], [0, 1]], "keys must increase"),
+        ([[2, 1], [5, 6], [0, 1]], "keys must increase"),
+        ([[1, 1], [5, 6], [0, 2]], "a payload must be below 2, got 2"),
+        ([[1, 1], [5, 6], [2**64 - 1, 1]], "a payload must be below 2"),
+    ],
+)
+def test_columns_that_somebody_else_wrote(store: Store, columns: Any, rule: str) -> None:
+    write(store, range(2))
+    (file,) = files_of(store)
+    file.write_bytes(forged(file.read_bytes(), columns))
+    other = Store(store.path)
+    if not rule:
+        other.verify()
+        assert other.find([[1, 5], [1, 6], [2, 5]])[1].any()
+        return
+    for check in (other.verify, other.merge):
+        with pytest.raises(FormatError, match=rule):
+            check()
 
 
 def test_a_file_of_another_store_is_refused(tmp_path: Path, store: Store) -> None:
