@@ -46,7 +46,7 @@ demo: $(VENV)/.installed
 quick: $(VENV)/.quick-installed $(VENV)/.kernels-compiled
 	$(BIN)/pytest --quick -n $(or $(JOBS),$(CORES))
 
-test: $(VENV)/.test-installed $(VENV)/.kernels-compiled
+test: $(VENV)/.test-installed $(VENV)/.kernels-compiled $(VENV)/.tests-compiled
 	$(BIN)/python -m pytest -m "not slow" -n $(or $(JOBS),$(shell expr $(CORES) + 1))
 
 # In an environment of its own: the tests of `make test` find none of these packages
@@ -185,6 +185,12 @@ $(VENV)/.dev-installed: $(SOURCES) | $(VENV)/bin/python
 $(VENV)/.kernels-compiled: $(wildcard megaindex/kernels/jit/*.py) tests/support/compile_kernels.py $(VENV)/.dev-installed
 	@date +"%T  compiling the Numba kernels for the tests (half a minute)"
 	@$(BIN)/python tests/support/compile_kernels.py
+	@touch $@
+
+# Pytest's byte code of the tests, which else each of several processes would compile.
+$(VENV)/.tests-compiled: $(VENV)/.test-installed
+	@date +"%T  compiling the tests (15 seconds)"
+	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || true  # the tests say why
 	@touch $@
 
 $(VENV)/.quick-installed: $(VENV)/.dev-installed requirements/quick.txt

@@ -18,12 +18,13 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import megaindex.helpers
 from megaindex.adapters.policy import Patches, after_import
-from megaindex.adapters.run_loader import RunLoader
+from megaindex.adapters.run_loader import Batch, RunLoader, given_rows, take_rows
 from megaindex.errors import InvalidArgument
 from megaindex.lock.lock_file import Lock
 
@@ -83,7 +84,8 @@ def attach(recipe: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) -> 
         recipe: a recipe of Automodel whose configuration has no dataset to train on; ``dataset``
             may hold a tokenizer, which the recipe saves with the model.
         lock: path of the lock, or the lock.
-        **opening: other arguments of `megaindex.adapters.RunLoader`: search, cache_dir, options.
+        **opening: other arguments of `megaindex.adapters.RunLoader`: search, cache_dir, options,
+            keys; ``recipe.dataloader.rows()`` then has the rows of the current micro batch.
 
     Raises:
         InvalidArgument: Automodel is not installed, or the recipe has a dataset or packing of its
@@ -108,7 +110,7 @@ def attach(recipe: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) -> 
     dataset = {} if dataset is None else dataset.to_dict()
     # the two settings that the recipe reads to make its dataloader
     vars(config)["dataset"] = ConfigNode({**dataset, "_target_": None})
-    vars(config)["dataloader"] = _DataloaderConfig(config, lock, opening)
+    vars(config)["dataloader"] = _DataloaderConfig(recipe, lock, opening)
 
 
 class _DataloaderConfig:
@@ -118,9 +120,10 @@ class _DataloaderConfig:
     emits_thd = False
     packing = None
 
-    def __init__(self, config: Any, lock: Any, opening: dict[str, Any]) -> None:
-        self._config, self._lock, self._opening = config, lock, opening
-        self.seed = config.get("seed", 42)
+    def __init__(self, recipe: Any, lock: Any, opening: dict[str, Any]) -> None:
+        self._recipe, self._config = recipe, recipe.cfg
+        self._lock, self._opening = lock, opening
+        self.seed = self._config.get("seed", 42)
 
     def build(
         self, *, dp_rank: int, dp_world_size: int, pp_enabled: bool = False, **_others: Any
@@ -143,7 +146,11 @@ class _DataloaderConfig:
             **self._opening,
         )
         run.check_length(schedule.max_steps, "step_scheduler.num_epochs", schedule.num_epochs)
-        return RecipeDataLoader(run)
+        loader = RecipeDataLoader(run)
+        self._recipe._forward_backward_step = partial(
+            loader.forward_backward_step, self._recipe._forward_backward_step
+        )
+        return loader
 
 
 class RecipeDataLoader:
@@ -153,14 +160,31 @@ class RecipeDataLoader:
 
     def __init__(self, run: RunLoader) -> None:
         self.run = run
+        self._rows: Batch | None = None
 
     def __len__(self) -> int:
         return len(self.run)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.run:
+        for batch, rows in self.run.batches():
             del batch["shift_labels"]  # the recipe compares labels as they are
-            yield batch
+            yield {**batch, **rows}  # they stay together: the recipe takes the batches of a step
+
+    def rows(self) -> Batch:
+        """Return the fields of ``keys`` of the micro batch whose forward pass began last.
+
+        Raises:
+            InvalidArgument: ``keys`` is not set, or no step has begun.
+        """
+        return given_rows(self._rows)
+
+    def forward_backward_step(
+        self, step: Any, number: int, batch: Any, *others: Any, **more: Any
+    ) -> Any:
+        """Call the recipe's ``_forward_backward_step`` without the fields of ``keys``."""
+        if more.get("is_train", True):
+            self._rows = take_rows(batch)
+        return step(number, batch, *others, **more)
 
     def state_dict(self) -> dict[str, str]:
         """Return the joined state as one text."""

@@ -17,7 +17,13 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from megaindex.adapters.run_loader import RunLoader, from_first_rank
+from megaindex.adapters.run_loader import (
+    Batch,
+    RunLoader,
+    from_first_rank,
+    given_rows,
+    take_rows,
+)
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.io.atomic import Damaged, read_object, write_file
 from megaindex.io.paths import as_storage_error
@@ -45,7 +51,7 @@ def attach(trainer: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) ->
         trainer: a Trainer of transformers without a training dataset.
         lock: path of the lock, or the lock.
         **opening: other arguments of `megaindex.adapters.RunLoader`: search, cache_dir, options,
-            and ranks where they are not those of torch.distributed.
+            keys, and ranks where they are not those of torch.distributed.
 
     Returns:
         The data of the trainer, whose ``run`` changes the mix and measures waits.
@@ -63,6 +69,7 @@ def attach(trainer: Any, lock: str | os.PathLike[str] | Lock, **opening: Any) ->
     data = TrainerData(trainer, lock, opening)
     trainer.train = partial(data.train, trainer.train)
     trainer.get_train_dataloader = data.dataloader
+    trainer.training_step = partial(data.training_step, trainer.training_step)
     trainer.add_callback(data)
     return data
 
@@ -78,6 +85,20 @@ class TrainerData(TrainerCallback):  # type: ignore[misc]
         self._trainer, self._lock, self._opening = trainer, lock, opening
         self._checkpoint: str | None = None
         self.run: RunLoader | None = None
+        self._rows: Batch | None = None
+
+    def rows(self) -> Batch:
+        """Return the fields of ``keys`` of the micro batch of the current ``training_step``.
+
+        Raises:
+            InvalidArgument: ``keys`` is not set, or no step has begun.
+        """
+        return given_rows(self._rows)
+
+    def training_step(self, step: Any, model: Any, inputs: Any, *others: Any, **more: Any) -> Any:
+        """Call ``Trainer.training_step`` without the fields that the model does not take."""
+        self._rows = take_rows(inputs)
+        return step(model, inputs, *others, **more)
 
     def train(self, train: Any, resume_from_checkpoint: Any = None, **others: Any) -> Any:
         """Call ``Trainer.train``, and keep the checkpoint from which it resumes."""
@@ -139,8 +160,9 @@ class _Batches(Dataset[Any]):
                 "resume with the batch size of the checkpoint"
             )
         if self._batches is None:
-            self._batches = iter(self._run)
-        return next(self._batches)
+            self._batches = self._run.batches()
+        batch, rows = next(self._batches)
+        return {**batch, **rows}  # they stay together: the trainer takes batches ahead
 
 
 def _read(checkpoint: str) -> dict[str, Any]:

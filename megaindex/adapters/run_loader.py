@@ -12,7 +12,8 @@ import json
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import megaindex
 from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
@@ -31,6 +32,7 @@ from megaindex.loader.batch import SampleOptions
 from megaindex.loader.loader import Loader
 from megaindex.loader.lock_loader import open_run
 from megaindex.loader.receipts import join_states
+from megaindex.loader.row_fields import row_fields
 from megaindex.loader.run_recipe import MixController
 from megaindex.loader.waits import Waits
 from megaindex.lock.lock_file import Lock, read_lock, section_digest
@@ -62,6 +64,9 @@ class RunLoader:
         micro_batch_size: rows of one micro batch of a rank. Default: that of the lock, or 1.
         micro_batches_per_step: those of the trainer, its gradient accumulation, to be checked.
         sequence_length: that of the trainer, to be checked.
+        keys: True or ``"wide"``, as for `megaindex.loader.SampleOptions`: the fields that say what
+            each row is are in the batch with ``fields="megatron"``, else in `rows`, since models
+            do not take them. Default: that of ``options``.
         joined: the state has the receipts of all ranks, which are gathered. False: those of this
             rank alone, for processes that torch.distributed does not connect.
         **opening: other arguments of `megaindex.lock.open_run`: search, cache_dir, options, device,
@@ -82,12 +87,16 @@ class RunLoader:
         micro_batch_size: int | None = None,
         micro_batches_per_step: int | None = None,
         sequence_length: int | None = None,
+        keys: bool | Literal["wide"] | None = None,
         joined: bool = True,
         **opening: Any,
     ) -> None:
         check_choice("fields", fields, FIELDS)
         self._fields, self._joined = fields, joined
-        self._options: SampleOptions = opening.get("options") or SampleOptions()
+        self._options: SampleOptions = opening.pop("options", None) or SampleOptions()
+        if keys is not None:
+            self._options = replace(self._options, keys=keys)
+        self._rows_now: Batch | None = None
         if fields != "megatron" and self._options.create_attention_mask:
             raise InvalidArgument(
                 f"create_attention_mask must be off with fields={fields!r}, whose masks differ; "
@@ -103,6 +112,7 @@ class RunLoader:
                 data_parallel_rank=rank,
                 data_parallel_size=size,
                 micro_batch_size=micro_batch_size,
+                options=self._options,
                 **opening,
             )
             self._check_length(sequence_length)
@@ -246,10 +256,25 @@ class RunLoader:
         return f"RunLoader({self._name!r}, {self._loader!r})"
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._loader)
-        if self._fields == "huggingface":
-            return map(self._as_huggingface, batches)
-        return map(_as_torchtitan, batches) if self._fields == "torchtitan" else batches
+        for batch, rows in self.batches():
+            self._rows_now = rows
+            yield batch
+
+    def batches(self) -> Iterator[tuple[Any, Batch]]:
+        """Iterate over batches and the fields that say what their rows are."""
+        makes = {"huggingface": self._as_huggingface, "torchtitan": _as_torchtitan}
+        make = makes.get(self._fields)
+        for batch in self._loader:
+            rows = {name: batch[name] for name in self._options.row_fields}
+            yield (batch if make is None else make(batch)), rows
+
+    def rows(self) -> Batch:
+        """Return the fields of ``keys`` of the batch that was returned last.
+
+        Raises:
+            InvalidArgument: the loader was made without ``keys``, or has returned no batch.
+        """
+        return given_rows(self._rows_now)
 
     def _as_huggingface(self, batch: Batch) -> Batch:
         labels = _labels(batch)
@@ -295,6 +320,21 @@ class RunLoader:
                 f"{remedy}"
             )
         self.load_state_dict(json.loads(state[_TEXT]))
+
+
+def given_rows(rows: Batch | None) -> Batch:
+    """Return the rows of a micro batch; InvalidArgument if there are none."""
+    if not rows:
+        raise InvalidArgument(
+            "rows need keys=True, and a micro batch that the trainer has begun; give keys=True to "
+            "the adapter, and ask in the step of the trainer"
+        )
+    return rows
+
+
+def take_rows(batch: Batch) -> Batch:
+    """Remove the fields that say what the rows are from a batch, and return them."""
+    return {name: batch.pop(name) for name in row_fields(wide=True) if name in batch}
 
 
 def _listed(sizes: Collection[int]) -> str:

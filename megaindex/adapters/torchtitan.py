@@ -11,11 +11,12 @@ the model and before each checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from megaindex.adapters.run_loader import RunLoader
+from megaindex.adapters.run_loader import Batch, RunLoader, given_rows
 from megaindex.errors import InvalidArgument
 from megaindex.loader.batch import SampleOptions
 
@@ -30,6 +31,19 @@ except ImportError as error:
     ) from None
 
 __all__ = ["LockedDataLoader"]
+
+
+class _InputFields(dict[str, torch.Tensor]):
+    """Inputs of a micro batch; they call ``begin`` when the trainer takes ``input``."""
+
+    def __init__(self, inputs: Batch, begin: Callable[[], None]) -> None:
+        super().__init__(inputs)
+        self._begin = begin
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name == "input":
+            self._begin()
+        return super().__getitem__(name)
 
 
 class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
@@ -60,12 +74,15 @@ class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
             search: folder in which pairs are sought that are not at their paths.
             cache_dir: cache of built indices.
             document_positions: restart positions in each document, as torchtitan's own datasets do.
+            keys: True or ``"wide"``, as for `megaindex.loader.SampleOptions`; see
+                `LockedDataLoader.rows`.
         """
 
         lock: str = ""
         search: str | None = None
         cache_dir: str | None = None
         document_positions: bool = True
+        keys: bool | str = False
 
     def __init__(
         self,
@@ -90,10 +107,27 @@ class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
             search=config.search,
             cache_dir=config.cache_dir,
             options=SampleOptions(
-                reset_position_ids=config.document_positions, boundaries="documents"
+                reset_position_ids=config.document_positions,
+                boundaries="documents",
+                keys=config.keys,  # type: ignore[arg-type]
             ),
         )
+        self._rows: Batch | None = None
         self._check_checkpoint(snapshot_every_n_steps)
+
+    def rows(self) -> Batch:
+        """Return the fields of ``keys``, on the CPU, of the micro batch whose forward pass began.
+
+        That is the one whose ``input`` the trainer took last, in ``post_dataloading_process``; with
+        pipelines it takes those of all micro batches of a schedule before the first pass.
+
+        Raises:
+            InvalidArgument: ``keys`` is not set, or no pass has begun.
+        """
+        return given_rows(self._rows)
+
+    def _begin(self, rows: Batch) -> None:
+        self._rows = rows
 
     @property
     def run(self) -> RunLoader:
@@ -113,8 +147,8 @@ class LockedDataLoader(BaseDataLoader):  # type: ignore[misc]
         # the trainer does not pass its global batch size to the dataloader
         hook = register_optimizer_step_pre_hook(check)
         try:
-            for batch in self._run:
-                yield batch
+            for (inputs, labels), rows in self._run.batches():
+                yield _InputFields(inputs, partial(self._begin, rows)), labels
                 if is_checked:  # not in the hook: hooks are iterated over there
                     hook.remove()
         finally:

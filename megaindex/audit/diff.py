@@ -35,21 +35,17 @@ class TokenRun:
 class Difference:
     """Result of `compare`: two orders compared by position, and as multisets of samples.
 
-        Attributes:
-            names: names of the sides A and B.
-            num_samples: number of samples of each side.
-            first_difference: first position with different samples; None if the shorter order
-                begins the longer one.
-            samples: token runs of the samples at that position.
-            positions_differing: number of positions with different samples, among those of both
-                orders.
-            samples_in_common: size of the intersection as multisets, whatever the positions.
-            causes: causes that were found: settings, or damaged arrays.
-    <<<<<<< HEAD
-            identities: identity of the run of each side; None for one without a lock.
-    =======
-            identities: identity of the run of each side; None for a side other than a lock.
-    >>>>>>> origin/main
+    Attributes:
+        names: names of the sides A and B.
+        num_samples: number of samples of each side.
+        first_difference: first position with different samples; None if the shorter order
+            begins the longer one.
+        samples: token runs of the samples at that position.
+        positions_differing: number of positions with different samples, among those of both
+            orders.
+        samples_in_common: size of the intersection as multisets, whatever the positions.
+        causes: causes that were found: settings, or damaged arrays.
+        identities: identity of the run of each side; None for a side other than a lock.
     """
 
     names: tuple[str, str]

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from megaindex._types import I32
+from megaindex._types import I32, I64
 from megaindex.arithmetic import samples_in
-from megaindex.builders.single import build_index, epoch_tables, packed_index, tokens_of
+from megaindex.builders.cached import build_index
+from megaindex.builders.single import epoch_tables, packed_index, tokens_of
+from megaindex.cache.cache import cache_at
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, make_bins
@@ -24,7 +26,7 @@ from megaindex.index.order_settings import MegatronOrder, PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
 from megaindex.index.skips import Skips, read_ids, with_skips
-from megaindex.index.spans import Index, exposures_of
+from megaindex.index.spans import Index, exposures_of, pass_counts
 from megaindex.index.staged_index import MixedStage, StagedIndex
 from megaindex.index.stretches import LossMask, Stretch, StretchedIndex, sequence
 from megaindex.settings.mix_changes import MixChanges
@@ -165,7 +167,12 @@ def _epoch(
         left_over=node["left_over"],
         datasets=(dataset,),
         fetch_table=epoch_tables(
-            dataset, documents, cache_dir, node["seed"], node["name"], node["epochs_mixed"]
+            dataset,
+            documents,
+            cache_at(cache_dir),
+            node["seed"],
+            node["name"],
+            node["epochs_mixed"],
         ),
         **_common(node),
     )
@@ -205,7 +212,7 @@ def _packed(
     )
     tokens = tokens_of(dataset, documents)
     one = packed_index(
-        dataset, documents, order, cache_dir, tokens_per_epoch=tokens, **_common(node)
+        dataset, documents, order, cache_at(cache_dir), tokens_per_epoch=tokens, **_common(node)
     )
     return one.extend(node["epochs"])
 
@@ -311,27 +318,37 @@ def _mixing(node: Node) -> FixedMixing:
 _Part = tuple[Index, Sequence[Sequence[int]]]
 
 
-def _first_passes(nodes: Sequence[Node], parts: Sequence[_Part]) -> Iterator[int]:
-    """Yield the passes of the source before those of each part.
+def _first_passes(nodes: Sequence[Node], parts: Sequence[_Part]) -> Iterator[I64]:
+    """Yield the passes of each source before those of each part.
 
-    A part of another seed is a further epoch, one without some documents the rest of an epoch.
+    A part of another seed has further epochs, one without some documents the rest of an epoch.
     """
-    further = position = 0
-    seed = nodes[0].get("seed")
+    position, passes = 0, pass_counts(parts[0][0])
     for node, (index, ranges) in zip(nodes, parts, strict=True):
-        if seed is not None and node.get("seed", seed) != seed:
-            yield parts[0][0].num_epochs + further
-            further += index.num_epochs
+        if _seed(node) != _seed(nodes[0]):
+            yield passes
+            passes = passes + pass_counts(index)
         elif "without" in node:
-            yield int(exposures_of(parts[0][0], np.array([position]))[0])
+            yield exposures_of(parts[0][0], np.array([position]))
         else:
-            yield 0
+            yield np.zeros(1, np.int64)
         position += sum((end - begin) * times for begin, end, times in ranges)
 
 
-def _stretches(parts: Iterable[_Part], first_passes: Iterable[int]) -> Iterator[Stretch]:
+def _seed(node: Node) -> int:
+    """Return the seed of the first source of a description."""
+    while "seed" not in node:
+        if node["order"] == "sequence":
+            node = node["parts"][0]["index"]
+        else:
+            node = {**node["common"], **node["sources"][0]}
+    seed: int = node["seed"]
+    return seed
+
+
+def _stretches(parts: Iterable[_Part], first_passes: Iterable[I64]) -> Iterator[Stretch]:
     """Yield the stretches (begin, end, times) of parts."""
-    for (index, ranges), first in zip(parts, first_passes, strict=True):
+    for (index, ranges), passes in zip(parts, first_passes, strict=True):
         for begin, end, times in ranges:
             samples = range(begin, end)
-            yield Stretch(index=index, samples=samples, times=times, first_pass=first)
+            yield Stretch(index=index, samples=samples, times=times, first_passes=passes)

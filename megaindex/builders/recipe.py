@@ -217,7 +217,11 @@ class OpenSource:
         left = range(self._num_unread)
         stretches = [
             Stretch(index=whole, samples=range(end - self._num_unread)),
-            Stretch(index=self.unread, samples=left, first_pass=int(self.past.epochs or 0)),
+            Stretch(
+                index=self.unread,
+                samples=left,
+                first_passes=np.array([int(self.past.epochs or 0)]),
+            ),
         ]
         if whole.num_samples > end:
             stretches.append(Stretch(index=whole, samples=range(end, whole.num_samples)))

@@ -68,6 +68,7 @@ class Listing:
         """Return True if all files exist and have the inodes that the sidecar records."""
         inodes = self._inodes
         return (
+            # files of a set in doubt are read, so their state is asked for anyway
             not sidecar.in_doubt
             and (files.marker is None or files.marker in inodes)
             and all(

@@ -132,12 +132,14 @@ def holder_is_dead(text: str) -> bool:
     """Return True if the holder is known to have run on this machine and ended."""
     fields, here = _fields(text), this_process()
     pid = fields.get("pid")
+    # a number says nothing about processes of other machines, boots and containers
     alike = all(fields.get(name) == here[name] != "" for name in ("host", "boot", "pids"))
     if not alike or here["boot"] == "unknown":
         return False
     if not isinstance(pid, int) or not 1 <= pid <= _MOST_PID:  # others are process groups
         return False
     try:
+        # signal 0 tests the process and sends nothing
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
@@ -200,6 +202,7 @@ def build_once(
                 found = find()  # may have been published since the first call
                 if found is not None:
                     return found
+                # under the claim, as files without one are left over by definition
                 remove_leftovers(Path(directory), key, at_once=taken_over)
                 try:
                     return build()
@@ -249,6 +252,7 @@ class Claim:
         """Return True if the claim is acquired, False if another process holds it."""
         with as_storage_error(str(self._path), "cannot create the claim"):
             self._directory.mkdir(parents=True, exist_ok=True)
+            # saves two names written and removed for each look of a waiter
             if self._path.exists():
                 return False
             try:
@@ -295,6 +299,7 @@ class Claim:
         Raises:
             StorageError: ``deadline``, of the monotonic clock, passed while the holder was alive.
         """
+        # clocks of machines differ, so the age of a claim is measured by this one's own
         last, since, pause = read_claim(self._path), time.monotonic(), _FIRST_PAUSE
         if last is not None:
             logger.info("%s: waiting for another builder (%s)", self._path, describe_holder(last))

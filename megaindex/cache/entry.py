@@ -171,6 +171,7 @@ class EntryWriter(MappedArrays):
                     raise
                 logger.info("%s: another process published it first, using that one", target)
                 return False
+        # a sync takes seconds, and readers of this boot need none
         make_durable_later(target)
         return True
 
@@ -242,8 +243,10 @@ class _SyncThread:
         self._started = False
 
     def schedule(self, sync: Callable[[], None]) -> None:
+        # later than the first steps, whose reads would compete with the writes
         self._tasks.put((time.monotonic() + _DELAY_SECONDS, sync))
         with self._lock:
+            # a process that builds nothing has no thread
             if not self._started:
                 self._started = True
                 threading.Thread(target=self._run, name="megaindex-durable", daemon=True).start()

@@ -130,11 +130,13 @@ def write_sidecars(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
     """Write one sidecar file for sets of one directory, with a hard link for each of them."""
     first = sets[0][0].sidecar
     temporary = f"{first}.tmp.{secrets.token_hex(8)}"
+    # the first name is made last, by rename, which replaces an older sidecar at once
     with as_storage_error(first, "cannot write"):
         try:
             with open(temporary, "xb", buffering=0) as file:
                 file.write(_text(sets).encode())
             for files, sidecar in sets[1:]:
+                # a name that exists belongs to an older record: this set gets a file of its own
                 if not _link(temporary, files.sidecar):
                     write_sidecars([(files, sidecar)])
             os.rename(temporary, first)
@@ -205,6 +207,7 @@ def _sets_of(path: str, listing: Listing | None) -> dict[str, Sidecar]:
         return listing.sidecars[inode]
     with as_storage_error(path, "cannot read"):
         read_inode, sets = _sets_in(path)
+    # on union file systems the listing may show another inode than the file has
     if listing is not None and inode == read_inode:
         listing.sidecars[inode] = sets
     return sets
@@ -218,6 +221,7 @@ def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
     since the next set is often in the same file."""
     global _read_last  # noqa: PLW0603
     status = os.lstat(path)
+    # the inode alone would not do: it may be that of a removed file
     identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
     last = _read_last
     if last is not None and last[0] == identity:
@@ -236,6 +240,7 @@ def parse_sidecar(text: bytes, *, with_checksums: bool = False) -> SidecarFile:
     body = json.loads(text)
     if body["sidecar_format"] != SIDECAR_FORMAT:
         raise OtherFormat("it is of another format")
+    # where boots cannot be told apart, every reader takes the file for one of another boot
     in_memory = body["boot"] == boot_id() != "unknown"
     durable = body["durable"]
     sets = {name: _parsed(**fields) for name, fields in body["sets"].items()}
@@ -299,6 +304,7 @@ def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         if synced:
             directory = os.path.dirname(synced[0][0].sidecar) or "."
+            # names before marks: a mark that survives a power loss must not stand for lost names
             os.fsync(stack.enter_context(opened(directory)))
         sidecars: dict[int, tuple[int, SidecarFile]] = {}  # kept open, so that no inode is reused
         for files, sidecar in synced:
@@ -310,6 +316,7 @@ def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
                     file = parse_sidecar(os.pread(descriptor, _LONGEST, 0))
                     sidecars[os.fstat(descriptor).st_ino] = descriptor, file
                 descriptor, file = sidecars[inode]
+                # another builder may have replaced the set while it was synced
                 if file.sets[files.name].files == sidecar.files:
                     os.pwrite(descriptor, b"1", len(_HEAD) + file.place_of(files.name))
 
@@ -350,6 +357,7 @@ def find_arrays(
         return None
     if sidecar is None or states != sidecar.files:
         accepted = _accept(files, states, identity, check)
+        # checked after the arrays were read: what was accepted must still be there
         if _is_replaced(files, sidecar, states):
             return find_arrays(files, identity, check)
         if accepted is None:
@@ -480,6 +488,7 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
     core = file_mapper()
     if core is not None:
         mapped: Arrays | None = core.map_index_arrays(files.arrays, sidecar.arrays, sidecar.files)
+        # the core maps all arrays in one call, and returns None for any that differ
         if mapped is not None:
             return mapped
     arrays = {}  # one by one, to find the file that differs

@@ -55,6 +55,7 @@ def check_arrays(
                 f"{name} must be {dtype} of shape {shape}, got {array.dtype} of {array.shape}"
             )
     _check_documents(order, document_index)
+    # a permutation has each value once; sorting it would take longer
     seen = np.zeros(samples, bool)
     if samples and int(shuffle_index.max()) < samples:
         seen[shuffle_index] = True
@@ -109,6 +110,7 @@ def _check_rows(
     _check_ends(order, lengths, document_index, position[1 : whole + 1], offset[1 : whole + 1])
     if not rising_rows(sample_index[: whole + 1]).all():
         raise FormatError("sample_index must increase from row to row")
+    # the sum of every sample would read the lengths once for each token cut
     rows = np.unique(np.linspace(0, max(whole - 1, 0), _SAMPLED_ROWS).astype(np.int64))
     for row in rows[rows < whole].tolist():
         (first, begin), (last, end) = sample_index[row : row + 2].tolist()

@@ -35,6 +35,10 @@ class PassRuns(NamedTuple):
         """Return the exposure of each sample, int64[n]."""
         return self.passes[np.searchsorted(self.starts, numbers, "right") - 1]
 
+    def later(self, passes: I64) -> PassRuns:
+        """Return the runs after more passes: one number, or int64[runs], those of each run."""
+        return self._replace(passes=self.passes + passes)
+
     def between(self, begin: int, end: int) -> PassRuns:
         """Return the runs of samples ``begin`` to ``end - 1``, counted from 0."""
         first = max(0, int(np.searchsorted(self.starts, begin, "right")) - 1)

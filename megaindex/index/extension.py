@@ -65,8 +65,8 @@ def extend_index(
         if epoch.num_samples < 1:
             raise InvalidArgument("a further epoch must have at least 1 sample; use more documents")
         samples = range(min(missing, epoch.num_samples))
-        first_pass = stretches[-1].index.num_epochs + stretches[-1].first_pass
-        stretches.append(Stretch(index=epoch, samples=samples, first_pass=first_pass))
+        passes = stretches[-1].first_passes + stretches[-1].index.num_epochs
+        stretches.append(Stretch(index=epoch, samples=samples, first_passes=passes))
         missing -= epoch.num_samples
     return StretchedIndex(stretches=tuple(stretches), further_seeds=tuple(seeds))
 

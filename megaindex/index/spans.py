@@ -84,12 +84,14 @@ class Spans:
         row = np.repeat(np.arange(self.row_splits.size - 1), np.diff(self.row_splits))
         edges = np.zeros((self.row_splits.size - 1, width + 1), np.int64)
         for sign, places in zip((1, -1), self.bounds_in_samples(), strict=True):
+            # not `+=`, which would add once where two spans share an edge
             np.add.at(edges, (row, np.minimum(places, width)), sign)
         return np.asarray(np.cumsum(edges[:, :width], axis=1) > 0)
 
     def bounds_in_samples(self) -> tuple[I64, I64]:
         """Return the places in its row at which each span begins and ends, int64[n] each."""
         ends = np.cumsum(self.length)
+        # tokens of all rows before each row: sums over all spans start at 0 in each
         before = np.concatenate(([0], ends))[self.row_splits[:-1]]
         ends -= np.repeat(before, np.diff(self.row_splits))
         if self.padding is not None:
@@ -195,6 +197,11 @@ class ShownIndex:
         """True if the index has the order of one source, not draws of several."""
         return not isinstance(self, CombinedIndex)
 
+    @property
+    def pass_counts(self: Any) -> I64:
+        """int64[sources]: number of passes of each source."""
+        return np.array([self.num_epochs], np.int64)
+
     @cached_property
     def pass_runs(self: Any) -> PassRuns:
         """The samples in runs of one pass, by `pass_numbers`."""
@@ -212,6 +219,7 @@ class ShownIndex:
         """Return `uncached_state`; a copy opens its datasets on first use, from any directory."""
         state = uncached_state(self)
         if state.get("datasets"):
+            # mappings cannot be pickled, and a worker may never read most of them
             state["datasets"] = [dataset.lazy_arguments() for dataset in state["datasets"]]
         return state
 
@@ -270,6 +278,11 @@ class CombinedIndex(ShownIndex):
         """Whether no label lies in another document, for each source."""
         return tuple(each for index in self._combined for each in separates_documents(index))
 
+    @property
+    def pass_counts(self) -> I64:
+        """int64[sources]: number of passes of each source."""
+        return np.concatenate([pass_counts(index) for index in self._combined])
+
     @cached_property
     def pass_runs(self) -> PassRuns:
         """The samples of all sources, one source after another, in runs of one pass."""
@@ -326,6 +339,24 @@ def pass_runs(index: Index) -> PassRuns:
             "samples; use an index of megaindex.build_index, build_blend or a recipe"
         )
     return index.pass_runs
+
+
+def pass_counts(index: Index) -> I64:
+    """Return int64[sources], the number of passes of each source of an index."""
+    if isinstance(index, ShownIndex):
+        return index.pass_counts
+    return np.array([index.num_epochs], np.int64)
+
+
+def later_runs(index: Index, first_passes: I64) -> PassRuns:
+    """Return the `pass_runs` of an index after so many passes of each source, int64[sources]."""
+    runs = pass_runs(index)
+    if not first_passes.any():
+        return runs
+    if isinstance(index, ShownIndex) and index.is_one_order:
+        return runs.later(first_passes)
+    assert isinstance(index, CombinedIndex), "several sources"
+    return runs.later(first_passes[np.searchsorted(index._first_samples, runs.starts, "right") - 1])
 
 
 def exposures_of(index: Index, sample_ids: I64) -> I64:

@@ -52,7 +52,9 @@ from megaindex.index.spans import (
     exposures_of,
     iterate_spans,
     join_spans,
+    later_runs,
     part_bounds,
+    pass_counts,
     pass_numbers,
     pass_runs,
     separates_documents,
@@ -70,8 +72,8 @@ class Stretch:
     """Sample ids of ``index``, consecutive or in any order; negative ones before a run that joined
     that of another system."""
     times: int = 1
-    first_pass: int = 0
-    """Passes of the source before those of ``index``, an epoch of its own."""
+    first_passes: I64 = field(default_factory=lambda: np.zeros(1, np.int64))
+    """int64[sources]: passes of each source before those of ``index``, which has further ones."""
     hole: str = ""
     """Why the positions are not served, for messages; empty: they are."""
 
@@ -102,6 +104,7 @@ class Stretch:
         else:
             places = np.flatnonzero(contains(membership(found.sample), self.samples))
             once = serve(found, self.samples[places], places + first)
+        # a stretch of no samples has no turn, and a range no step 0
         turns = range(0, self.num_samples, max(1, len(self.samples)))
         return join_served([once._replace(sample=once.sample + turn) for turn in turns])
 
@@ -122,7 +125,7 @@ class Stretch:
             once = pass_runs(self.index).between(self.samples.start, self.samples.stop)
         else:
             once = runs_of_samples(exposures_of(self.index, self.samples))
-        return join_runs([once._replace(passes=once.passes + self.first_pass)] * self.times)
+        return join_runs([once.later(self.first_passes)] * self.times)
 
     def _once(self, low: int, high: int) -> CountsByLength:
         """Return the samples of each source at places within one time."""
@@ -182,6 +185,7 @@ class MaskedDocuments:
         self.first = mask.first
         self.ids = mask.documents
         self._bits: npt.NDArray[np.uint8] | None = None
+        # ids are sorted, so the last one sizes the bitmap
         if self.ids is not None and self.ids[-1] <= _BITS_PER_ID * self.ids.size:
             self._bits = np.zeros((int(self.ids[-1]) >> 3) + 1, np.uint8)
             np.bitwise_or.at(self._bits, self.ids >> 3, _BIT[self.ids & 7])
@@ -193,6 +197,7 @@ class MaskedDocuments:
         if self._bits is None:
             at = np.minimum(np.searchsorted(self.ids, documents), self.ids.size - 1)
             return np.asarray(self.ids[at] == documents)
+        # documents behind the last id of the mask have no bit of their own
         within = np.minimum(documents >> 3, self._bits.size - 1)
         found = (self._bits[within] & _BIT[documents & 7]) != 0
         return np.asarray(found & (documents <= self.ids[-1]))
@@ -249,7 +254,16 @@ class StretchedIndex(CombinedIndex):
 
     @property
     def num_epochs(self) -> int:
-        return max(each.index.num_epochs + each.first_pass for each in self.stretches)
+        return int(self.pass_counts.max())
+
+    @cached_property
+    def pass_counts(self) -> I64:
+        """int64[sources]: number of passes of each source."""
+        found = np.zeros(len(separates_documents(self)), np.int64)
+        for each in self.stretches:
+            counts = pass_counts(each.index) + each.first_passes
+            np.maximum(found[: counts.size], counts, out=found[: counts.size])
+        return found
 
     @property
     def num_samples(self) -> int:
@@ -286,6 +300,7 @@ class StretchedIndex(CombinedIndex):
     def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> int | I64:
         """Return the number of input tokens of each sample, one number if all have the same."""
         ids = check_sample_ids(sample_ids, self.num_samples)
+        # nearly every run: samples need not be looked up for it
         if len(set(self.part_lengths)) == 1:
             return self.part_lengths[0]
         lengths = np.empty_like(ids)
@@ -309,7 +324,8 @@ class StretchedIndex(CombinedIndex):
         """The samples in runs of one pass, see `pass_numbers`."""
         if self.is_one_order:
             return join_runs(each.pass_runs for each in self.stretches)
-        return join_runs(map(pass_runs, self._bases))
+        firsts = {id(each.index): each.first_passes for each in self.stretches}
+        return join_runs(later_runs(index, firsts[id(index)]) for index in self._bases)
 
     def pass_numbers(self, sample_ids: I64) -> I64:
         """Return the numbers of samples in `pass_runs`, int64[n]: of one source their positions, of
@@ -393,6 +409,7 @@ class StretchedIndex(CombinedIndex):
         for number, sets in self.masks.items():
             for each in sets:
                 chosen = spans.source == number
+                # masks of the whole run, the usual ones, need no comparison
                 if each.first > 0:
                     chosen &= position >= each.first
                 mine = np.flatnonzero(chosen)
@@ -409,6 +426,7 @@ class StretchedIndex(CombinedIndex):
                 continue
             if id(index) not in known:
                 found = served_tokens(index, documents, source)
+                # sorted once for all stretches of an index, which take ranges of samples
                 known[id(index)] = found.select(np.argsort(found.sample, kind="stable"))
             pieces.append(each.serve(known[id(index)], first))
         return join_served(pieces)
@@ -440,6 +458,7 @@ class StretchedIndex(CombinedIndex):
         """
         found: EpochSizes = {}
         for index in self._bases:
+            # the first index wins
             found = {**epoch_sizes(index), **found}
         return found
 

@@ -61,6 +61,7 @@ class AtomicFiles:
     def open(self, final_path: str) -> BinaryIO:
         """Return a new, empty, buffered file that `publish` renames to `final_path`."""
         temporary = self._new_temporary(final_path)
+        # O_EXCL: nobody can have put a link in the place of the temporary file
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with as_storage_error(final_path, "cannot create"):
             descriptor = os.open(temporary, flags, 0o666)  # the umask narrows it
@@ -184,6 +185,7 @@ class AtomicFiles:
     def _place(self, path: str) -> None:
         temporary = self._temporary[path]
         with as_storage_error(path, "cannot publish"):
+            # before the rename: Ctrl-C right after it must find what to take back
             self._placed[path] = _identity(temporary)
             if self._overwrite:
                 os.replace(temporary, path)
@@ -338,6 +340,7 @@ def read_regular(
         if not stat.S_ISREG(status.st_mode) or status.st_size > longest:
             raise Damaged(f"it is not a regular file of at most {longest} bytes")
         with open(descriptor, "rb", closefd=False) as file:
+            # so that a file that grows meanwhile cannot exceed the limit
             return file.read(status.st_size)
     finally:
         os.close(descriptor)

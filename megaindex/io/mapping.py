@@ -54,6 +54,7 @@ _libc.mmap.argtypes = [
 ]
 _libc.munmap.restype = ctypes.c_int
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+# address 0 would be valid, so the C library returns -1
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -170,6 +171,7 @@ def resident_pages(address: int, nbytes: int) -> tuple[int, int]:
     begin = address - address % _PAGE
     pages = -(-(address + nbytes - begin) // _PAGE)
     flags = np.zeros(pages, np.uint8)
+    # it takes whole pages only
     if _libc.mincore(begin, address + nbytes - begin, flags.ctypes.data) != 0:
         return pages, pages
     return int((flags & 1).sum()), pages
@@ -273,6 +275,7 @@ class RangeReader:
                 raise storage_error(error, path, action) from error
             if count:
                 return count
+            # 0 bytes are the end of the file, or a file system that lost them
             found = os.fstat(descriptor).st_size
         if found < offset + len(into):
             raise StorageError(

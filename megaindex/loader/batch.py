@@ -28,7 +28,7 @@ from megaindex.index.skips import masked_labels
 from megaindex.index.spans import Index, Spans, alignments, sequence_lengths_at
 from megaindex.kernels import active
 from megaindex.loader.checkpoint import check_datasets, check_token_dtype
-from megaindex.loader.row_fields import ROW_FIELDS, WIDE_FIELD, RowFields
+from megaindex.loader.row_fields import RowFields, row_fields
 from megaindex.loader.targets import Targets, targets_within_documents
 from megaindex.loader.token_readers import TokenReader
 from megaindex.validation import check_between, check_choice, check_integer, make_plain, shown
@@ -184,9 +184,7 @@ class SampleOptions:
     @property
     def row_fields(self) -> dict[str, str]:
         """Names and dtypes of the fields that say what each row is."""
-        if not self.keys:
-            return {}
-        return {**ROW_FIELDS, WIDE_FIELD: "int64"} if self.keys == "wide" else ROW_FIELDS
+        return row_fields(self.keys == "wide") if self.keys else {}
 
 
 SampleIds = Sequence[int | None] | IntArray
@@ -401,6 +399,19 @@ class BatchMaker:
         if self._keys is not None:
             arrays["receipt"][:] = sample_receipts(ids, spans, self._keys)
         return spans
+
+    def rows(self, sample_ids: Sequence[int | None]) -> dict[str, npt.NDArray[Any]]:
+        """Return the fields of ``SampleOptions(keys=True)`` alone, arrays [n], without tokens.
+
+        Raises:
+            OutOfRange: the index does not hold a sample id.
+            InvalidArgument: the options have no keys, or samples differ in length.
+        """
+        maker = self.for_samples(sample_ids)
+        if maker._rows is None:
+            raise InvalidArgument("rows need SampleOptions(keys=True); give it to the loader")
+        wide = self._options.keys == "wide"
+        return maker._rows.rows(sample_ids, maker._sequence_length, wide=wide)
 
     def _locate(self, buffers: Buffers, sample_ids: SampleIds) -> tuple[I64, Spans]:
         if len(sample_ids) != buffers.rows:

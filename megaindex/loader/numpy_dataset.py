@@ -39,7 +39,8 @@ class NumpyDataset:
         fields: ``megatron``: the fields of `BatchMaker`. ``maxtext``: int32 ``inputs``,
             ``targets``, ``inputs_position``, ``inputs_segmentation`` (documents of a row counted
             from 1 if the options reset positions, else 1; 0 after the end of a short row) and
-            ``targets_segmentation``, which is 0 also at tokens without loss.
+            ``targets_segmentation``, which is 0 also at tokens without loss; those of ``keys`` are
+            in `rows` alone.
 
     Raises:
         InvalidArgument: the datasets do not belong to the index, or hold tokens that do not fit
@@ -76,6 +77,15 @@ class NumpyDataset:
         if isinstance(sample_id, slice):
             return self.__getitems__(range(len(self))[sample_id])
         return {name: array[0] for name, array in self.__getitems__([sample_id]).items()}
+
+    def rows(self, sample_ids: Sequence[int | None]) -> Fields:
+        """Return the fields of ``SampleOptions(keys=True)`` alone, arrays [n], without tokens.
+
+        Raises:
+            OutOfRange: the index does not hold a sample id.
+            InvalidArgument: the options have no keys.
+        """
+        return self._maker.rows(sample_ids)
 
     def __getitems__(self, sample_ids: SampleIds) -> Fields:
         """Return the fields of a batch as new arrays [n, S]; sample id None or -1 gives padding.

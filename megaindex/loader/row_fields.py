@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,14 @@ ROW_FIELDS = {"sample": "int64", "source": "int32", "exposure": "int32", "key": 
 """Fields of ``SampleOptions(keys=True)`` and their dtypes."""
 WIDE_FIELD = "key_high"
 """A further field, int64, of ``SampleOptions(keys="wide")``."""
+NO_SAMPLE = -1
+"""Sample id of a row of padding."""
 _NO_WORDS = np.empty(0, np.int64)
+
+
+def row_fields(wide: bool) -> dict[str, str]:
+    """Return names and dtypes of the fields."""
+    return {**ROW_FIELDS, WIDE_FIELD: "int64"} if wide else dict(ROW_FIELDS)
 
 
 class RowFields:
@@ -57,7 +65,7 @@ class RowFields:
             spans.source,
             spans.document,
             spans.offset,
-            spans.length,
+            spans.length if spans.padding is None else spans.input_lengths(width),
             spans.row_splits,
             width,
             self._contents,
@@ -69,6 +77,24 @@ class RowFields:
             arrays["key"],
             arrays.get(WIDE_FIELD, _NO_WORDS),
         )
+
+    def rows(
+        self, sample_ids: Sequence[int | None], width: int, *, wide: bool
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the fields of samples without reading their tokens; None is a row of padding.
+
+        Raises:
+            OutOfRange: the index does not hold a sample id.
+        """
+        ids = np.array([NO_SAMPLE if each is None else each for each in sample_ids], np.int64)
+        real = ids != NO_SAMPLE
+        spans = self._index.locate(ids[real])
+        counts = np.zeros(ids.size, np.int64)
+        counts[real] = np.diff(spans.row_splits)
+        spans = replace(spans, row_splits=np.concatenate(([0], np.cumsum(counts))))
+        arrays = {name: np.empty(ids.size, kind) for name, kind in row_fields(wide).items()}
+        self.fill(arrays, ids, spans, width)
+        return arrays
 
     def _learn(self, sources: Sequence[int]) -> None:
         """Read the content of sources that are not known yet."""

@@ -13,7 +13,7 @@ from megaindex.index.blended_index import blend_index
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
-from megaindex.index.spans import Index
+from megaindex.index.spans import Index, pass_counts
 from megaindex.index.stretches import Stretch, StretchedIndex
 from megaindex.run.change import changed_index, changed_sources
 from megaindex.run.parts import Parts, SplitPart, open_dataset, parts_of
@@ -285,8 +285,13 @@ def _index(
         bases = [index, *(blended(sources(number)) for number in range(1, len(positions)))]
     return StretchedIndex(
         stretches=tuple(
-            Stretch(index=base, samples=range(part.begin, part.end), times=part.times)
-            for base, part in zip(bases, positions, strict=True)
+            Stretch(
+                index=base,
+                samples=range(part.begin, part.end),
+                times=part.times,
+                first_passes=pass_counts(index) * (0 if base is index else number),
+            )
+            for number, (base, part) in enumerate(zip(bases, positions, strict=True))
         )
     )
 

@@ -34,30 +34,39 @@ _REDIRECTION = re.compile(r"(?:\d+|&)?(?:<<<|<>|[<>]&|>>|>\||[<>](?![<(]))[ \t]*
 _COMPOUND = re.compile(r"(?:if|\{)(?=[\s;&|()<>])|\((?!\()|\[\[(?=\s)")
 _LITERAL = re.compile(r"\\(.)|'([^']*)'|\$'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`", re.S)
 _PARAMETER = re.compile(
-    r"\$(?:([A-Za-z_]\w*|[\d@*#?!$-])|\{(#?)(\w+|[@*])(\[[@*]\])?(:?[-=+?]|%%?|##?|:\d+|[/^,@]|\[\d+\]|(?=\})))",
-    re.A,
+    r"\$(?:([A-Za-z_]\w*|[\d@*#?!$-])|\{(#?)(\w+|[@*])(\[[@*]\])?"
+    r"(:?[-=+?]|%%?|##?|[/^,@]|(?:\[\d+\]|:\d+(?::\d+)?)?(?=\})))", re.A
+)  # fmt: skip
+_DOCUMENT = re.compile(  # after which only redirections are read past
+    r"<<(-?)[ \t]*(['\"]?)(\w+)\2([^\n\"'`\\|&;()#<]*)\n(?P<body>(?:.*\n)*?)\t*\3(?=\n|$)"
 )
 _JOINS, _COUNT = re.compile(r"[()<>;&|\n]+"), re.compile(r"\s\"?\$#\"? -\w\w \d+ \]\]")
-_ALL = re.compile(r'"(\$@|\$\{(@|\w+\[@\])\})"', re.A)
+_ALL = re.compile(r"\$@|\$\{(@|\w+\[@\])\}", re.A)
+_IN_SUM = re.compile(r"\$(?:([A-Za-z_]\w*|[\d#])|\{(\w+)\})", re.A)
 _SUM = re.compile(r"\$\(\((?:[^()'\"`\\]|\([^()'\"`\\]*\))*\)\)")
 _GLOB, _BRACE = re.compile(r"[*?]|\[.+\]"), re.compile(r"\{.*(,|\.\.).*\}|(^|[:=])~", re.S)
 _OF_BASH = re.compile(  # has a value that only Bash knows
-    r"S?RANDOM|SECONDS|LINENO|EPOCH\w+|HOSTNAME|(HOST|MACH|OS)TYPE|E?UID|PPID|BASH\w*|SHELLOPTS|"
-    r"FUNCNAME|SHLVL|PIPESTATUS|GROUPS|OLDPWD|DIRSTACK|OPT\w+|COLUMNS|LINES|REPLY|MAPFILE|[_?!$-]"
+    r"S?RANDOM|SECONDS|LINENO|EPOCH(SECONDS|REALTIME)|HOSTNAME|(HOST|MACH|OS)TYPE|E?UID|PPID|"
+    r"BASH\w*|SHELLOPTS|FUNCNAME|SHLVL|PIPESTATUS|GROUPS|OLDPWD|DIRSTACK|OPT(IND|ARG)|COLUMNS|"
+    r"LINES|REPLY|MAPFILE|[_?!$-]"
 )
 _OWN_FOLDER = re.compile(r"\$\((cd\$\()?dirname\$(0|BASH_SOURCE)\)((>/dev/null(2>&1)?)?&&pwd\))?")
+_KEYWORD = re.compile(
+    r"for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|coproc|[{}]|"
+    r"[A-Za-z_]\w*\[.*",
+    re.A | re.S,
+)
 _HARMLESS = frozenset(  # commands that set nothing and start nothing
-    ["echo", "exit", "mkdir", "cd", "shift", "true", "false", ":", "[", "test", "ls", "cat", "cp",
-     "mv", "rm", "ln", "touch", "chmod", "date", "sleep", "wget", "pip"]
+    ["echo", "exit", "export", "mkdir", "cd", "shift", "true", "false", ":", "[", "test", "ls",
+     "cat", "cp", "mv", "rm", "ln", "touch", "chmod", "date", "sleep", "wget", "pip"]
 )  # fmt: skip
-_REFUSED = re.compile(  # keywords, and commands that set names or change what others mean
-    r"(for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|[{}]|let|read|mapfile|"
-    r"readarray|getopts|coproc|builtin|command(?! -[vV])|wait(?= -)|pushd|popd|printf(?! [\"']?[\w%])"
-    r"|(\[|test) (.* )?-v|declare|typeset|local|readonly|shopt|alias|unalias|enable|hash|bind|"
-    r"\w+\[.*\]\+?=.*|trap .*\b(DEBUG|ERR|RETURN)|"
-    r"set(?!( [-+][euvxo]+| errexit| nounset| pipefail| xtrace)*$))(\s|$)", re.S
+_REFUSED = re.compile(  # commands that set names, or change what others mean
+    r"(let|read|mapfile|readarray|getopts|builtin|command(?! -[vV])|wait(?= -)|pushd|popd|declare|"
+    r"typeset|local|readonly|shopt|alias|unalias|enable|hash|bind|printf(?! [\"']?[\w%])|"
+    r"(\[|test) (.* )?-v|trap .*\b(DEBUG|ERR|RETURN)|"
+    r"set(?! --( |$)|( [-+][euvxo]+| errexit| nounset| pipefail| xtrace)*$))(\s|$)", re.S
 )  # fmt: skip
-_LOADING = re.compile(r"(eval|source|\.|module|ml|conda|mamba|micromamba|spack|deactivate)(\s|$)")
+_LOADING = re.compile(r"(source|\.|module|ml|conda|mamba|micromamba|spack|deactivate)(\s|$)")
 _ODD = re.compile(  # also a line that goes on within a word
     r"\r|\bIFS\b|\b(POSIXLY_CORRECT|GLOBIGNORE)=|(?<![\s\\])\\\n(?=\S)"
 )
@@ -120,6 +129,7 @@ class Script:
         if is_unknown("".join([text, *arguments, *environment.values()])):
             self._refuse("a variable or parameter with such characters")
         self._run(text)
+        self.exits_at *= self._ended
 
     # unknown values
 
@@ -141,8 +151,7 @@ class Script:
 
     def _several(self, text: str) -> str:
         """Return a text whose unknowns are any number of words."""
-        many = _MARK.sub(lambda match: chr(ord(_MANY) | ord(match[0]) & 0xFFFF), text)
-        return many if self._defined(text) else text
+        return _MARK.sub(lambda match: chr(ord(_MANY) | ord(match[0]) & 0xFFFF), text)
 
     def _line(self) -> str:
         return f"line {self._text.count(chr(10), 0, self._at) + 1}"
@@ -171,7 +180,7 @@ class Script:
 
     def _run(self, text: str) -> bool | None:
         held, self._text, self._at = (self._text, self._at), text, 0
-        self._spend(len(text))
+        self._spend(8 * len(text))  # it is read one character at a time
         if odd := _ODD.search(text[:_MOST_READ]) or len(text) > _MOST_READ:
             self._refuse(repr(odd[0]) if isinstance(odd, re.Match) else "a text of that size")
         try:
@@ -197,7 +206,9 @@ class Script:
         return match[0] if match else ""
 
     def _char(self) -> str:
-        return self._text[self._at : self._at + 1]
+        """Return the next character, with a substituted process as ``$``."""
+        char = self._text[self._at : self._at + 1]
+        return "$" if self._text[self._at : self._at + 2] in ("<(", ">(") else char
 
     def _takes(self, *ends: str) -> bool:
         """Pass one of these words, and keep it."""
@@ -212,7 +223,6 @@ class Script:
     def _list(self, *ends: str) -> bool | None:
         """Evaluate commands up to one of these words, and pass it."""
         status: bool | None = True
-        begin = self._at
         self._next(_SPACE)
         while not self._takes(*ends):
             begin, held = self._at, (dict(self.state), self._ended)
@@ -228,14 +238,14 @@ class Script:
     def _after(self, status: bool | None, begin: int) -> None:
         """Run what follows on a status of commands that began at a place."""
         if self._mode and not status:
-            self._mode, self._why = status, self._text[begin:].partition("\n")[0]
+            self._mode, self._why = status, self._text[begin : begin + 99].partition("\n")[0]
 
     def _and_or(self) -> bool | None:
         begin, held, status = self._at, (self._mode, self._why), self._pipeline()
         while sign := self._next(_AND_OR):
             self._after(status if status is None else status is (sign[0] == "&"), begin)
-            passes, found = self._mode is False, self._pipeline()
-            status = status if passes else found
+            found = self._pipeline()
+            status = status if self._mode is False else found if self._mode else None
             self._mode, self._why = held
         return status
 
@@ -296,57 +306,73 @@ class Script:
         while True:
             self._next(_BLANK)
             start, match = self._at, _ASSIGNMENT.match(self._text, self._at)
-            if self._next(_REDIRECTION):
-                self._word()
-                redirected = True
-            elif match and raws in ([], ["export"]):
+            if document := self._next(_DOCUMENT) or self._next(_REDIRECTION):
+                if re.search(r"\$\(\(|\$\{\w*\W*[=!]", document):
+                    self._refuse(self._text[begin:])
+                redirected = "\n" in document or self._word() is not None
+            elif match and raws[:1] in ([], ["export"]):
                 self._assign(match)
-                raws += ["="] * len(raws)
+                self._check_export(raws, self._text[start : self._at])
             elif self._char() in _END:
                 break
             else:
-                variables, self.state = (variables, self.state) if raws else (self.state, before)
+                if not raws:  # assignments before a command are its own, what they set is not
+                    variables, self.state, text = self.state, before, self._text[begin:start]
+                    if variables.get("") != before.get("") or re.search(r"\$\{\w+:?=", text):
+                        self._refuse(text)
                 words += self._words()
-                raws.append(self._text[start : self._at])
+                raws.append(re.sub(r"[\"'\\]", "", self._text[start : self._at]))
         text = self._text[begin : self._at]
-        if not raws or raws == ["export", "="]:
+        if not raws:
             return None if redirected or re.search(r"\$\((?!\()|`", text) else True
+        if _KEYWORD.fullmatch(raws[0]) or self._char() == "(":
+            self._refuse(self._text[begin:])
         if self._runs is None:
-            words = [re.sub(r"[\"'\\]", "", raw) for raw in raws]
-            self._assumed += [f"{self._line()}: `{self._short(self._why)}`"] * (words[0] == "exit")
-            if words[0] not in _HARMLESS:
-                self._refuse(self._why)
-        while words and not self._defined(words[0]):
+            words = self._harmless([raw for raw in raws if raw != "="])
+        while words and is_unknown(words[0]) and not self._defined(words[0]):
             del words[0]
-        if not words or self._runs is False:
-            return True
-        status = self._start(words, variables)
-        return status if self._runs and not redirected else None
+        status = self._start(words, variables) if words and self._runs is not False else True
+        return None if redirected or self._runs is None else status
+
+    def _check_export(self, raws: list[str], text: str) -> None:
+        """Refuse assignments of `export` that are not made one after the other."""
+        odd = (raws[1:] and re.search(r"[$`]", text)) or re.search(r"(?<!\$)\{", text)
+        if raws and odd:
+            self._refuse(f"export {text}")
+        raws += ["="] * len(raws[:1])
+
+    def _harmless(self, words: list[str]) -> list[str]:
+        """Return a command that is perhaps run; refuse one that could start others."""
+        if words[0] not in _HARMLESS and not _LOADING.match(" ".join(words)):
+            self._refuse(self._why)
+        if words[0] == "exit":
+            self._assumed.append(f"{self._line()}: `{self._short(self._why)}`")
+        return words
 
     def _start(self, words: list[str], variables: Mapping[str, Any]) -> bool | None:
-        name, text, parameters = words[0], " ".join(words), self.state["@"]
+        name, text, given = words[0], " ".join(words), self.state["@"]
         if (found := self._sourced(words)) is not None:
             return self._run(found)
-        if _REFUSED.match(text):
+        if _REFUSED.match(text) or name in ("", "eval"):
             self._refuse(text)
         if name in ("cd", "shift"):
             self._forget(self._why or text, "PWD" if name == "cd" else "@")
-            if (
-                words == ["shift"]
-                and self._runs
-                and parameters
-                and not is_unknown("".join(parameters))
-            ):
-                self.state["@"] = parameters[1:]
-        elif name in ("unset", "export") and all(map(_NAME.fullmatch, words[1:])):
-            self.state |= dict.fromkeys(words[1:] * (name == "unset"))
-        elif name in ("unset", "export") or is_unknown(name) or _LOADING.match(text):
+        if self._runs and words == ["shift"] and given and not is_unknown("".join(given)):
+            self.state["@"] = given[1:]
+        named = name in ("unset", "export") and all(map(_NAME.fullmatch, words[1:]))
+        if name == "unset" and named:
+            self.state |= dict.fromkeys(words[1:])
+        elif words[:2] == ["set", "--"]:
+            self.state["@"] = words[2:]
+        elif (
+            (name in ("unset", "export") and not named) or is_unknown(name) or _LOADING.match(text)
+        ):
             self._forget(self._why or text)
-        if name in ("true", ":", "echo", "false", "set"):
+        if name in ("true", ":", "echo", "false", "set", "export"):
             return name != "false"
         if name in ("[", "test"):
             return self._compare(words[1:-1] if name == "[" else words[1:])
-        if name == "exit" and self._runs:
+        if self._runs and name == "exit":
             self.exits_at, self._ended = self._line(), True
         elif self._runs:
             self.commands.append(Command(words, variables, tuple(dict.fromkeys(self._assumed))))
@@ -355,14 +381,13 @@ class Script:
 
     def _sourced(self, words: list[str]) -> str | None:
         """Return the text that is evaluated in place of a command; None if it is not certain."""
-        if words[0] not in ("eval", "source", ".") or is_unknown("".join(words)):
-            return None
-        path, moved = "".join(words[1:]), is_unknown(self._held("PWD") or "")
-        if words[0] == "eval":
+        unknown, path = self.unknown_in("".join(words)), "".join(words[1:])
+        if words[0] == "eval" and (unknown is None or unknown.undefined):
             return " ".join(words[1:])
-        if len(words) == 2 and "/" in path and not (moved and path[0] != "/"):
+        moved = path[:1] != "/" and is_unknown(self._held("PWD") or "")
+        if words[0] in ("source", ".") and len(words) == 2 and "/" in path and self._runs:
             with suppress(OSError, ValueError):
-                text = read_text(path, "source")
+                text = "return" if unknown or moved else read_text(path, "source")
                 if not re.search(r"\b(return|BASH_SOURCE|source)\b|(^|\s)\.\s", text):
                     return text
         return None
@@ -389,6 +414,8 @@ class Script:
                 self._refuse(self._text[begin:])
             items += self._words()
             self._next(_SPACE)
+        if self._char() not in _END:
+            self._refuse(self._text[begin:])
         return items
 
     def _set(self, name: str, value: str) -> None:
@@ -424,14 +451,16 @@ class Script:
 
     def _compare(self, words: Sequence[str]) -> bool | None:
         """Return the result of ``test`` with these words."""
-        words = [self._defined(word) for word in words]
+        defined = [self._defined(word) for word in words]
+        words = [d for d, word in zip(defined, words, strict=True) if d or not is_several(word)]
         if any(is_unknown(word) for word in words):
             return None
         if words[:1] == ["!"] and len(words) in (3, 4):
             status = self._compare(words[1:])
             return None if status is None else not status
-        if len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
-            return (words[-1] == "") is (len(words) == 2 and words[0] == "-z")
+        errs = len(words) == 2 and {"=", "==", "!=", *_COMPARED} & {*words}  # a word is missing
+        if errs or len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
+            return not errs and (words[-1] == "") is (len(words) == 2 and words[0] == "-z")
         if len(words) == 3 and words[1] in ("=", "==", "!="):
             return (words[0] == words[2]) is (words[1] != "!=")
         if len(words) == 3 and words[1] in _COMPARED and all(map(_INTEGER.fullmatch, words[::2])):
@@ -440,11 +469,11 @@ class Script:
 
     def _sum(self, piece: str) -> str:
         """Return the value of ``$((…))`` of integers; that of others may assign."""
-        text = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", piece[3:-2], flags=re.A)
+        text = _IN_SUM.sub(lambda m: self._defined(self._held(m[1] or m[2]) or ""), piece[3:-2])
         names = {name: self._defined(self._held(name) or "") or "0" for name in _NAME.findall(text)}
         plain = re.fullmatch(r"(?!.*(\+\+|--|//|\*\*))[\w\s+*/%()-]{1,400}", text, re.A | re.S)
         if plain and all(map(_INTEGER.fullmatch, names.values())) and self._runs:
-            with suppress(SyntaxError, ValueError, ArithmeticError, LookupError):
+            with suppress(SyntaxError, ValueError, ArithmeticError, LookupError, AttributeError):
                 text = _NAME.sub(lambda match: f"({names[match[0]]})", text)
                 return str(_integer(ast.parse(f"({text})", mode="eval").body))
         if self._runs is not False:
@@ -469,9 +498,12 @@ class Script:
             if char == '"' and not quoted:
                 self._at += 1
                 inner, self._at = self._word('"', quoted=True, splits=splits), self._at + 1
-                found.append(
-                    inner if _ALL.fullmatch(self._text, start, self._at) else _KEEP + inner
-                )
+                if not inner and _ALL.search(self._text, start, self._at):
+                    alone = _ALL.fullmatch(self._text, start + 1, self._at - 1)
+                    inner = inner if alone else self._mark(self._text[start : self._at])
+                else:
+                    inner = _KEEP + inner
+                found.append(inner)
             elif char in "$`":
                 found.append(self._expanded(quoted, splits))
             elif char == "\\" or (char == "'" and not quoted):
@@ -485,10 +517,10 @@ class Script:
                 plain += char
         if self._at == begin == len(self._text) or (ends != _END and not self._char()):
             self._refuse(self._text[begin:])
-        if self._runs and not quoted and (_BRACE.search(plain) or _GLOB.search(plain)):
-            if splits or "~" in plain:
-                mark = self._mark(self._text[begin : self._at])
-                return self._several(mark) if splits else mark
+        patterns = not quoted and (_BRACE.search(plain) or _GLOB.search(plain))
+        if self._runs and patterns and (splits or "~" in plain):
+            mark = self._mark(self._text[begin : self._at])
+            return self._several(mark) if splits else mark
         return "".join(found)
 
     def _expanded(self, quoted: bool, splits: bool) -> str:
@@ -497,7 +529,7 @@ class Script:
         value: str | list[str] = ""
         if piece := self._next(_SUM):
             value = self._sum(piece)
-        elif self._text.startswith("$(", begin):
+        elif self._text[begin : begin + 2] in ("$(", "<(", ">("):
             held, self._mode, self._at = self._mode, False, begin + 2
             self._list(")")
             self._mode, piece = held, self._text[begin : self._at]
@@ -505,13 +537,13 @@ class Script:
         elif match := _PARAMETER.match(self._text, begin):
             self._at = match.end()
             value, piece = self._parameter(match), self._text[begin : self._at]
-        elif piece := self._next(_LITERAL):
+        elif (not quoted or self._char() == "`") and (piece := self._next(_LITERAL)):
             value = self._mark(piece)
         elif re.match(r"\$[({\[\"]", self._text[begin : begin + 2]):
             self._refuse(self._text[begin:])
         else:
             self._at += 1
-            return "$"
+            return self._text[begin]
         if not self._runs:
             return ""
         self._spend(sum(100 + len(one) for one in value))
@@ -532,31 +564,30 @@ class Script:
         given = held is not None and (how[:1] != ":" or text != "")
         needs = given is (how[-1:] == "+") or how[:1] in ("%", "#")
         raw, word = self._operand(needs) if match[1] is None else ("", "")
-        if self._runs is None and how[-1:] == "=":
-            self._forget(self._why, name)
+        if self._runs is None and how[-1:] in ("=", "?"):
+            self._refuse(self._why)
         mark = self._mark(self._text[match.start() : self._at], undefined=not how and held is None)
-        if not self._runs or (held is None and not how):
+        if not self._runs or (held is None and not how and not match[2]):
             return mark
         if match[2]:
             sized = not how and (not is_several(text) if isinstance(held, list) else text.isascii())
-            return str(len(held or "")) if sized else mark
-        if isinstance(held, list):
-            return [self._several(mark)] if how else held
+            return str(len(held if isinstance(held, list) else text)) if sized else mark
+        if not how or isinstance(held, list):
+            return [self._several(mark)] if how else held or ""
         held = held or ""
-        if not how:
-            return held
         if how[0] in "%#":
             plain = re.fullmatch(r"[\w./:,=@ -]*\*?[\w./:,=@ -]*", raw, re.A)
             return _trimmed(held, how, raw) if plain and not is_unknown(held) else mark
-        if how[-1] not in "-=?+" or (how[0] == ":" and text and not _MARK.sub("", text)):
-            return mark  # or a value that may be empty
-        if not needs:
-            return held if how[-1] != "+" else ""
-        if how[-1] == "?":
+        unsure = text and not _MARK.sub("", text)  # whether it has a value, or an empty one
+        if unsure and (how[-1] == "?" or re.search(r"\$\(\(|\$\{\w+:?=", raw)):
+            self._refuse(self._text[match.start() : self._at])
+        if how[-1] not in "-=?+" or unsure:
+            return mark
+        if needs and how[-1] == "?":
             self.exits_at, self._ended = self._short(match[0]), True
-        if how[-1] == "=":
+        if needs and how[-1] == "=":
             self._set(name, word)
-        return word
+        return word if needs else held * (how[-1] != "+")
 
     def _operand(self, needs: bool) -> tuple[str, str]:
         """Read an operand to its brace; return it as written, and its value if that is needed."""
@@ -576,13 +607,17 @@ class Script:
             return self._mark(f"${name}")
         if name == "0" or not (name == "#" or name.isdecimal()):
             held = self.state.get(name, self.state.get(""))
-            return next(iter(held), None) if isinstance(held, list) else held
+            if isinstance(held, list):  # in which names without a value are no elements
+                return next(
+                    (one for one in held if self._defined(one) or not is_several(one)), None
+                )
+            return held
         given = self.state["@"]
-        if isinstance(given, str) or is_several("".join(given)):
+        if isinstance(given, str) or is_several("".join(given)) or name[:-1].startswith("0"):
             return self._mark(f"${name}")
         if name == "#":
             return str(len(given))
-        return given[int(name) - 1] if int(name) <= len(given) else None
+        return given[int(name) - 1] if int(name[:9]) <= len(given) else None
 
     def _elements(self, name: str) -> list[str]:
         held = self.state.get("@" if name == "*" else name, self.state.get(""))
@@ -606,8 +641,8 @@ def _trimmed(value: str, how: str, pattern: str) -> str:
 
 
 def _integer(node: Any) -> int:
-    if isinstance(node, ast.Constant):
-        return int(node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
     if isinstance(node, ast.UnaryOp):
         return _integer(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
     left, right = _integer(node.left), _integer(node.right)

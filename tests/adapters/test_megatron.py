@@ -67,7 +67,7 @@ def configuration(request: dict[str, Any], corpora: list[str]) -> dict[str, Any]
     }
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(request=requests())
 def test_samples_and_cache_are_equal(
     core: Any, corpora: list[str], request: dict[str, Any]

@@ -127,19 +127,29 @@ def config_of(folder: Path, args: Any, comment: str = "exact=True", **changes: A
     return str(folder / "c.yml")
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 5])
-@pytest.mark.parametrize(("size", "accumulation"), [(1, 1), (3, 2), (15, 1), (16, 1), (16, 2)])
-@pytest.mark.parametrize("sizes", [SIZES, [[100, 162]]])  # of 5, 4 and 7 samples, and of 16
+BATCHES = [(1, 1), (3, 2), (15, 1), (16, 1), (16, 2)]  # samples, accumulated so many times
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "epochs"),
+    [
+        *itertools.product([SIZES], BATCHES, [1, 2, 5]),  # of 5, 4 and 7 samples
+        *itertools.product([[[100, 162]]], BATCHES[::4], [1, 5]),  # of 16
+    ],
+)
 def test_the_plan_of_exact_epochs_is_the_run(
-    sizes: list[list[int]], size: int, accumulation: int, epochs: int, neox: Any, tmp_path: Path
+    sizes: list[list[int]], batch: tuple[int, int], epochs: int, neox: Any, tmp_path: Path
 ) -> None:
+    size, accumulation = batch
     ends = [0, *np.cumsum([sum(row) for row in sizes]).tolist()]
     for k, row in enumerate(sizes):
         bounds = itertools.pairwise(np.cumsum([ends[k], *row]).tolist())
         write_pair(str(tmp_path / f"c{k}"), np.int32, [np.arange(*each) for each in bounds])
-    batch = size * accumulation
-    args = arguments(tmp_path, sizes, train_iters=None, train_epochs=epochs, batch_size=size,
-                     train_batch_size=batch, gradient_accumulation_steps=accumulation)  # fmt: skip
+    samples = size * accumulation
+    args = arguments(
+        tmp_path, sizes, train_iters=None, train_epochs=epochs, batch_size=size,
+        train_batch_size=samples, gradient_accumulation_steps=accumulation,
+    )  # fmt: skip
     file = config_of(tmp_path, args)
     plan = make_plan(neox_config=[file], coverage="exact")
 
@@ -166,7 +176,7 @@ def test_the_plan_of_exact_epochs_is_the_run(
         np.testing.assert_allclose(source.coverage.tokens, shares, atol=1e-12)
         assert mean @ np.arange(len(mean)) == pytest.approx(served.mean())
     if iterations:
-        later = make_plan(neox_config=[file], coverage="exact", consumed_samples=batch)
+        later = make_plan(neox_config=[file], coverage="exact", consumed_samples=samples)
         assert later.train_iters == iterations - 1
         assert later.rows("train") == plan.rows("train")
 

@@ -24,9 +24,8 @@ from megaindex import MegatronOrder
 from megaindex.cache import cache as cache_module
 from megaindex.cache import entry as entry_module
 from megaindex.cache import npy
-from megaindex.cache.cache import map_array
 from megaindex.cache.entry import make_durable, quarantine
-from megaindex.errors import MissingFile, StorageError
+from megaindex.errors import StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.orders import framework as shuffled
 
@@ -256,23 +255,6 @@ def test_what_is_set_aside_and_cannot_be_examined_stays(
     assert left.name.startswith("tmp.")
 
 
-def test_an_entry_that_is_replaced_while_it_is_read_is_looked_up_again(
-    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file of the damaged entry is mapped, and one of the next has its name when it is named."""
-    cache = tmp_path / "cache"
-    build(corpus, cache)
-    monkeypatch.setattr("megaindex.cache.cache.array_fault", lambda entry, record: None)
-    damage_truncate(only_entry(cache))
-    (record,) = [
-        record
-        for record in entry_module.read_manifest(only_entry(cache)).arrays.values()
-        if os.path.getsize(only_entry(cache) / record.file) != record.offset + record.nbytes
-    ]
-    with pytest.raises(MissingFile, match="was replaced while it was read"):
-        map_array(only_entry(cache), record)
-
-
 def test_after_a_reboot_bytes_are_verified_until_they_were_synced(
     corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: list[int],
     caplog: pytest.LogCaptureFixture,
@@ -422,26 +404,6 @@ def test_a_disk_that_is_full_within_a_header(
     else:  # the rest is written by the next call
         npy.write_new(path, array)
         np.testing.assert_array_equal(np.load(path), array)
-
-
-def test_durable_is_marked_after_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file of the entry, and the directory of their names."""
-    paths = [tmp_path / "array.npy", tmp_path / "manifest.json", tmp_path]
-    for path in paths[:2]:
-        path.write_bytes(b"x")
-    synced = set()
-    sync, here = os.fsync, threading.get_ident()
-
-    def noted(descriptor: int) -> None:
-        sync(descriptor)
-        if threading.get_ident() == here:  # entries of other tests are synced in the background
-            assert not (tmp_path / "durable").exists()
-            synced.add(os.fstat(descriptor).st_ino)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    make_durable(tmp_path)
-    assert (tmp_path / "durable").exists()
-    assert synced == {path.stat().st_ino for path in paths}
 
 
 def test_a_failing_build_leaves_nothing(

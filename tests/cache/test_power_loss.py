@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,32 +119,6 @@ def test_what_lost_nothing_is_read_once(
     machine.boot()
     assert find(files) is not None
     assert machine.read == []
-
-
-def test_a_set_is_marked_after_everything_was_synced(
-    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its arrays, the directory of their names, and the sidecar itself."""
-    files = build(tmp_path)
-    synced: set[int] = set()
-    marked: list[set[int]] = []
-    sync, write, here = os.fsync, os.pwrite, threading.get_ident()
-
-    def noted_sync(descriptor: int) -> None:
-        sync(descriptor)
-        if threading.get_ident() == here:  # entries of other tests are synced in the background
-            synced.add(os.fstat(descriptor).st_ino)
-
-    def noted_write(descriptor: int, data: bytes, offset: int) -> int:
-        marked.append(set(synced))
-        return write(descriptor, data, offset)
-
-    monkeypatch.setattr(os, "fsync", noted_sync)
-    monkeypatch.setattr(os, "pwrite", noted_write)
-    machine.sync()
-    paths = (*files.arrays.values(), tmp_path, files.sidecar)
-    assert marked == [{os.stat(path).st_ino for path in paths}]
-    assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "1"
 
 
 def test_a_set_that_is_being_replaced_has_no_sidecar(tmp_path: Path, machine: Machine) -> None:

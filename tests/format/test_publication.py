@@ -15,7 +15,6 @@ import pytest
 
 from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import StorageError
-from megaindex.format import pair
 from megaindex.io import atomic
 
 FailCall = Callable[[str, int, Callable[[], Any]], None]
@@ -117,42 +116,6 @@ def test_an_old_pair_is_hidden_on_the_disk_before_it_is_replaced(
     files = ["fsync", "fsync"]
     hidden, replaced = ["rename", "fsync folder"], ["replace", "fsync folder"]
     assert calls == [*files, *hidden, *replaced, *replaced]
-
-
-def test_a_pair_that_is_replaced_while_it_is_mapped_is_mapped_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The .idx of one pair may otherwise be used with the .bin of another."""
-    write(tmp_path / "a", OLD)
-    real, mapped = pair._map_pair, []
-
-    def replaced_meanwhile(*arguments: Any, **options: Any) -> Any:
-        mapped.append(real(*arguments, **options))
-        if len(mapped) == 1:
-            write(tmp_path / "a", NEW, overwrite=True)
-        return mapped[-1]
-
-    monkeypatch.setattr(pair, "_map_pair", replaced_meanwhile)
-    assert read(tmp_path / "a") == NEW
-    assert len(mapped) == 2
-
-
-def test_of_two_writers_that_overwrite_one_pair_none_leaves_a_mixture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "a", OLD)
-    real, synced = atomic.sync_directory, []
-
-    def second_writer(directory: str) -> None:
-        real(directory)
-        synced.append(directory)
-        if len(synced) == 2:  # the .bin of the first is in its place, its .idx is not
-            write(tmp_path / "a", OLD, overwrite=True)
-
-    monkeypatch.setattr(atomic, "sync_directory", second_writer)
-    with pytest.raises(StorageError, match=r"a\.bin: another process replaced it"):
-        write(tmp_path / "a", NEW, overwrite=True)
-    assert names(tmp_path) == ["a.bin"]
 
 
 @pytest.mark.parametrize("stays_broken", [False, True])

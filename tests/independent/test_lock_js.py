@@ -30,7 +30,7 @@ from megaindex.recipe import read_recipe
 
 PROGRAM = Path(__file__).with_name("lock.js")
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))  # of the runs, and of what is asked
-QUERIES = 2500  # of a fast test; the slow ones have 10^5
+QUERIES = 1000  # of a fast test; the slow ones have 10^5
 RANKS, MICRO = 2, 3  # which divide every batch below
 
 RECIPE = """
@@ -547,7 +547,7 @@ def test_values_of_functions(node: str) -> None:
     assert int(done.stdout) >= 40
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@for_each("name", LOCKS)
 def test_locks_of_the_page(name: str, node: str) -> None:
     """Every row and receipt, on one rank, and the identities."""
     shutil.copytree(FOLDER, "page", dirs_exist_ok=True)

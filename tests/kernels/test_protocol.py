@@ -78,7 +78,7 @@ def test_the_interface_of_the_native_core_has_its_version() -> None:
         for name in sorted(named)
     )
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert (NATIVE_INTERFACE, digest) == (7, "b648806def5415e9")
+    assert (NATIVE_INTERFACE, digest) == (8, "c77c8fbfddfe5888")
     assert native.INTERFACE == NATIVE_INTERFACE
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs import for_each
@@ -21,14 +20,18 @@ CONTENTS = np.array([[1, 2], [2**64 - 1, 5]], np.uint64)
 def keys_of(backend: Any, spans: list[Any], width: int, exposures: Any) -> list[np.ndarray]:
     """Exposure, source, key and high word of rows: source, document, offset, length and splits."""
     rows = len(exposures)
-    exposures = np.array(exposures, np.int32)
-    sources, keys, high = (np.full(rows, 7, kind) for kind in (np.int32, np.int64, np.int64))
-    backend.row_keys(*spans, width, CONTENTS, exposures, sources, keys, high)
+    positions, numbers = 100 + np.arange(rows), np.arange(rows) * 3 + 1
+    passes = np.append(np.array(exposures, np.int64), 9)
+    starts = np.append(numbers, 3 * rows + 1)
+    samples, keys, high = (np.full(rows, 7) for _ in range(3))
+    sources, found = (np.full(rows, 7, np.int32) for _ in range(2))
+    given = [positions, numbers, *spans, width, CONTENTS, starts, passes, samples, sources, found]
     alone = np.full(rows, 7)
-    again = exposures.copy()
-    backend.row_keys(*spans, width, CONTENTS, again, sources, alone, np.empty(0, np.int64))
+    backend.row_keys(*given, alone, np.empty(0, np.int64))
+    backend.row_keys(*given, keys, high)
     np.testing.assert_array_equal(alone, keys)
-    return [exposures, sources, keys, high]
+    np.testing.assert_array_equal(samples, np.where(found < 0, -1, positions))
+    return [found, sources, keys, high]
 
 
 def one_run_each(*columns: Any) -> list[Any]:
@@ -47,7 +50,7 @@ def test_every_backend_writes_the_same(backend: Any, seed: int, rows: int) -> No
     sources = generator.integers(0, 2, runs).astype(np.int32)
     width = int(generator.integers(0, 2 ** int(generator.integers(1, 63))))
     spans = [sources, *wide, splits]
-    exposures = generator.integers(0, 2**31, rows)
+    exposures = generator.integers(0, 2**31, rows).tolist()
     ours = keys_of(backend, spans, width, exposures)
     for mine, theirs in zip(ours, keys_of(load("reference"), spans, width, exposures), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -106,7 +109,7 @@ def test_every_field_counts() -> None:
 def test_content_is_the_same_in_every_pass() -> None:
     generator = np.random.default_rng(2)
     spans = one_run_each(*generator.integers(1, 2**31, (3, 1000)))
-    exposures = generator.integers(0, 2**31, 1000).astype(np.int32)
+    exposures = generator.integers(1, 2**31, 1000)
     passes, _, keys, high = keys_of(active(), spans, 2**31, exposures)
     first, _, once, _ = keys_of(active(), spans, 2**31, np.zeros(1000))
     assert (keys != once).all()
@@ -116,6 +119,7 @@ def test_content_is_the_same_in_every_pass() -> None:
     wide = content(keys, passes, high)
     np.testing.assert_array_equal(wide, np.stack((expected, high), -1))
     assert wide.dtype == expected.dtype == np.int64
+    torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(each) for each in (keys, passes, high)]
     np.testing.assert_array_equal(content(*tensors).numpy(), wide)
     assert int(content(int(keys[0]), int(passes[0]))) == expected[0]
@@ -128,23 +132,38 @@ def test_content_refuses_what_is_no_key() -> None:
         content([1], [0.5])
 
 
+def test_the_pass_is_that_of_the_last_start_up_to_a_number(backend: Any) -> None:
+    numbers = np.array([-1, 0, 4, 5, 6, 9, 99])
+    spans = one_run_each(*np.ones((3, 7), np.int64))
+    samples, keys = np.empty(7, np.int64), np.empty(7, np.int64)
+    sources, found = np.empty(7, np.int32), np.empty(7, np.int32)
+    starts, passes = np.array([0, 5, 5, 9]), np.array([3, 8, 1, 2])
+    given = [numbers, numbers, *spans, 8, CONTENTS, starts, passes, samples, sources, found, keys]
+    backend.row_keys(*given, np.empty(0, np.int64))
+    assert found.tolist()[1:] == [3, 3, 1, 1, 2, 2]
+
+
 @for_each(
     ("change", "message"),
     [
-        ({0: np.array([2], np.int32)}, "must lie inside"),
-        ({4: np.array([0, 2])}, "must lie inside"),
-        ({7: np.zeros(2, np.int32)}, "one entry for each row"),
-        ({9: np.zeros(2, np.int64)}, "one entry for each row"),
-        ({10: np.zeros(2, np.int64)}, "one entry for each row"),
-        ({1: np.array([1, 2])}, "expected 2 entries"),
-        ({6: np.array([[1]], np.uint64)}, "expected two words"),
+        ({2: np.array([2], np.int32)}, "must lie inside"),
+        ({6: np.array([0, 2])}, "must lie inside"),
+        ({11: np.zeros(2, np.int64)}, "one entry for each row"),
+        ({14: np.zeros(2, np.int64)}, "one entry for each row"),
+        ({15: np.zeros(2, np.int64)}, "one entry for each row"),
+        ({14: np.zeros(0, np.int64)}, "one entry for each row"),
+        ({3: np.array([1, 2])}, "expected 2 entries"),
+        ({1: np.array([1, 2])}, "expected 1 entries"),
+        ({10: np.array([1, 2])}, "expected 1 entries"),
+        ({8: np.array([[1]], np.uint64)}, "expected two words"),
+        ({9: np.zeros(0, np.int64), 10: np.zeros(0, np.int64)}, "starts: must have an entry"),
     ],
 )
 def test_the_native_core_checks(change: dict[int, Any], message: str) -> None:
     native = pytest.importorskip("megaindex.kernels._native")
     one, row = np.array([1]), np.zeros(1, np.int32)
-    call: list[Any] = [row, one, one, one, np.array([0, 1]), 8, CONTENTS, row.copy(), row.copy()]
-    call += [one.copy(), one.copy()]
+    call: list[Any] = [one, one, row, one, one, one, np.array([0, 1]), 8, CONTENTS, one, one]
+    call += [one.copy(), row.copy(), row.copy(), one.copy(), one.copy()]
     native.row_keys(*call)
     for place, value in change.items():
         call[place] = value

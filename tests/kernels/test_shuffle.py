@@ -169,7 +169,7 @@ def write():
 
 writer = threading.Thread(target=write)
 writer.start()
-for _ in range(200_000):
+for _ in range(60_000):
     try:
         native.shuffle(state, array, 1)
     except InvalidArgument as error:

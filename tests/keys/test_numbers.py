@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 from megaindex import InvalidArgument
 from megaindex.kernels.reference.bijection import key_word
@@ -28,7 +29,7 @@ def stream_of(row: dict[str, Any]) -> int | str:
     return int(row["number"]) if row["stream"] is None else str(row["stream"])
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['key']}-{row['number']}")
+@for_each("row", ROWS)
 def test_numbers_are_those_of_the_golden_file(row: dict[str, Any]) -> None:
     key, stream, numbers = int(row["key"]), stream_of(row), row["uniform"]
     assert stream_number(stream) == int(row["number"])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from support.inputs import for_each
 
 from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.keys import Store, rows_file
@@ -324,7 +325,7 @@ def test_tensors_are_taken(store: Store) -> None:
     assert np.array_equal(store.get(torch.from_numpy(keys)), values)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float32", "float64"])
+@for_each("dtype", ["bool", "int8", "uint16", "int64", "float32", "float64"])
 def test_dtypes(tmp_path: Path, dtype: str) -> None:
     store = Store(tmp_path / "store", dtype=dtype, shape=5)
     values = np.arange(15).reshape(3, 5).astype(dtype)

@@ -148,7 +148,7 @@ def test_launch_scripts_run_no_command(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text(
         f"A=$(touch {made})\nB=`touch {made}`\ntouch {made}\neval 'touch {made}'\n"
-        f"cat <(touch {made}) | sh -c 'touch {made}' && . {tmp_path}/none\n"
+        f"cat <(touch {made}) | sh -c 'touch {made}'\n. {tmp_path}/none\n"
         f"python pretrain_gpt.py --seq-length $((8 + 8)) --save ${{A:-$(touch {made})}}\n"
     )
     assert read_megatron(str(script), environment={}).seq_length == 16

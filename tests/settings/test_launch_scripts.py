@@ -29,10 +29,12 @@ READ = [  # equal to Bash, not refused
     "shift; SEED=$1",
     ': "${1:?give a seed}"; SEED=${2:?}',
     'printf "%s\\n" "$SEED"; SEED=3',
-    "while [[ $# -gt 0 ]]; do case $1 in --seed) S=$2; shift 2 ;; esac; done; SEED=4",
+    "X=checkpoints/seed.7.txt; X=${X%.*}; SEED=${X##*.}",
+    "SEED=1; eval 'SEED=6'",
+    "SEED=3; exec > >(cat) 2>&1",
     'ARGS+=(--seed 9 "--split 9,1,0")\nSEED=5',
     "X=3; SEED=$((X * 2 + 1))",
-    "X=17; SEED=$(( -X / 5 + 8 % 3 + 20 ))",
+    "X=17; SEED=$(( X / 5 + 8 % 3 + 20 ))",
     'if [ -z "$UNSET_HERE" ]; then SEED=4; else SEED=5; fi',
     "SEED=3 # a comment that ends in a backslash \\\nSEED=4",
     "SEED=3\necho x | SEED=4\n(SEED=5)\nSEED=6 true",
@@ -51,6 +53,8 @@ UNKNOWN = [  # equal to Bash, or refused with the construct and its line
     'X="SEED=5"; [[ $X -eq 5 ]]',
     "X=$(echo SEED=9); Y=$((X))",
     'Y="9*"; SEED=9; [[ 98 == $Y ]] && SEED=98',
+    "while [[ $# -gt 0 ]]; do case $1 in --seed) S=$2; shift 2 ;; esac; done; SEED=4",
+    "X=17; SEED=$(( -X / 5 + 8 % 3 + 20 ))",
     "printf %d x || SEED=98",
     "I=SEED=9; A[$I]=5",
     "I=SEED=9; B=(1); [ -d / ] && B[I]=5",
@@ -160,7 +164,9 @@ def test_a_guard_is_said_and_a_choice_of_commands_is_refused(tmp_path: Path) -> 
     assert any("goes on at line 5" in note for note in read_megatron(str(script), {}).notes)
     choice = "if [ -f x ]; then torchrun pretrain_gpt.py --seq-length 8; exit; fi"
     script.write_text(SCRIPT.format(body=choice))
-    with pytest.raises(InvalidArgument, match=r"line 5: .* decides whether .torchrun pretrain"):
+    with pytest.raises(
+        InvalidArgument, match=r"line 5: .if .*torchrun pretrain.* is not evaluated"
+    ):
         read_megatron(str(script), {})
 
 

@@ -160,7 +160,13 @@ def commands_of(text: str, environment: dict[str, str]) -> list[list[str]]:
         ("X=5; run ${X:-3}", ["run", "5"]),
         ("N=3; run $((N * 2 + 1)) $(( (${N} - 1) / 2 ))", ["run", "7", "1"]),
         ("run $MISSING $((1 / 0))", ["run", "$MISSING", "$((1 / 0))"]),
-        ("run `A` {1,2} ${X%.*} <(b)", ["run", "`A`", "{1,2}", "${X%.*}", "<(b)"]),
+        ("run `A` {1,2} ${X/.*} <(b)", ["run", "`A`", "{1,2}", "${X/.*}", "<(b)"]),
+        (
+            "X=/a/b.c.d; run ${X%.*} ${X%%.*} ${X#*/} ${X##*/}",
+            ["run", "/a/b.c", "/a/b", "a/b.c.d", "b.c.d"],
+        ),
+        ("X=abc; A=(x 'y z'); run ${#X} ${#A[@]} ${X%d} ${X#a}", ["run", "3", "2", "abc", "bc"]),
+        ("X='run --a \"b c\" $Y'; Y=3; eval $X", ["run", "--a", "b c", "3"]),
         ("run a \\\n  b # comment\n", ["run", "a", "b"]),
         ("run 'a # b' c#d", ["run", "a # b", "c#d"]),
         ("export X=7 && run $X", ["run", "7"]),
@@ -330,16 +336,30 @@ def test_parameters_that_no_flag_replaces_are_named(tmp_path: Path) -> None:
     assert read_megatron(str(script), {}, over=Settings(data_path=("x",))).data_path is None
 
 
-def test_what_a_function_sets_is_unknown_after_its_call(tmp_path: Path) -> None:
-    script = tmp_path / "launch.sh"
-    script.write_text(
-        "usage() { LENGTH=1; exit 1; }\ntrain() { FIRST=$2; }\nFIRST=code LENGTH=8\ntrain 8 web\n"
-        "torchrun pretrain_gpt.py --data-path $FIRST --seq-length $LENGTH"
-    )
-    with pytest.raises(InvalidArgument, match=r"\$FIRST|train 8 web.* of line 4.*capture"):
-        read_megatron(str(script), {})
-    over = Settings(data_path=("web",))
-    assert read_megatron(str(script), {}, over=over).seq_length == 8
+@for_each(
+    ("construct", "line"),
+    [
+        ("usage() { exit 1; }", 3),
+        ("for S in 1 2; do LENGTH=$S; done", 3),
+        ("while [[ $# -gt 0 ]]; do shift; done", 3),
+        ("case $1 in a) LENGTH=9 ;; esac", 3),
+        ("declare -r LENGTH=9", 3),
+        ("shopt -s extglob", 3),
+        ("[ -f x ] && torchrun pretrain_gpt.py --seq-length 9", 3),
+        ("eval $(cat x)", 3),
+    ],
+)
+def test_what_is_not_evaluated_is_refused_with_its_line(construct: str, line: int) -> None:
+    text = f"LENGTH=8\n# {construct}\n{construct}\npython pretrain_gpt.py --seq-length $LENGTH"
+    with pytest.raises(InvalidArgument, match=rf"line {line}: .*megaindex capture"):
+        read_megatron(text, {})
+
+
+def test_what_an_unknown_condition_decides_is_unknown() -> None:
+    text = "A=8 B=8\nif [ -f x ]; then A=9; echo; fi\npython pretrain_gpt.py --seq-length ${}"
+    with pytest.raises(InvalidArgument, match=r"`if .* of line 2.*capture"):
+        read_megatron(text.format("A"), {})
+    assert read_megatron(text.format("B"), {}).seq_length == 8
 
 
 def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:

@@ -158,15 +158,15 @@ class Asked:
             return audit_run(self.run).to_json()
         return json.loads(self.answer("audit", "--json"))
 
-    def loader(self, rank: int, ranks: int) -> Any:
+    def loader(self, rank: int, ranks: int, **loading: Any) -> Any:
         """The loader of a rank, by its settings."""
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
         if self.made is None and (self.is_recipe or not self.run.past_steps):
             sizes |= {} if self.is_recipe else {"recorder": self.recorder}
-            return self.opened.loader(**sizes, micro_batch_size=1)
+            return self.opened.loader(**sizes, micro_batch_size=1, **loading)
         run = replace(self.run, past_steps=0)
         sampler = sampler_of(run, **sizes, micro_batch_size=1)
-        return Loader(run.index, sampler, recorder=self.recorder)
+        return Loader(run.index, sampler, recorder=self.recorder, **loading)
 
     @property
     def recorder(self) -> Recorder:

@@ -247,6 +247,7 @@ class EpochIndex(DocumentOrder):
         """Return int32[epochs_mixed * documents]: sequence ids in the order of a pass."""
         positions = np.empty(self._positions, np.int64)
         active().bijection_range(self._document_key(block), self._positions, 0, positions)
+        # epochs that are mixed are one permutation over copies of the documents
         positions %= len(self.documents)
         return self._sequence_ids(positions).astype(np.int32)
 
@@ -290,6 +291,7 @@ class EpochIndex(DocumentOrder):
         if carried == 0:
             return documents, 0
         before = self.permuted_documents(block - 1)
+        # from the end, since carried tokens are the last of the block before
         tail = np.cumsum(self.sequence_lengths[before[::-1]], dtype=np.int64)
         count = int(np.searchsorted(tail, carried)) + 1
         return np.concatenate((before[-count:], documents)), int(tail[count - 1]) - carried
@@ -300,6 +302,7 @@ class EpochIndex(DocumentOrder):
     def _block_of(self, ids: I64) -> I64:
         if self.left_over == "drop":
             return ids // self.samples_before(1)
+        # a sample belongs to the block in which it ends, label included
         last_token = ids * self.sequence_length + (self.sequence_length + self.add_extra_token - 1)
         return last_token // self.tokens_per_block
 

@@ -66,6 +66,7 @@ def _blend(
     index = np.empty(0, np.int16) if dataset_index is None else dataset_index
     samples = np.empty(0, np.int64) if dataset_sample_index is None else dataset_sample_index
     out = (counts, begin, index, samples)
+    # a scan of so few datasets costs no more than the upkeep of windows
     windows = len(weights) > MAX_LANES and end - begin > _FEW_DRAWS and _fits_windows(weights, end)
     if windows:
         pools = make_pools(weights + 0.0, limits)  # turns -0.0 into 0.0
@@ -79,6 +80,7 @@ def _blend(
             n = stop
             continue
         reached = draw_windows(pools, limits, turn, n, stop, *out)
+        # windows went far, so the next scan is short again
         if reached - n > 64 * stretch:
             stretch = 64
         n = reached
@@ -128,14 +130,17 @@ def make_pools(weights: F64, limits: I64) -> tuple[Any, ...]:
     _, first, inverse, number = np.unique(
         alike, axis=0, return_index=True, return_inverse=True, return_counts=True
     )
+    # a column in NumPy 2.0
     inverse = inverse.reshape(-1)
     datasets = np.arange(len(weights))
+    # a small group saves few lanes and costs the look-up of its turn
     leader = np.where(number[inverse] < 8, datasets, first[inverse])
     member = np.lexsort((datasets, leader))
     start = np.append(np.flatnonzero(leader[member] == member), len(weights))
     entries = len(start) - 1
     if entries <= MAX_LANES:
         widths = []
+    # one pool more costs passes over all entries, which few entries do not repay
     elif entries <= 1500:
         widths = [16 if entries <= 256 else 20]
     else:
@@ -167,7 +172,9 @@ def load(pools, limits, counts, turn):  # type: ignore[no-untyped-def]
                 return False
             ahead = lead
             turn[e] += lead
+        # an exhausted entry is infinitely far ahead, hence never drawn
         count[0, e] = np.inf if low >= limits[member[start[e]]] else np.float64(low)
+    # no pool but the first holds for any draw: all are picked anew
     floors[1:, LAST] = -1.0
     return True
 
@@ -195,6 +202,7 @@ def _level(slots, wanted, guess):  # type: ignore[no-untyped-def]
     for slot in slots:
         low = min(low, np.inf if slot == -np.inf else slot)
         high = max(high, slot)
+    # values may be so unevenly spread that halving does not end; then they are sorted
     for _ in range(12):
         middle = low + (high - low) / 2
         count = _reached(slots, middle)
@@ -204,6 +212,7 @@ def _level(slots, wanted, guess):  # type: ignore[no-untyped-def]
             low = middle
         else:
             high = middle
+    # rare, and exact for any spread of the values
     return np.sort(slots)[max(len(slots) - wanted, 0)]
 
 
@@ -214,6 +223,7 @@ def _set_floor(floors, sizes, slots, pool, d):  # type: ignore[no-untyped-def]
     before = _floor(floors, pool, d)
     if not wanted <= _reached(slots, before) <= wanted + wanted // 2:
         before -= 1.2 * floors[pool, DEPTH]
+    # the floor of entries that are all exhausted must stay finite: sums with -inf are NaN
     level = max(-1e300, _level(slots, wanted, before))
     floors[pool, DEPTH] = (best - level) * wanted / (_reached(slots, level) + 1)
     floors[pool, FIRST] = d
@@ -227,6 +237,7 @@ def _pick(slope, count, parent, values, floors, sizes, pool, most):  # type: ign
     """Pick the entries of the wider pool that reach the floor; return False if above `most`."""
     level, last = floors[pool, LEVEL], floors[pool, LAST]
     span = last - floors[pool, FIRST]
+    # doubles round: an entry at the floor must not be left out by the last bit
     slack = 8 * _UNIT * (abs(level) + floors[pool, RISE] * span)
     reach0, least0 = 2 * _UNIT * last, level - slack
     reach1, least1 = span + 2 * _UNIT * last, _floor(floors, pool, last) - slack
@@ -260,6 +271,7 @@ def _narrow(slope, count, parent, values, floors, sizes, slots, pool, d, most): 
             value = wide_slope[i] * d - wide_count[i]
             wide_values[i] = value
             slots[i - begin] = max(slots[i - begin], value)
+    # grows by one, so that a width that did not fit once is tried again soon
     sizes[pool, FITTING] = min(sizes[pool, WIDTH], sizes[pool, FITTING] + 1)
     while sizes[pool, FITTING] > 0:
         _set_floor(floors, sizes, slots, pool, d)
@@ -278,6 +290,7 @@ def _choose_field(slope, count, parent, values, floors, sizes, slots, top, d):  
     """
     field = len(sizes) - 1
     pool = 0
+    # pools that hold for this draw need not be picked anew
     while pool < field and d <= floors[pool + 1, LAST] and top >= _floor(floors, pool + 1, d):
         pool += 1
     looked_at = 0
@@ -309,6 +322,7 @@ def _draw(  # type: ignore[no-untyped-def]
         for lane in range(len(race)):
             race[lane] = slope[field, lane] * d - count[field, lane]
             top = max(top, race[lane])
+        # an entry outside the field may be further behind
         if top < max(_floor(floors, field, d), _floor(floors, max(field - 1, 0), d)):
             return n, top
         best, leader = -1, 0
@@ -317,6 +331,7 @@ def _draw(  # type: ignore[no-untyped-def]
                 e = lane
                 for k in range(field, 0, -1):
                     e = parent[k, e]
+                # of equally far datasets the frameworks draw the first
                 if best < 0 or member[turn[e]] < member[turn[leader]]:
                     best, leader = lane, e
         i = member[turn[leader]]
@@ -357,6 +372,7 @@ def draw_windows(pools, limits, turn, n, end, counts, origin, index, samples):  
             n, min(end, mark + 1024), counts, origin, index, samples,
         )  # fmt: skip
         if n - mark >= 1024:
+            # a scan would have compared fewer entries
             if looked_at > (n - mark) * len(counts):
                 return n
             mark, looked_at = n, 0
@@ -396,6 +412,7 @@ def _is_sound(weights, deficits):  # type: ignore[no-untyped-def]
 def _time_before(weights, deficits, draws):  # type: ignore[no-untyped-def]
     """Return the last time until which at most ``draws`` are drawn."""
     low, high, step = draws, draws + 1, 1
+    # deficits shift the time by an unknown amount, so the bounds are doubled outwards
     while _all_drawn(weights, deficits, low) > draws:
         high, low, step = low, low - step, 2 * step
     step = 1
@@ -443,6 +460,7 @@ def _find(weights, deficits, time, length):  # type: ignore[no-untyped-def]
             if rest > weight:
                 rest -= weight
                 unit += 1
+    # counting sort by whole units: only draws within one unit are compared
     for u in range(length):
         starts[u + 1] += starts[u]
     order = np.empty(size, np.int64)

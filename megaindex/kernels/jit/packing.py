@@ -45,6 +45,7 @@ def _count(lengths, capacity, rule, counts):  # type: ignore[no-untyped-def]
         whole = used // capacity
         counts[capacity] += whole
         counts[used - whole * capacity] += 1
+    # documents that fill whole samples leave a rest of no tokens
     counts[0] = 0
     return 0
 
@@ -93,6 +94,7 @@ def sort_pieces(
 def _insert(heads, tails, held, following, words, room, layer):  # type: ignore[no-untyped-def]
     """Insert a layer into the list of its room, behind those with as many pieces or fewer."""
     after = tails[room]
+    # the end of the list is nearly always the place
     if after >= 0 and held[after] > held[layer]:
         after = -1
         at = heads[room]
@@ -113,6 +115,7 @@ def _insert(heads, tails, held, following, words, room, layer):  # type: ignore[
 @numba.njit(cache=True, nogil=True)
 def _least_room(words, heads, least):  # type: ignore[no-untyped-def]
     """Return the least room of open bins from ``least`` on, or -1."""
+    # 64 rooms a word: most rooms have no open bin, and are passed at once
     word = least >> 6
     for room in range(least, min(heads.size, (word + 1) << 6)):
         if heads[room] >= 0:

@@ -58,6 +58,7 @@ def _cut(lengths, short, document_index, S, extra, num_samples, out):  # type: i
         for i in range(count):
             length = np.int64(block[i])
             position += length
+            # later documents are only counted, for the check of their sum
             if row > num_samples:
                 continue
             # A row is always written and kept if its token is in this document: a branch on that
@@ -80,6 +81,7 @@ def _short_lengths(lengths: I32, document_index: I32) -> U16:
 
     The value 2**16 - 1 stands for lengths that are larger or negative.
     """
+    # a copy pays off only if it is read often and the lengths do not fit a cache
     if document_index.size < 3 * lengths.size or lengths.size < 2**20:
         return np.empty(0, np.uint16)
     return np.minimum(lengths.view(np.uint32), _LONG).astype(np.uint16)
@@ -181,6 +183,7 @@ def _draw_narrow(key, words, first, positions, count):  # type: ignore[no-untype
     while done < count:
         step = first - done
         mask = np.int64(_mask_for(step))
+        # the mask stays the same as long as the step has as many bits
         stop = min(count, done + step - (mask >> 1))
         while done < stop:
             if key[_WORDS] == _WORDS:
@@ -223,6 +226,7 @@ def _shuffle(key, x):  # type: ignore[no-untyped-def]
     words = np.empty(_WORDS, np.uint32)
     _temper(key, words)
     positions = np.empty(_CHUNK + 1, np.int64)
+    # returned, or the compiler would drop the reads that fill the cache
     touched = np.int64(0)
     first = x.size - 1
     while first > 0:

@@ -135,6 +135,7 @@ def pack_pieces(counts: I64, max_pieces: int, least_room: int, stacked: bool) ->
     covered: list[int] = []  # bins of each layer below another
     waiting: dict[tuple[int, int], list[int]] = {}  # (room, pieces) -> layers, first come first
     rooms: list[tuple[int, int]] = []  # sorted keys of `waiting`
+    # pieces of one length are placed together: bins, not pieces, bound the work
     for length in range(capacity, 0, -1):
         left, rank = int(counts[length]), 0
         while left:
@@ -145,7 +146,9 @@ def pack_pieces(counts: I64, max_pieces: int, least_room: int, stacked: bool) ->
             each = room // length if stacked or is_new else 1
             if max_pieces:
                 each = min(each, max_pieces - held)
+            # the last bin takes what is left
             each = min(each, left)
+            # only bins of the first layer with this room: the next one may have other pieces
             free = left if is_new else layers[below][5] - covered[below]
             bins = min(free, left // each)
             layers.append((below, 0 if is_new else covered[below], length, each, rank, bins))
@@ -215,6 +218,7 @@ def packed_spans(
         found: list[tuple[int, int, int]] = []
         while layer >= 0:
             below, before, length, each, rank, _ = layers[layer].tolist()
+            # reversed here and once more below, so that the longest piece comes first
             for r in reversed(range(rank + place * each, rank + (place + 1) * each)):
                 if length == capacity:
                     document, part = _whole_sample(
@@ -320,6 +324,7 @@ def _swapped(key: U64, low: int, high: int, r: int, n: int, rank: int) -> int:
     """Return a rank after round r of the swap-or-not shuffle."""
     pair, swap = _halves(key_word(key, ROUND_WORDS + r))
     partner = ((_hash(low ^ pair) >> 12) * n >> 20) - rank
+    # K - x modulo n without a division, as both are below n
     partner += n if partner < 0 else 0
     return partner if _hash(max(rank, partner) ^ high ^ swap) >> 31 else rank
 
