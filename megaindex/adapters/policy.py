@@ -173,6 +173,8 @@ class Policy:
     """Lock that the datasets must agree with."""
     amend: AmendedBlend | None = None
     """Training data as the run began, and the changes of its blend."""
+    keys: bool | Literal["wide"] = False
+    """Give the rows of micro batches."""
 
     @functools.cached_property
     def final_epoch(self) -> dict[str, Any]:
@@ -218,6 +220,8 @@ class Policy:
         if self.lock is not None:
             changed["checked by"] = str(self.lock)
             changed["identity"] = self.lock.identity
+        if self.keys:
+            changed["keys"] = self.keys
         if self.amend is not None:
             changed["amended at samples"] = " ".join(
                 str(change.consumed_samples) for change in self.amend.changes
@@ -234,6 +238,7 @@ def make_policy(
     skip: Any = None,
     lock: str | os.PathLike[str] | Lock | None = None,
     amend: str | os.PathLike[str] | AmendedBlend | None = None,
+    keys: bool | Literal["wide"] = False,
 ) -> Policy:
     """Check the settings of `install`.
 
@@ -290,4 +295,5 @@ def make_policy(
         skip=given_skips(skip) if locked is None else locked.skip,
         lock=locked,
         amend=amend,
+        keys=keys,
     )

@@ -142,6 +142,10 @@ class SkippedDataset:
             self._index = with_skips(index, self._skips, self._names, self._documents)
         return self._index
 
+    def positions_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the positions in the run of the samples served, by their numbers."""
+        return np.asarray(self._skips.positions_of(numbers), np.int64)
+
     def log(self) -> SkippedDataset:
         """Log what is served, on rank 0, and return the dataset."""
         if on_rank_0():

@@ -126,6 +126,17 @@ def test_merged_bytes_do_not_depend_on_the_writers(tmp_path: Path) -> None:
     assert len(contents[0][1]) == size
 
 
+def test_merging_again_keeps_what_was_merged(store: Store) -> None:
+    names = set()
+    for count, numbers in (5, range(5)), (8, range(5, 8)), (8, range(2, 6)), (9, [8]):
+        write(store, numbers)
+        store.merge()
+        assert np.array_equal(store.get(keys_of(range(count))), values_of(range(count)))
+        assert (store.num_rows, store.num_files) == (count, 1)
+        names |= {file.name for file in files_of(store)}
+    assert len(names) == 3
+
+
 def test_equal_rows_again_are_kept_once(store: Store) -> None:
     write(store, [1, 2, 3, 2, 1], [3, 4])
     assert store.num_rows == 5
@@ -137,7 +148,7 @@ def test_equal_rows_again_are_kept_once(store: Store) -> None:
 
 def test_a_second_payload_is_refused(store: Store) -> None:
     write(store, range(5))
-    for numbers in ([7, 3], [6, 8, 6]):
+    for numbers in ([7, 3], [7, 0], [6, 8, 6]):
         values = values_of(numbers)
         values[-1, 0, 0] += 1
         with pytest.raises(InvalidArgument, match="one payload"), store.writer() as writer:

@@ -25,6 +25,7 @@ from support.locked_runs import assert_receipt
 
 import megaindex
 from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.loader import SampleOptions
 from megaindex.lock import make_lock, open_run, read_lock
 from megaindex.recipe import read_recipe
 
@@ -89,6 +90,23 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
+@pytest.fixture(scope="module")
+def keys(lock: str) -> str:
+    """A file with the row and the tokens of each sample."""
+    options = SampleOptions(keys=True)
+    batches = [*open_run(lock, data_parallel_size=1, micro_batch_size=24, options=options)]
+    names = ("sample", "source", "exposure", "key", "tokens")
+    rows = [
+        row
+        for batch in batches
+        for row in zip(*(batch[name].tolist() for name in names), strict=True)
+    ]
+    assert {row[2] for row in rows} == {0, 1}
+    path = Path(lock).with_name("rows.json")
+    path.write_text(json.dumps({row[0]: row for row in rows}))
+    return str(path)
+
+
 def start(name: str, ranks: int, *, fails: bool = False, **settings: Any) -> list[Any]:
     """Run a trainer in ``ranks`` processes, and return their results, or, if all must fail, the
     ends of their logs."""
@@ -105,7 +123,7 @@ def start(name: str, ranks: int, *, fails: bool = False, **settings: Any) -> lis
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    given = {"lock": "", "until": -1, "resume": "", "own": False, "mix": 0, **settings}
+    given = {"lock": "", "until": -1, "resume": "", "own": False, "keys": "", "mix": 0, **settings}
     command = [sys.executable, str(HERE / "trainer_process.py"), name, str(ranks)]
     folder = Path(given["folder"])
     folder.mkdir(exist_ok=True)
@@ -144,15 +162,17 @@ def test_the_lock_serves_each_token_once_an_epoch(lock: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-def test_the_receipts_are_those_of_the_lock(name: str, lock: str, tmp_path: Path) -> None:
+def test_the_receipts_are_those_of_the_lock(
+    name: str, lock: str, keys: str, tmp_path: Path
+) -> None:
     """Two ranks train for seven steps, and four go on with other micro batches.
 
     Under Automodel it is four, then two: it has random states of the ranks that were, and none for
-    more.
+    more. Each finds the rows of the micro batch that it trains on, and no model gets their fields.
     """
     need(name)
     folder = str(tmp_path / "run")
-    train = {"lock": lock, "folder": folder}
+    train = {"lock": lock, "folder": folder, "keys": keys}
     first, then = (4, 2) if name == "automodel" else (2, 4)
     start(name, first, **MICRO[first], until=7, **train)
     resume = "7" if name == "torchtitan" else f"{folder}/{CHECKPOINTS[name]}"

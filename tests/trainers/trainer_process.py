@@ -50,11 +50,31 @@ class Settings(SimpleNamespace):
     resume: str
     """Checkpoint from which the run continues; empty: none."""
     own: bool
+    keys: str
+    """File with the row of each sample's tokens, which the trainer has to find; empty: none."""
     mix: int
     """Step from which a run draws with `MIX`, unless it continues; 0: none."""
 
 
 MIX = {"web": 1, "code": 1}
+ROWS = ("sample", "source", "exposure", "key")
+
+
+SERVED: list[int] = []
+"""Samples of the rows that this process trained on, if there is a file of them."""
+
+
+def check_rows(settings: Settings, tokens: torch.Tensor, rows: Any) -> None:
+    """Compare the rows of a micro batch, which ``rows()`` returns, with those of the lock."""
+    if not settings.keys or settings.own:
+        return
+    known = json.loads(Path(settings.keys).read_text())
+    found = rows()
+    assert sorted(found) == ["exposure", "key", "sample", "source"]
+    columns = [found[name].tolist() for name in ("sample", "source", "exposure", "key")]
+    for row, own in zip(zip(*columns, strict=True), tokens.tolist(), strict=True):
+        assert known[str(row[0])] == [*row, own]
+    SERVED.extend(columns[0])
 
 
 def change_mix(run: Any, settings: Settings) -> None:
@@ -66,8 +86,15 @@ def state_of(run: Any, settings: Settings) -> Any:
     """Return the joined state, after counting the steps that were measured."""
     steps = settings.until if settings.until > 0 else 20
     first = int(settings.resume != "") and 7
+    if settings.keys:
+        check_served(settings, steps - first)
     assert run.wait.steps in (steps - first, steps - first - 1 + (settings.until < 20)), run.wait
     return run.state_dict()
+
+
+def check_served(settings: Settings, steps: int) -> None:
+    rows = steps * settings.micro * settings.accumulate
+    assert len(SERVED) == len({*SERVED}) == rows, (len(SERVED), rows)
 
 
 class Numbered(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -103,12 +130,15 @@ def train_pytorch(settings: Settings) -> Any:
         settings.lock,
         micro_batch_size=settings.micro,
         micro_batches_per_step=settings.accumulate,
+        keys=bool(settings.keys),
     )
     if settings.resume:
         loader.load_state_dict(torch.load(settings.resume))
     change_mix(loader, settings)
     weight = torch.zeros(VOCABULARY, VOCABULARY, requires_grad=True)
     for batch in loader:
+        check_rows(settings, batch["tokens"], loader.rows)
+        assert ("key" in batch) == bool(settings.keys)
         loss_of(weight, batch).backward()
         if not is_last_of_step(loader.returned, settings):
             continue
@@ -136,7 +166,7 @@ def train_stateful_dataloader(settings: Settings) -> Any:
     """torchdata's loader with worker processes; its state is that of rank 0 for all."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    from megaindex.loader import collate, join_states, receipted
+    from megaindex.loader import SampleOptions, collate, join_states, receipted
     from megaindex.lock import open_run
 
     distributed.init_process_group("gloo")
@@ -145,6 +175,7 @@ def train_stateful_dataloader(settings: Settings) -> Any:
         data_parallel_rank=RANK,
         data_parallel_size=SIZE,
         micro_batch_size=settings.micro,
+        options=SampleOptions(keys=bool(settings.keys)),
     )
     loader = StatefulDataLoader(
         run.dataset(receipts=True), batch_sampler=run.sampler, collate_fn=collate, num_workers=2
@@ -154,7 +185,9 @@ def train_stateful_dataloader(settings: Settings) -> Any:
         loader.load_state_dict(state["loader"])
         run.recorder.load_state_dict(state["receipts"])
     done = len(run) - len(run.sampler)
-    for number, _batch in enumerate(receipted(loader, run.recorder, run.sampler), 1 + done):
+    for number, batch in enumerate(receipted(loader, run.recorder, run.sampler), 1 + done):
+        rows = {name: batch.pop(name) for name in ROWS if name in batch}
+        check_rows(settings, batch["tokens"], lambda: rows)  # noqa: B023
         step = number // settings.accumulate
         if is_last_of_step(number, settings) and step % 7 == 0:
             receipts = [None] * SIZE
@@ -164,6 +197,8 @@ def train_stateful_dataloader(settings: Settings) -> Any:
                 torch.save(state, f"{settings.folder}/{step}.pt")
         if number == settings.until * settings.accumulate:
             break
+    if settings.keys:
+        check_served(settings, (number - done) // settings.accumulate)
     receipts = [None] * SIZE
     distributed.all_gather_object(receipts, run.recorder.state_dict())
     return {"receipt": join_states(receipts)}
@@ -189,6 +224,7 @@ def train_accelerate(settings: Settings) -> Any:
             micro_batch_size=settings.micro,
             micro_batches_per_step=settings.accumulate,
             device=accelerator.device,
+            keys=bool(settings.keys),
         )
         accelerator.register_for_checkpointing(loader)
     model, optimizer, prepared = accelerator.prepare(model, optimizer, loader)
@@ -206,6 +242,9 @@ def train_accelerate(settings: Settings) -> Any:
     for number, batch in enumerate(loader, done + 1):
         if settings.own:
             seen += numbers_of(batch)
+        else:
+            check_rows(settings, batch["input_ids"], loader.rows)
+            assert "key" not in batch
         with accelerator.accumulate(model):
             logits = model(batch["input_ids"])
             accelerator.backward(torch.nn.functional.cross_entropy(logits.mT, batch["labels"]))
@@ -250,7 +289,10 @@ def train_huggingface(settings: Settings) -> Any:
         def training_step(self, model: Any, inputs: Any, *others: Any) -> Any:
             if settings.own:
                 seen.extend(numbers_of(inputs))
-            elif "shift_labels" in inputs:
+            else:
+                check_rows(settings, inputs["input_ids"], data.rows)
+                assert "key" not in inputs
+            if "shift_labels" in inputs:
                 check_huggingface_labels(model, inputs)
             return super().training_step(model, inputs, *others)
 
@@ -260,7 +302,7 @@ def train_huggingface(settings: Settings) -> Any:
     if settings.own:
         trainer.train(resume_from_checkpoint=settings.resume or None)
         return seen
-    data = adapter.attach(trainer, settings.lock)
+    data = adapter.attach(trainer, settings.lock, keys=bool(settings.keys))
 
     class Mixing(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, *others: Any, **kwargs: Any) -> None:
@@ -300,6 +342,9 @@ def train_lightning(settings: Settings) -> Any:
                 seen.extend(numbers_of(batch))
             elif number == settings.accumulate:
                 change_mix(data.run, settings)
+            if not settings.own:
+                check_rows(settings, batch["tokens"], data.run.rows)
+                assert ("key" in batch) == bool(settings.keys)
             return loss_of(self.weight, batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -325,7 +370,9 @@ def train_lightning(settings: Settings) -> Any:
         loader = torch.utils.data.DataLoader(Numbered(), settings.micro, shuffle=True)
         trainer.fit(Bigram(), loader, ckpt_path=settings.resume or None)
         return seen
-    data = LockedDataModule(settings.lock, micro_batch_size=settings.micro)
+    data = LockedDataModule(
+        settings.lock, micro_batch_size=settings.micro, keys=bool(settings.keys)
+    )
     trainer.fit(Bigram(), datamodule=data, ckpt_path=settings.resume or None)
     return state_of(data.run, settings)
 
@@ -334,7 +381,17 @@ def train_torchtitan(settings: Settings) -> Any:
     from trainers.torchtitan_on_cpu import config_of
 
     config = config_of(settings, SIZE)
+    config.dataloader.keys = bool(settings.keys)
     trainer = config.build()
+    take = trainer.post_dataloading_process
+
+    def checked(inputs: Any, labels: Any) -> Any:
+        taken = take(inputs, labels)
+        check_rows(settings, taken[0], trainer.dataloader.rows)
+        assert "key" not in taken[2]
+        return taken
+
+    trainer.post_dataloading_process = checked
     change_mix(trainer.dataloader.run, settings)
     trainer.train()
     state_of(trainer.dataloader.run, settings)
@@ -349,8 +406,18 @@ def train_automodel(settings: Settings) -> Any:
     import megaindex.adapters.automodel as adapter
 
     recipe = recipe_of(settings, SIZE)
-    adapter.attach(recipe, settings.lock)
+    adapter.attach(recipe, settings.lock, keys=bool(settings.keys))
     recipe.setup()
+    step = recipe._forward_backward_step
+
+    def checked(number: int, batch: Any, *others: Any, **more: Any) -> Any:
+        tokens, rows = batch["input_ids"], recipe.dataloader.rows
+        result = step(number, batch, *others, **more)
+        check_rows(settings, tokens, rows)
+        assert "key" not in batch
+        return result
+
+    recipe._forward_backward_step = checked
     change_mix(recipe.dataloader.run, settings)
     recipe.run_train_validation_loop()
     return state_of(recipe.dataloader.run, settings)
@@ -364,11 +431,12 @@ def train_bridge(settings: Settings) -> Any:
 
     import megaindex.adapters.megatron as adapter
     from megaindex.adapters import status
+    from megaindex.loader import SampleOptions
     from megaindex.lock import open_run, read_lock
 
     distributed.init_process_group("gloo")
     lock = read_lock(settings.lock)
-    adapter.install(lock=lock)
+    adapter.install(lock=lock, keys=True)
     data = Path(settings.lock).parent
     dataset = GPTDatasetConfig(
         seq_length=64, random_seed=1234, blend=([f"{data}/web", f"{data}/code"], [0.7, 0.3]),
@@ -390,12 +458,17 @@ def train_bridge(settings: Settings) -> Any:
         distributed.group.WORLD,
     )
     ranks = {"data_parallel_rank": RANK, "data_parallel_size": SIZE}
-    run = open_run(lock, micro_batch_size=settings.micro, **ranks)
+    options = SampleOptions(keys=True)
+    run = open_run(lock, micro_batch_size=settings.micro, options=options, **ranks)
     past = state.consumed_train_samples // (settings.micro * SIZE)
     expected = itertools.islice(run, past, settings.until * settings.accumulate)
     for ours, theirs in zip(expected, loader, strict=settings.until == 20):
         assert torch.equal(ours["tokens"], theirs["tokens"])
         assert torch.equal(ours["labels"], theirs["labels"])
+        rows = adapter.rows()
+        assert sorted(rows) == sorted(ROWS)
+        assert all(torch.equal(ours[name], rows[name]) for name in ROWS)
+        assert not {*ROWS} & {*theirs}
         state.consumed_train_samples += settings.micro * SIZE
     waited = status().waits["Megatron"]
     steps = settings.until - past // settings.accumulate

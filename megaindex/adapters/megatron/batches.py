@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from megaindex.adapters.loader_rows import LoaderRows
 from megaindex.adapters.megatron import locks
 from megaindex.adapters.megatron.core import (
     core,
@@ -44,6 +45,7 @@ from megaindex.adapters.skipped_dataset import (
     whole_iterations,
 )
 from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.balance import check_sum
 from megaindex.index.blended_index import BlendedIndex
@@ -232,8 +234,9 @@ def _joint_index(top: Any, datasets: Sequence[Any]) -> Index:
 
 
 def index_of(dataset: Any) -> ArrayIndex:
-    """Return the index of a GPTDataset, as of one epoch."""
+    """Return the index of a GPTDataset; as of one epoch where no keys need more."""
     length = dataset.config.sequence_length
+    num_epochs, tokens = _epochs_of(dataset)
     return ArrayIndex(
         order="megatron",
         document_index=dataset.document_index,
@@ -241,10 +244,40 @@ def index_of(dataset: Any) -> ArrayIndex:
         shuffle_index=dataset.shuffle_index,
         sequence_lengths=dataset.dataset.sequence_lengths,
         sequence_length=length,
-        # as of one epoch: reading needs neither, and counting would read all lengths
-        num_epochs=1,
-        tokens_per_epoch=dataset.shuffle_index.size * length,
+        num_epochs=num_epochs,
+        tokens_per_epoch=tokens,
         add_extra_token=int(dataset.config.add_extra_token_to_sequence),
+    )
+
+
+def _epochs_of(dataset: Any) -> tuple[int, int]:
+    """Return the number of epochs and the tokens of one. Counting reads all lengths."""
+    if not core().policy.keys:
+        return 1, dataset.shuffle_index.size * dataset.config.sequence_length
+    lengths = dataset.dataset.sequence_lengths[dataset.indices]
+    num_epochs = dataset.document_index.size // dataset.indices.size
+    return num_epochs, int(lengths.sum(dtype=np.int64))
+
+
+def _follow_rows(loader: Any, dataset: Any, consumed_samples: int, earlier: int) -> None:
+    """Keep the rows of a training loader for ``rows()``."""
+    sampler = loader.batch_sampler
+    _check_single(sampler, "keys")
+    positions = dataset.positions_of if isinstance(dataset, SkippedDataset) else None
+    datasets = getattr(dataset, "datasets", [dataset])
+
+    def open_index() -> tuple[Index, list[IndexedDataset]]:
+        index = dataset.index if isinstance(dataset, SkippedDataset) else samples_index(dataset)
+        return index, [IndexedDataset(each.dataset.path_prefix) for each in datasets]
+
+    core().rows = LoaderRows(
+        loader,
+        open_index,
+        first_id=lambda: consumed_samples,
+        first_position=consumed_samples + earlier,
+        rows_per_round=sampler.micro_batch_times_data_parallel_size,
+        positions=positions,
+        wide=core().policy.keys == "wide",
     )
 
 
@@ -426,9 +459,11 @@ def measured(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``build_pretraining_data_loader`` of Megatron-Bridge, whose training is measured."""
 
     @functools.wraps(original)
-    def build(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        loader = original(dataset, *args, **kwargs)
+    def build(dataset: Any, consumed_samples: int = 0, *args: Any, **kwargs: Any) -> Any:
+        loader = original(dataset, consumed_samples, *args, **kwargs)
         _measure(loader, dataset)
+        if core().policy.keys and loader is not None and is_training(dataset):
+            _follow_rows(loader, dataset, consumed_samples, 0)
         return loader
 
     return build
@@ -513,6 +548,9 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
                 locks.check_resumed(_arguments(original), consumed_samples)
         if isinstance(dataset, SkippedDataset):
             _check_single(sampler, "skip")
+        if core().policy.keys and loader is not None and is_training(dataset):
+            earlier = _earlier_phases(original, consumed_samples)
+            _follow_rows(loader, dataset, consumed_samples, earlier)
         balance = core().policy.balance
         if balance is None or loader is None or not is_training(dataset):
             return loader

@@ -12,10 +12,13 @@ import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from megaindex.adapters.loader_rows import LoaderRows
 
 logger = logging.getLogger("megaindex")
 
@@ -68,6 +71,8 @@ class MegatronCore:
     names: ReleaseNames
     policy: Policy = field(default_factory=functools.partial(make_policy, "megatron"))
     """The settings of the last `install`."""
+    rows: LoaderRows | None = None
+    """Rows of the training loader of this process."""
     loaded: dict[str, Any] | None = None
     """megaindex's part of the checkpoint that was loaded; None if none was."""
 

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import megaindex.helpers
+from megaindex.adapters.loader_rows import check_keys, rows_of
 from megaindex.adapters.megatron import arrays, batches, blend, indexed_dataset, locks
 from megaindex.adapters.megatron.arrays import (
     FINAL_EPOCH_ATTRIBUTES,
@@ -53,6 +54,9 @@ from megaindex.index.frameworks import SPLITS
 from megaindex.index.skips import Skip
 from megaindex.lock.lock_file import Lock
 from megaindex.settings.amended import AmendedBlend
+
+if TYPE_CHECKING:
+    import torch
 
 _CLASS = "BlendedMegatronDatasetBuilder"
 
@@ -416,6 +420,7 @@ def install(
     skip: Skip | Sequence[Skip] | None = None,
     lock: str | os.PathLike[str] | Lock | None = None,
     amend: str | os.PathLike[str] | AmendedBlend | None = None,
+    keys: bool | Literal["wide"] = False,
 ) -> None:
     """Put megaindex under ``megatron.core.datasets``; a second call only changes the settings, for
     datasets that are made afterwards.
@@ -441,12 +446,15 @@ def install(
         amend: the training data as the run began and the changes of its blend since, or the path of
             a YAML file with them; ``--data-path`` is the blend of today. See
             docs/changing-runs.md.
+        keys: True or ``"wide"``: `rows` has the fields that say what the rows of a micro batch are,
+            see docs/rows.md. The loader must be ``single``.
 
     Raises:
         InvalidArgument: a setting is out of range; megatron-core cannot be imported, or its release
             is not supported.
         FormatError, StorageError: the lock is damaged, or cannot be read.
     """
+    check_keys(keys, exact=False, amend=amend)
     policy = make_policy(
         "megatron",
         variance_buffer,
@@ -456,10 +464,11 @@ def install(
         skip,
         lock,
         amend,
+        keys,
     )
     _install_classes()
     _policy_patches.undo()
-    core().policy = policy
+    core().policy, core().rows = policy, None
     if policy.variance_buffer is not None:
         _policy_patches.replace(core().builder, SIZES, blend.sizes_per_dataset)
     if policy.final_epoch:
@@ -512,8 +521,18 @@ def uninstall() -> None:
         _patches.undo()
         _elsewhere.clear()
         if core.cache_info().currsize:
-            core().policy, core().loaded = make_policy("megatron"), None
+            core().policy, core().loaded, core().rows = make_policy("megatron"), None, None
         MEGATRON.end()
+
+
+def rows() -> dict[str, torch.Tensor]:
+    """Return the rows of the micro batch that this process has taken last, under
+    ``install(keys=True)``: the fields ``sample``, ``source``, ``exposure`` and ``key``, on the CPU.
+
+    Raises:
+        InvalidArgument: `install` has no keys, or this process has read no training data.
+    """
+    return rows_of(core().rows)
 
 
 def is_installed() -> bool:

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from megaindex.format.dataset import PairIdentity
 from megaindex.format.header import IndexHeader
 from megaindex.format.legacy import open_legacy
 from megaindex.format.pair import MappedPair
+
+if TYPE_CHECKING:
+    from megaindex.adapters.loader_rows import LoaderRows
 
 _PACKAGE = "megatron.data"
 
@@ -51,6 +54,8 @@ class NeoxFramework:
     """Folder of the arrays; None: beside each corpus, as GPT-NeoX's own."""
     policy: Policy = field(default_factory=functools.partial(make_policy, "neox"))
     """The samples requested of each source, and the shuffling of its epochs."""
+    rows: LoaderRows | None = None
+    """Rows of the training loader of this process."""
     originals: dict[tuple[str, ...], Any] = field(default_factory=dict)
     """Replaced objects by (module, name) or (module, class, name)."""
 

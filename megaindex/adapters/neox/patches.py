@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import megaindex.helpers
+from megaindex.adapters.loader_rows import LoaderRows, check_keys, rows_of
 from megaindex.adapters.neox import arrays, blend, datasets, locks, skips
 from megaindex.adapters.neox.datasets import BatchRows, check_exists
 from megaindex.adapters.neox.framework import (
@@ -28,8 +29,10 @@ from megaindex.adapters.neox.framework import (
 )
 from megaindex.adapters.policy import Patches, make_policy
 from megaindex.adapters.reports import NEOX
+from megaindex.adapters.skipped_dataset import SkippedDataset
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel, check_sum
+from megaindex.index.blended_index import fill_uncounted
 from megaindex.index.skips import Skip
 from megaindex.index.spans import Index
 from megaindex.io.paths import as_storage_error
@@ -40,6 +43,8 @@ from megaindex.settings.amended import AmendedBlend
 from megaindex.validation import check_flag, shown
 
 if TYPE_CHECKING:
+    import torch
+
     from megaindex.loader.torch_dataset import SlotSender
 
 logger = logging.getLogger("megaindex")
@@ -282,8 +287,44 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
     locks.place(neox_args, data_loaders)
     if train is not None:
         NEOX.measure(train, lambda: int(neox_args.gradient_accumulation_steps))
+        if framework().policy.keys:
+            framework().rows = _follow_rows(neox_args, train)
     original = framework().original("data_utils", "shift_and_wrap_data_loaders")
     return original(neox_args, data_loaders, loop)
+
+
+def _follow_rows(neox_args: Any, loader: Any) -> LoaderRows:
+    """Return the rows of the training loader."""
+    dataset, sampler = loader.dataset, loader.batch_sampler
+    _check_plain("keys", sampler)
+    is_skipped = isinstance(dataset, SkippedDataset)
+    datasets = getattr(dataset, "datasets", [dataset])
+    policy, size = framework().policy, sampler.batch_size
+
+    def open_index() -> tuple[Index, list[Any]]:
+        index = dataset.index if is_skipped else skips.samples_index(dataset)
+        texts = [each.megaindex.text for each in datasets]
+        return fill_uncounted(index, policy.row.uncounted_samples), texts
+
+    return LoaderRows(
+        loader,
+        open_index,
+        first_id=lambda: sampler.start_iter * size,
+        first_position=neox_args.iteration * neox_args.gradient_accumulation_steps * size,
+        rows_per_round=size,
+        positions=dataset.positions_of if is_skipped else None,
+        wide=policy.keys == "wide",
+    )
+
+
+def rows() -> dict[str, torch.Tensor]:
+    """Return the rows of the micro batch that this process has taken last, under
+    ``install(keys=True)``: the fields ``sample``, ``source``, ``exposure`` and ``key``, on the CPU.
+
+    Raises:
+        InvalidArgument: `install` has no keys, or this process has read no training data.
+    """
+    return rows_of(framework().rows)
 
 
 def compile_helper() -> None:
@@ -411,6 +452,7 @@ def install(
     lock: str | os.PathLike[str] | Lock | None = None,
     amend: str | os.PathLike[str] | AmendedBlend | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    keys: bool | Literal["wide"] = False,
 ) -> None:
     """Put megaindex under GPT-NeoX's ``megatron.data``; see `megaindex.adapters.neox`.
 
@@ -442,12 +484,15 @@ def install(
             See docs/changing-runs.md.
         cache_dir: folder for the arrays and the draws of blends, for corpora that are read-only;
             it is made if it is missing. None: beside each corpus, under GPT-NeoX's names.
+        keys: True or ``"wide"``: `rows` has the fields that say what the rows of a micro batch are,
+            see docs/rows.md. Not with ``exact`` or ``amend``.
 
     Raises:
         InvalidArgument: a setting is out of range, or GPT-NeoX's modules cannot be imported.
         FormatError, StorageError: the lock is damaged, or cannot be read.
     """
     exact = check_flag("exact", exact)
+    check_keys(keys, exact=exact, amend=amend)
     if cache_dir is not None:
         if not isinstance(cache_dir, (str, os.PathLike)) or not os.fspath(cache_dir):
             raise InvalidArgument(f"cache_dir must be the path of a folder, got {shown(cache_dir)}")
@@ -458,7 +503,7 @@ def install(
         variance_buffer = "exact"
     policy = make_policy(
         "neox", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip, lock,
-        amend,
+        amend, keys,
     )  # fmt: skip
     framework().check_workers((exact, policy))
     _restore()
