@@ -106,7 +106,7 @@ LONG = {
 
 
 @pytest.mark.usefixtures("interrupted_soon")
-@for_each("call", LONG)
+@pytest.mark.parametrize("call", LONG)
 def test_a_signal_ends_what_would_take_hours(call: str) -> None:
     with pytest.raises(Interrupted):
         LONG[call]()

@@ -181,8 +181,8 @@ def test_sequences_of_one_source_have_no_end_either() -> None:
     assert past(1)[0]["streams"][0][2]["parts"][0]["index"] == {"order": "epoch", "name": "a"}
 
 
-@for_each(("scale", "same"), [(1, True), (3, True), (2.5, False)])
-@for_each("batching", ["stratified", "per_stream"])
+@pytest.mark.parametrize(("scale", "same"), [(1, True), (3, True), (2.5, False)])
+@pytest.mark.parametrize("batching", ["stratified", "per_stream"])
 def test_shares_of_a_stage_enter_in_proportion(batching: str, scale: float, same: bool) -> None:
     text = RECIPE.replace("mix:", f"batching: {batching}, mix:")
     Path("run.yaml").write_text(text)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.command_line import cli
-from support.inputs import for_each
 
 from megaindex import FormatError, IndexedDatasetWriter
 from megaindex.builders.recipe import open_recipe
@@ -76,7 +75,7 @@ WITHOUT = ("evaluation: {source: second/chat, interval: 5, iterations: 1}", "")
 TARGETS = ("loss_mask: second/mask", "labels: second/mask")
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("seeds", "replaced", "named"),
     [
         ({}, ("", ""), None),

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+_PARAM = type(pytest.param())
+
 
 def for_each(
     names: str | tuple[str, ...], inputs: Iterable[Any]
@@ -21,7 +23,7 @@ def for_each(
     installed, skips the test.
     """
     words = (names,) if isinstance(names, str) else names
-    rows = [(row,) if isinstance(names, str) else row for row in inputs]
+    rows = [_row(each, isinstance(names, str)) for each in inputs]
 
     def decorate(test: Any) -> Any:
         body, below = getattr(test, "for_each", (test, [{}]))  # decorated twice: all pairs
@@ -51,6 +53,14 @@ def for_each(
         return of_all
 
     return decorate
+
+
+def _row(given: Any, is_one: bool) -> tuple[Any, ...]:
+    """Return the values of an input, which may be a `pytest.param` without marks."""
+    if isinstance(given, _PARAM):
+        assert not given.marks, given
+        return tuple(given.values)
+    return (given,) if is_one else tuple(given)
 
 
 def _own(fixtures: dict[str, Any], number: int) -> dict[str, Any]:
