@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.corpora import Shape, write_sparse
 from benchmarks.timing import Comparison, remove_cache, timed
 from megaindex import BuildSettings, build_many, open_engine
-from megaindex.builders.single import BuildTask
+from megaindex.builders.cached import BuildTask
 
 SIDES = (("local", 2), ("ray", 1), ("ray", 2))
 DATASETS = 16

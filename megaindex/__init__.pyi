@@ -9,10 +9,10 @@ from megaindex import plan as plan
 from megaindex import recipe as recipe
 from megaindex.builders import build_index as build_index
 from megaindex.builders.blend import build_blend as build_blend
+from megaindex.builders.cached import BuildSettings as BuildSettings
+from megaindex.builders.cached import build_many as build_many
 from megaindex.builders.extend import amend_run as amend_run
 from megaindex.builders.extend import extend_run as extend_run
-from megaindex.builders.single import BuildSettings as BuildSettings
-from megaindex.builders.single import build_many as build_many
 from megaindex.door import OpenedRun as OpenedRun
 from megaindex.door import make_plan as make_plan
 from megaindex.door import open_run as open_run

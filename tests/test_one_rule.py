@@ -252,8 +252,8 @@ def test_the_seed_is_the_same_everywhere_where_none_is_given(corpus: str) -> Non
     assert make_plan(run).samples_consumed == 4
 
 
-@pytest.mark.parametrize("order", ["epoch", "window", "packed"])
-@pytest.mark.parametrize("epochs", ["0.3", "1", "1.5", "7/3", "2.99"])
+@for_each("order", ["epoch", "window", "packed"])
+@for_each("epochs", ["0.3", "1", "1.5", "7/3", "2.99"])
 def test_a_part_of_an_epoch_is_one_of_all_samples(tmp_path: Path, order: str, epochs: str) -> None:
     """By flags and by a recipe: no sample of each source is lost to rounding."""
     paths = [str(tmp_path / name) for name in "abc"]

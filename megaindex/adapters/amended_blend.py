@@ -18,8 +18,8 @@ import numpy as np
 
 from megaindex._types import IntArray
 from megaindex.arithmetic import INT32_MAX, ceil_div, samples_in, shuffle_dtype
+from megaindex.builders.cached import build_index
 from megaindex.builders.extend import draw_changes, end_of_changes, read_on, reads_of
-from megaindex.builders.single import build_index
 from megaindex.cache.cache import fetch
 from megaindex.cache.fingerprint import stamps_of
 from megaindex.format import IndexedDataset

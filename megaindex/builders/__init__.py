@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from megaindex.builders.single import BuiltIndex, build_index
+from megaindex.builders.cached import build_index
+from megaindex.builders.single import BuiltIndex
 
 __all__ = ["BuiltIndex", "build_index"]

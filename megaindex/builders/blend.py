@@ -18,7 +18,8 @@ import numpy as np
 
 from megaindex._types import I64, IntArray
 from megaindex.arithmetic import samples_in
-from megaindex.builders.single import build_index, further_names
+from megaindex.builders.cached import build_index
+from megaindex.builders.single import further_names
 from megaindex.cache.cache import fetch, load_entry
 from megaindex.cache.fingerprint import (
     Record,

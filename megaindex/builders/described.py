@@ -12,7 +12,9 @@ import numpy as np
 
 from megaindex._types import I32, I64
 from megaindex.arithmetic import samples_in
-from megaindex.builders.single import build_index, epoch_tables, packed_index, tokens_of
+from megaindex.builders.cached import build_index
+from megaindex.builders.single import epoch_tables, packed_index, tokens_of
+from megaindex.cache.cache import cache_at
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, make_bins
@@ -165,7 +167,12 @@ def _epoch(
         left_over=node["left_over"],
         datasets=(dataset,),
         fetch_table=epoch_tables(
-            dataset, documents, cache_dir, node["seed"], node["name"], node["epochs_mixed"]
+            dataset,
+            documents,
+            cache_at(cache_dir),
+            node["seed"],
+            node["name"],
+            node["epochs_mixed"],
         ),
         **_common(node),
     )
@@ -205,7 +212,7 @@ def _packed(
     )
     tokens = tokens_of(dataset, documents)
     one = packed_index(
-        dataset, documents, order, cache_dir, tokens_per_epoch=tokens, **_common(node)
+        dataset, documents, order, cache_at(cache_dir), tokens_per_epoch=tokens, **_common(node)
     )
     return one.extend(node["epochs"])
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from megaindex.arithmetic import samples_for_epochs
 from megaindex.builders.blend import build_blend, next_draws
-from megaindex.builders.single import build_index, open_dataset
+from megaindex.builders.cached import build_index
+from megaindex.builders.single import open_dataset
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blend import divisor_weights

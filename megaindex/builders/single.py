@@ -1,32 +1,26 @@
-"""Index of one dataset, built or loaded from the cache; indices of many, by tasks of an engine."""
+"""Index of one dataset: what decides its arrays, how they are built, and what they give."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div, epochs_built, samples_for_epochs
-from megaindex.cache.cache import fetch
 from megaindex.cache.fingerprint import array_checksum, corpus_fingerprint, documents_setting
-from megaindex.errors import InvalidArgument, MegaIndexError
+from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.frameworks import (
-    Split,
     check_one_sample,
     check_total,
     count_tokens,
     lengths_of,
-    select_documents,
 )
 from megaindex.index.order_settings import (
     EpochOrder,
@@ -34,38 +28,53 @@ from megaindex.index.order_settings import (
     Order,
     PackedOrder,
     WindowOrder,
-    check_parameters,
-    order_of,
 )
 from megaindex.index.orders import framework, packed
 from megaindex.index.orders.epoch import STRIDE, EpochIndex, FetchTable, WindowIndex
-from megaindex.index.orders.framework import PackingIndex, PackingOrder, ShuffledOrder, Sink
+from megaindex.index.orders.framework import Memory, PackingIndex, PackingOrder, ShuffledOrder, Sink
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import check_same_lengths
 from megaindex.validation import (
-    DEFAULT_SEED,
-    check_epochs,
-    check_setting,
     check_text,
-    setting_or_none,
 )
 
 if TYPE_CHECKING:
-    from megaindex.engine import Engine
+    pass
+
+
+Fetch: TypeAlias = Callable[
+    [Callable[[], Mapping[str, Any]], Callable[[Sink], None], Mapping[str, Any]],
+    tuple[Mapping[str, IntArray], str],
+]
+"""Function of what decides arrays, of how they are built in a sink, and of their shapes; it returns
+the arrays and the directory of the entry that has them."""
+
+
+def _made(
+    fetch: Fetch | None,
+    parameters: Callable[[], Mapping[str, Any]],
+    build: Callable[[Sink], None],
+    expected: Mapping[str, Any],
+) -> tuple[Mapping[str, IntArray], str]:
+    """Return arrays from a cache, or built in memory, and the directory of their entry."""
+    if fetch is not None:
+        return fetch(parameters, build, expected)
+    memory = Memory()
+    build(memory)
+    return memory.arrays, ""
 
 
 def build_packing(
     dataset: IndexedDataset,
     chosen: range | I32,
     order: NeoxDocumentsOrder,
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
+    fetch: Fetch | None = None,
     **common: int,
 ) -> PackingIndex:
     """Return the index of ``chosen`` documents; ``common``: see `packing_order`."""
     packed = packing_order(dataset, chosen, order, **common)
-    arrays = _arrays(packed, dataset, cache_dir)
+    arrays = _arrays(packed, dataset, fetch)
     return framework.index_of(packed, arrays, dataset=dataset, next_token=order.next_token)
 
 
@@ -111,12 +120,13 @@ def packing_order(
 
 
 def _arrays(
-    order: PackingOrder, dataset: IndexedDataset, cache_dir: str | os.PathLike[str] | None
+    order: PackingOrder, dataset: IndexedDataset, fetch: Fetch | None
 ) -> Mapping[str, IntArray]:
     def parameters() -> dict[str, Any]:
         return {"corpus": corpus_fingerprint(dataset), **order_parameters(order)}
 
-    return fetch(cache_dir, parameters, partial(framework.build_packing, order), order.arrays)[0]
+    build = partial(framework.build_packing, order)
+    return _made(fetch, parameters, build, order.arrays)[0]
 
 
 def order_parameters(order: PackingOrder) -> dict[str, Any]:
@@ -139,114 +149,50 @@ def order_parameters(order: PackingOrder) -> dict[str, Any]:
 BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | PackedIndex | PackingIndex | WindowIndex
 
 
-def build_index(
-    path_prefix_or_dataset: str | os.PathLike[str] | IndexedDataset,
+def index_of(
+    dataset: IndexedDataset,
+    documents: range | I32,
+    order: Order,
     *,
     sequence_length: int,
-    seed: int = DEFAULT_SEED,
+    seed: int,
     num_samples: int | None = None,
-    epochs: int | float | str | Fraction | None = None,
-    documents: npt.ArrayLike | range | None = None,
-    split: str | None = None,
-    subset: Split = "train",
+    epochs: Fraction = Fraction(1),
     drop_last_partial: bool = True,
     add_extra_token: int = 1,
     source_name: str | None = None,
-    order: str | Order = "megatron",
-    cache_dir: str | os.PathLike[str] | None = None,
+    fetch: Fetch | None = None,
 ) -> BuiltIndex:
-    """Return the index of one dataset: the samples of a run and the tokens that each reads.
-
-    With a framework order the arrays are those of ``GPTDataset`` of megatron-core 0.16.1 (order
-    megatron), ``GPT2Dataset`` of GPT-NeoX (main, 2026-05), Megatron-DeepSpeed (main, 2025-07) or
-    PaddleNLP (3.0.0b4), for the same documents, seed and number of samples.
+    """Return the index of documents; for arguments and errors see `megaindex.build_index`.
 
     Args:
-        path_prefix_or_dataset: prefix of the ``.bin``/``.idx`` pair, or an open dataset.
-        sequence_length: input tokens per sample, at least 1.
-        seed: seed of the order, 0 to 2**32 - 1.
-        num_samples: samples requested, at least 1; the index has all samples of the epochs that
-            contain them. Not together with ``epochs``.
-        epochs: number of epochs, also as a fraction (``1.5``, ``"3/2"``). Default: 1.
-        documents: sequence ids of an epoch, a range or int[n]. Default: all.
-        split: ``"969,30,1"``, in place of ``documents``: use the part ``subset``.
-        subset: ``"train"``, ``"valid"`` or ``"test"``.
-        drop_last_partial: False keeps a shorter last sample
-            (``drop_last_partial_validation_sequence=False`` of Megatron).
-        add_extra_token: 1 if a sample reads one more token for the shifted label, else 0.
-        source_name: name by which orders epoch, window and packed shuffle, besides the seed.
-            Default: the fingerprint of the lengths, so that a copy of the dataset has the same
-            order.
-        order: name ``"megatron"``, ``"neox"``, ``"megatron-legacy"``, ``"paddlenlp"``, ``"epoch"``
-            ``"window"`` or ``"packed"`` for default settings, or an order object: `MegatronOrder`,
-            `NeoxOrder`, `NeoxDocumentsOrder`, `MegatronLegacyOrder`, `PaddleOrder`, `EpochOrder`,
-            `WindowOrder`, `PackedOrder`.
-        cache_dir: directory to keep the arrays in; an entry found there is verified and mapped.
-            Default: memory. Order window has no arrays, and order epoch tables of 4 million
-            documents and more; those of order packed are the documents sorted by length, for any
-            seed and number of epochs.
-
-    Returns:
-        An index with ``num_samples``, ``num_epochs``, ``tokens_per_epoch``, ``datasets`` and
-        ``locate(sample_ids)``. Framework orders also have ``document_index`` int32
-        [epochs * documents], ``sample_index`` int32 or int64 [num_samples + 1, 2] and
-        ``shuffle_index`` uint32 or int64 [num_samples]; all are int64 with `NeoxDocumentsOrder`.
-
-    Raises:
-        InvalidArgument: an argument is out of range or not one of the order, or the documents have
-            fewer tokens than one sample.
-        MissingFile: the pair does not exist.
-        FormatError: the ``.idx`` is damaged.
-        StorageError: the dataset cannot be read, or the cache cannot be read or written.
+        fetch: function that takes arrays from a cache or builds them; None: build in memory.
     """
-    order = order_of(order)
-    sequence_length = check_setting("sequence_length", sequence_length)
-    common: dict[str, Any] = {
-        "sequence_length": sequence_length,
-        "seed": check_setting("seed", seed),
-    }
-    extra = check_setting("add_extra_token", add_extra_token)
-    num_samples = setting_or_none("num_samples", num_samples)
-    check_parameters(
-        order,
-        source_name=source_name is not None,
-        drop_last_partial=not drop_last_partial,
-        add_extra_token=extra != 1,
-    )
-    if num_samples is not None and epochs is not None:
-        raise InvalidArgument("num_samples and epochs must not be given together; give one of them")
-    whole = Fraction(1) if epochs is None else check_epochs("epochs", epochs)
-    row = order.row
-    dataset = open_dataset(path_prefix_or_dataset, order)
-    name = str(dataset.path_prefix)
-    chosen = select_documents(
-        len(dataset), name, row, documents=documents, split=split, subset=subset
-    )
+    common: dict[str, Any] = {"sequence_length": sequence_length, "seed": seed}
+    name, row = str(dataset.path_prefix), order.row
     if isinstance(order, NeoxDocumentsOrder):
         asked = order.check_num_samples(num_samples)
         dataset.validate()
-        return build_packing(
-            dataset, chosen, order, num_samples=asked, cache_dir=cache_dir, **common
-        )
-    common["add_extra_token"] = extra
+        return build_packing(dataset, documents, order, fetch, num_samples=asked, **common)
+    common["add_extra_token"] = add_extra_token
     if not row.is_framework:
         if source_name is None:
             source_name = corpus_fingerprint(dataset)
         common["source_name"] = check_text("source_name", source_name)
-        epoch = _computed(dataset, chosen, order, cache_dir, **common)
+        epoch = _computed(dataset, documents, order, fetch, **common)
         if num_samples is not None:
             return epoch.extend(epoch.epochs_for(num_samples))
-        return epoch.extend(ceil_div(whole.numerator, whole.denominator))
+        return epoch.extend(ceil_div(epochs.numerator, epochs.denominator))
     dataset.validate()
-    tokens = tokens_of(dataset, chosen)
+    tokens = tokens_of(dataset, documents)
     if tokens == 0:
-        check_one_sample(name, tokens, sequence_length, extra)
-    wanted = num_samples or samples_for_epochs(whole, tokens, sequence_length, extra)
-    built = epochs_built(row.exact_num_epochs, wanted, tokens, sequence_length, extra)
-    check_one_sample(name, built * tokens, sequence_length, extra)
+        check_one_sample(name, tokens, sequence_length, add_extra_token)
+    wanted = num_samples or samples_for_epochs(epochs, tokens, sequence_length, add_extra_token)
+    built = epochs_built(row.exact_num_epochs, wanted, tokens, sequence_length, add_extra_token)
+    check_one_sample(name, built * tokens, sequence_length, add_extra_token)
     request = ShuffledOrder(
         rules=row,
-        documents=chosen,
+        documents=documents,
         num_samples=wanted,
         num_epochs=built,
         tokens_per_epoch=tokens,
@@ -254,7 +200,7 @@ def build_index(
         **common,
     )
     check_total(name, request.total_tokens)
-    return _index(request, dataset, cache_dir)
+    return _index(request, dataset, fetch)
 
 
 def further_names(datasets: Sequence[IndexedDataset | None]) -> list[str | None]:
@@ -285,7 +231,7 @@ def _computed(
     dataset: IndexedDataset,
     documents: range | I32,
     order: Order,
-    cache_dir: str | os.PathLike[str] | None,
+    fetch: Fetch | None,
     **settings: Any,
 ) -> EpochIndex | PackedIndex | WindowIndex:
     """Return the index of the fewest epochs of an order of megaindex."""
@@ -300,9 +246,7 @@ def _computed(
     dataset.validate()
     tokens = tokens_of(dataset, documents)
     if isinstance(order, PackedOrder):
-        return packed_index(
-            dataset, documents, order, cache_dir, tokens_per_epoch=tokens, **settings
-        )
+        return packed_index(dataset, documents, order, fetch, tokens_per_epoch=tokens, **settings)
     assert isinstance(order, EpochOrder), "the orders of megaindex"
     check_one_sample(name, tokens, settings["sequence_length"], settings["add_extra_token"])
     return EpochIndex(
@@ -312,7 +256,7 @@ def _computed(
         fetch_table=epoch_tables(
             dataset,
             documents,
-            cache_dir,
+            fetch,
             settings["seed"],
             settings["source_name"],
             order.epochs_mixed,
@@ -331,14 +275,14 @@ _WORTH_KEEPING = 1 << 22  # documents of an epoch whose table takes a tenth of a
 def epoch_tables(
     dataset: IndexedDataset,
     documents: range | I32,
-    cache_dir: str | os.PathLike[str] | None,
+    fetch: Fetch | None,
     seed: int,
     name: str,
     epochs_mixed: int,
 ) -> FetchTable | None:
     """Return the function that keeps the tables of order epoch in the cache; None if they are small
     or without a cache."""
-    if cache_dir is None or len(documents) < _WORTH_KEEPING:
+    if fetch is None or len(documents) < _WORTH_KEEPING:
         return None
     parameters = {
         "order": "epoch table",
@@ -349,11 +293,11 @@ def epoch_tables(
         "epochs_mixed": epochs_mixed,
         "stride": STRIDE,
     }
-    return partial(_fetch_table, cache_dir, parameters)
+    return partial(_fetch_table, fetch, parameters)
 
 
 def _fetch_table(
-    cache_dir: str | os.PathLike[str],
+    fetch: Fetch,
     parameters: Mapping[str, Any],
     block: int,
     size: int,
@@ -366,14 +310,14 @@ def _fetch_table(
         sink.seal("starts")
 
     arrays = {"starts": ((size,), "int64")}
-    return fetch(cache_dir, lambda: {**parameters, "block": block}, build, arrays)[0]["starts"]
+    return fetch(lambda: {**parameters, "block": block}, build, arrays)[0]["starts"]
 
 
 def packed_index(
     dataset: IndexedDataset,
     documents: range | I32,
     order: PackedOrder,
-    cache_dir: str | os.PathLike[str] | None = None,
+    fetch: Fetch | None = None,
     **settings: Any,
 ) -> PackedIndex:
     """Return the index of one epoch of order packed; ``settings`` are those of `PackedIndex`."""
@@ -399,7 +343,7 @@ def packed_index(
             align=order.align,
         )
         build = partial(packed.build, lengths_of(lengths, documents), cutting, limit)
-        arrays, _ = fetch(cache_dir, parameters, build, packed.ARRAYS)
+        arrays, _ = _made(fetch, parameters, build, packed.ARRAYS)
     except InvalidArgument as error:
         raise InvalidArgument(f"{dataset.path_prefix}: {error}") from None
     return PackedIndex(
@@ -429,11 +373,9 @@ def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, An
     }
 
 
-def _index(
-    request: ShuffledOrder, dataset: IndexedDataset, cache_dir: str | os.PathLike[str] | None
-) -> ArrayIndex:
+def _index(request: ShuffledOrder, dataset: IndexedDataset, fetch: Fetch | None) -> ArrayIndex:
     build = partial(framework.build, request, dataset.sequence_lengths)
-    arrays, entry = fetch(cache_dir, partial(_parameters, request, dataset), build, request.arrays)
+    arrays, entry = _made(fetch, partial(_parameters, request, dataset), build, request.arrays)
     return ArrayIndex(
         order=request.rules.order,
         **arrays,
@@ -446,97 +388,3 @@ def _index(
         request=request,
         datasets=(dataset,),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildSettings:
-    """Settings common to all datasets of `build_many`: arguments of `build_index`.
-
-    Attributes:
-        sequence_length: tokens of a sample, without the extra one of the shifted label.
-        cache_dir: folder of the cache entries, one of each dataset.
-        seed: seed of the shuffles.
-        num_samples: samples of each index; None: those of ``epochs``.
-        epochs: epochs of each index, as text such as ``"2"`` or ``"3/2"``; None: one, or those
-            that ``num_samples`` need.
-        split: shares of train, valid and test, such as ``"969,30,1"``; None: all documents.
-        subset: part of the split that is built.
-        order: name of an order, or an order object.
-    """
-
-    sequence_length: int
-    cache_dir: str
-    seed: int = DEFAULT_SEED
-    num_samples: int | None = None
-    epochs: str | None = None
-    split: str | None = None
-    subset: Split = "train"
-    order: str | Order = "megatron"
-
-    def build(self, path: str) -> BuiltIndex:
-        """Build the index of the dataset at a prefix."""
-        return build_index(path, **vars(self))
-
-    def built(self, path: str) -> Built:
-        """Build the index of the dataset at a prefix, or find it, and return its size."""
-        start = time.perf_counter()
-        index = self.build(path)
-        return Built(
-            path=path,
-            order=index.order,
-            num_samples=index.num_samples,
-            num_epochs=index.num_epochs,
-            tokens_per_epoch=index.tokens_per_epoch,
-            seconds=time.perf_counter() - start,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """Size of the index of one dataset, whose arrays are in the cache."""
-
-    path: str
-    order: str
-    num_samples: int
-    num_epochs: int
-    tokens_per_epoch: int
-    seconds: float
-    """Time to build or find the index."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildTask:
-    """Task to build the index of one dataset."""
-
-    path: str
-    settings: BuildSettings
-
-    def __str__(self) -> str:
-        return self.path
-
-    def run(self) -> Built:
-        """Build the index or find it in the cache; errors name the dataset."""
-        try:
-            return self.settings.built(self.path)
-        except (MegaIndexError, MemoryError) as error:
-            if str(error).startswith(self.path):
-                raise
-            raise type(error)(f"{self.path}: {error}") from error
-
-
-def build_many(paths: Sequence[str], settings: BuildSettings, engine: Engine) -> Iterator[Built]:
-    """Build the indices of many datasets and yield their sizes as they finish, in any order.
-
-    Array files do not depend on the engine. Finished indices stay in the cache if a dataset fails.
-
-    Args:
-        paths: prefixes; repeated ones are built once.
-        settings: arguments of `build_index` for all of them.
-        engine: of `megaindex.open_engine`.
-
-    Raises:
-        MegaIndexError: the error of the first dataset that fails; running tasks are cancelled.
-    """
-    tasks = [BuildTask(path=path, settings=settings) for path in dict.fromkeys(paths)]
-    for _, built in engine.run(BuildTask.run, tasks):
-        yield built

@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,11 @@ def fetch(
         )
 
     return build_once(cache_dir, key, find, build_and_publish), os.path.abspath(entry)
+
+
+def cache_at(cache_dir: str | os.PathLike[str] | None) -> partial[Any] | None:
+    """Return `fetch` of a cache; None without one, for arrays that are built in memory."""
+    return None if cache_dir is None else partial(fetch, cache_dir)
 
 
 # A process that found a damaged entry may remove the one that another has just published.

@@ -224,7 +224,9 @@ def _chunks(size: int, whole: bool) -> list[_Chunks]:
     if whole or size <= CHUNKS * CHUNK_BYTES:
         return [[(begin, min(begin + _PIECE, size))] for begin in range(0, size, _PIECE)]
     last = size - CHUNK_BYTES
+    # multiples of 8, so that pointers are read whole
     begins = [last * k // (CHUNKS - 1) // 8 * 8 for k in range(CHUNKS)]
+    # one group: all ranges are requested at once, which matters for objects
     return [[*((begin, begin + CHUNK_BYTES) for begin in begins[:-1]), (begins[-1], size)]]
 
 

@@ -70,6 +70,7 @@ class MappedArrays:
         if can_reserve and is_local(os.path.dirname(path) or "."):
             array = map_new(path, shape, dtype)
             self._mapped.add(name)
+            # page faults of a new file would stop the kernel that fills it, one page at a time
             self._populated.append(self._threads().submit(populate, array))
         else:
             array = np.empty(shape, dtype)
@@ -100,8 +101,10 @@ class MappedArrays:
     def finish(self) -> dict[str, Written]:
         """Wait until every array is written, and describe their files; the arrays are dropped."""
         for populated in self._populated:
+            # pages that nobody has touched yet are written by the kernels already
             if not populated.cancel():
                 populated.result()
+        # the last ones have not begun, so this thread writes them while the other one goes on
         last_first = {name: self._result(name) for name in reversed(self.arrays)}
         written = {name: last_first[name] for name in self.arrays}
         arrays, self.arrays = self.arrays, {}
@@ -227,6 +230,7 @@ def map_npy(path: str) -> tuple[IntArray, int]:
         raise MissingFile(f"{path}: was removed while being read; try again") from None
     except BAD_NPY as error:
         raise FormatError(f"{path}: not an array that NumPy saved: {error}") from error
+    # mapped, not read: NumPy's own loader would copy it
     data = data[offset:]
     if dtype.name not in ARRAY_DTYPES or data.size != math.prod(shape) * dtype.itemsize:
         raise FormatError(
@@ -237,6 +241,7 @@ def map_npy(path: str) -> tuple[IntArray, int]:
 
 
 def _npy_shape(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    # all arrays here have short headers, so another version was not written by these programs
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("its format version must be 1.0")
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)

@@ -21,7 +21,7 @@ from megaindex.errors import FormatError, InvalidArgument, visible
 from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
-    from megaindex.builders.single import BuildSettings, Built
+    from megaindex.builders.cached import BuildSettings, Built
     from megaindex.engine import Engine
 
 
@@ -140,7 +140,7 @@ def _lines(file: str) -> list[str]:
 
 
 def _settings(options: argparse.Namespace) -> BuildSettings:
-    from megaindex.builders.single import BuildSettings
+    from megaindex.builders.cached import BuildSettings
 
     return BuildSettings(
         sequence_length=options.seq_length,
@@ -156,7 +156,7 @@ def _settings(options: argparse.Namespace) -> BuildSettings:
 
 def _built_by(engine: Engine, paths: Sequence[str], settings: BuildSettings) -> list[Built]:
     """Return the sizes of the indices, in the order of `paths`."""
-    from megaindex.builders.single import build_many
+    from megaindex.builders.cached import build_many
     from megaindex.progress import counting
 
     built = {}

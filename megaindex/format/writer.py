@@ -248,6 +248,7 @@ def append_documents(
     source.check_documents()
     bounds = source.bounds
     begin, end = int(bounds[first]), int(bounds[stop])
+    # bounds count sequences of the whole pair that they are written to
     shift = sink.index.num_sequences - begin
     with sink:
         for run_begin, run_end in _runs(source, begin, end):
@@ -286,6 +287,7 @@ def _append_tokens(
     source: MappedPair, sink: PairSink, begin: int, end: int, progress: Progress
 ) -> None:
     itemsize = source.dtype.itemsize
+    # a copy by the kernel has a fixed cost, which short runs do not repay
     if source.dtype == sink.dtype and (end - begin) * itemsize >= _KERNEL_BYTES:
         path, size = source.bin_path, source.bin_nbytes
         sink.copy_bytes(path, size, begin * itemsize, (end - begin) * itemsize, progress)

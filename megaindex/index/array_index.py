@@ -55,7 +55,7 @@ def check_arrays(
                 f"{name} must be {dtype} of shape {shape}, got {array.dtype} of {array.shape}"
             )
     _check_documents(order, document_index)
-    # a permutation has each value once; sorting it would take ten times as long
+    # a permutation has each value once; sorting it would take longer
     seen = np.zeros(samples, bool)
     if samples and int(shuffle_index.max()) < samples:
         seen[shuffle_index] = True

@@ -214,6 +214,7 @@ class CostModel:
     def to_dict(self) -> dict[str, Any]:
         """Return the constants as JSON values."""
         shared = {"context_parallel_size": self.context_parallel_size, "partition": self.partition}
+        # one rank a row has no partition
         constants = {"linear": self.linear, "attention": self.attention}
         return constants if self.context_parallel_size == 1 else {**constants, **shared}
 

@@ -143,6 +143,7 @@ class Tables(Generic[Entry]):
         known = (sources >= 0) & (sources < slots.size)
         if not known.all():
             return table, np.where(known, -1, sources).astype(np.int32)
+        # sources are opened on first use: a rank of a wide blend reads few of them early on
         if (slots[sources] < 0).any():
             table, slots = self._grown(np.unique(sources).tolist())
         return table, None if slots is None else slots[sources]
@@ -222,6 +223,7 @@ class BlendedIndex(CombinedIndex):
             runs = active().blended_spans(
                 table, which if slots is None else slots.astype(np.int64), samples
             )
+        # the kernel knows rows of a table, not names: sources raise errors that say which file
         except InvalidArgument:
             return locate_each(self.indices, which, samples)  # raises the error of the source
         source, document, offset, length, row_splits = runs
@@ -257,6 +259,7 @@ class BlendedIndex(CombinedIndex):
 
     def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over the samples of each source in its fastest order, window by window."""
+        # too few samples of each source for its own order to be of use
         if end - begin < WORTH_SORTING * len(self.indices):
             yield from iterate_in_order(self, begin, end, part, parts)
             return
@@ -267,6 +270,7 @@ class BlendedIndex(CombinedIndex):
                 yield from iterate_in_order(self, start, stop, part, parts)
                 continue
             for source in np.flatnonzero(np.diff(window.bounds)).tolist():
+                # successive samples need no list of positions
                 if window.firsts[source] >= 0:
                     yield from window.iterate(source, self.indices[source], source, part, parts)
                     continue

@@ -111,6 +111,8 @@ class BlendDraws(Draws):
         sources = self.values.size
         if size and not 0 <= dataset_index.min() <= dataset_index.max() < sources:
             raise FormatError(f"must draw from {sources} sources")
+        # all draws would take as long as building the arrays; counts and a beginning find other
+        # weights
         counts, ours = drawn_counts(dataset_index, sources), self.arrays(min(size, _COMPARED))
         if (
             (self.rule == "exhaustive" and not np.array_equal(counts, self.values))
@@ -183,16 +185,19 @@ class GreedyDraws(BlendDraws):
             return self._known[samples]
         if not self._may_count(samples):
             return None
+        # the greedy rule has no inverse: an earlier position is counted from the start
         if samples < self._position:
             self._position = 0
             self._counts[:] = 0
         for end in self._steps(samples):
             self._advance(end, samples)
+        # plans ask again for the same few positions
         self._known[samples] = self._counts.copy()
         return self._known[samples]
 
     def bounds(self, samples: int) -> list[tuple[int, int]]:
         most = self._most(samples)
+        # each count is at most its bound, so what one lacks of it all others cannot exceed
         surplus = sum(most) - samples
         return [(max(0, count - surplus), min(count, samples)) for count in most]
 
@@ -208,6 +213,7 @@ class GreedyDraws(BlendDraws):
         self._counts[:] = 0
         limit, last = np.array(limits, np.int64), sum(limits) + 1
         for end in self._steps(last):
+            # kept, so that the step that goes too far is repeated in parts, not from the start
             before, start = self._counts.copy(), self._position
             self._advance(end, last)
             if (self._counts > limit).any():

@@ -82,6 +82,7 @@ class Mixing(Draws):
         """Return the streams and samples of positions in any order."""
         size = self._block_size
         numbers = positions // size
+        # nearly every look-up is of one batch, in one block
         if positions.size and (numbers[0] == numbers).all():
             block = self._blocks(int(numbers[0]))
             within = positions % size
@@ -122,6 +123,7 @@ class Mixing(Draws):
             begin, end, low, high = ranges.pop()
             if low == high:
                 continue
+            # counts of a prefix cost no pass over it, so they find the block of each draw
             if end - begin > BLOCK:
                 middle = (begin + end) // 2
                 count = int(self.counts(middle)[stream])
@@ -138,6 +140,7 @@ class Mixing(Draws):
     def longest(self, limits: Sequence[int], most: int = _MOST_POSITIONS) -> tuple[int, bool]:
         """Return the most positions, up to ``most``, with no stream drawn above its limit."""
         limit = np.array(limits, np.int64)
+        # counts only grow with positions, so the last that fits is bisected for
         low, high = 0, min(most, sum(limits))
         while low < high:
             middle = (low + high + 1) // 2
@@ -212,6 +215,7 @@ class Stratified(FixedMixing, BlendDraws):
         odd, share = 2 * limits[first] + 1, shares[first]
         before = 0
         for i, other in enumerate(shares):
+            # of equal times the earlier stream is drawn first, so its draw is before the limit
             last_odd = (odd * other - int(i >= first)) // share
             before += (last_odd + 1) // 2
         return before if most is None else min(before, most), True
@@ -283,6 +287,7 @@ class PerStream(FixedMixing):
         first, last = self.batches_within(begin), self.batches_within(end - 1)
         drawn = self._spread(first, last + 1)
         sizes = np.array(self.batch_sizes, np.int64)[drawn.stream]
+        # the first batch may begin before the block, the last one end behind it
         bounds = np.append(0, np.cumsum(sizes)) - (begin - self.samples_after(first))
         which = np.repeat(np.arange(sizes.size), np.diff(np.clip(bounds, 0, BLOCK)))
         within = np.arange(BLOCK) - bounds[which]

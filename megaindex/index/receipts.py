@@ -138,9 +138,11 @@ def add_to_blocks(positions: I64, spans: Spans, keys: U64, blocks: I64, sums: U6
     """
     source, length = spans.source, spans.length
     if spans.padding is not None:
+        # lengths are below 2**32, so the two cannot be confused
         length = length + (spans.padding << 32)
     if spans.masked is not None and spans.masked.any():
         source = source + len(keys) * spans.masked.astype(source.dtype)
+        # masked spans of source k count as those of source k + len(keys)
         keys = np.concatenate((keys, keys ^ MASKED_KEY))
     active().receipt_add(
         positions,
@@ -304,6 +306,7 @@ def _sums(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Receipt]:
     """Return the receipt of the samples of each block, by their number."""
+    # fewer samples take less time than starting threads
     threads = num_threads() if end - begin >= _WORTH_THREADS else 1
     done = [0] * threads
 
@@ -314,6 +317,7 @@ def _sums(
             add_to_blocks(positions, spans, keys, numbers, sums)
             np.add.at(counts, numbers, 1)
             done[part] += positions.size
+            # one thread reports for all, so that the callback need not be safe between threads
             if progress is not None and part == 0:
                 progress(sum(done), end - begin)
         return sums, counts
@@ -358,6 +362,7 @@ def explain(
     for start in range(begin, end, _CHUNK):
         positions = np.arange(start, min(end, start + _CHUNK))
         a, b = index_a.locate(positions), index_b.locate(positions)
+        # sums of a chunk first: the hash of each sample is needed in one chunk at most
         if Receipt.of(positions, a, keys_a) == Receipt.of(positions, b, keys_b):
             continue
         differs = sample_receipts(positions, a, keys_a) != sample_receipts(positions, b, keys_b)

@@ -104,6 +104,7 @@ class Stretch:
         else:
             places = np.flatnonzero(contains(membership(found.sample), self.samples))
             once = serve(found, self.samples[places], places + first)
+        # a stretch of no samples has no turn, and a range no step 0
         turns = range(0, self.num_samples, max(1, len(self.samples)))
         return join_served([once._replace(sample=once.sample + turn) for turn in turns])
 
@@ -184,6 +185,7 @@ class MaskedDocuments:
         self.first = mask.first
         self.ids = mask.documents
         self._bits: npt.NDArray[np.uint8] | None = None
+        # ids are sorted, so the last one sizes the bitmap
         if self.ids is not None and self.ids[-1] <= _BITS_PER_ID * self.ids.size:
             self._bits = np.zeros((int(self.ids[-1]) >> 3) + 1, np.uint8)
             np.bitwise_or.at(self._bits, self.ids >> 3, _BIT[self.ids & 7])
@@ -195,6 +197,7 @@ class MaskedDocuments:
         if self._bits is None:
             at = np.minimum(np.searchsorted(self.ids, documents), self.ids.size - 1)
             return np.asarray(self.ids[at] == documents)
+        # documents behind the last id of the mask have no bit of their own
         within = np.minimum(documents >> 3, self._bits.size - 1)
         found = (self._bits[within] & _BIT[documents & 7]) != 0
         return np.asarray(found & (documents <= self.ids[-1]))
@@ -297,6 +300,7 @@ class StretchedIndex(CombinedIndex):
     def sequence_lengths_at(self, sample_ids: npt.ArrayLike) -> int | I64:
         """Return the number of input tokens of each sample, one number if all have the same."""
         ids = check_sample_ids(sample_ids, self.num_samples)
+        # nearly every run: samples need not be looked up for it
         if len(set(self.part_lengths)) == 1:
             return self.part_lengths[0]
         lengths = np.empty_like(ids)
@@ -405,6 +409,7 @@ class StretchedIndex(CombinedIndex):
         for number, sets in self.masks.items():
             for each in sets:
                 chosen = spans.source == number
+                # masks of the whole run, the usual ones, need no comparison
                 if each.first > 0:
                     chosen &= position >= each.first
                 mine = np.flatnonzero(chosen)
@@ -421,6 +426,7 @@ class StretchedIndex(CombinedIndex):
                 continue
             if id(index) not in known:
                 found = served_tokens(index, documents, source)
+                # sorted once for all stretches of an index, which take ranges of samples
                 known[id(index)] = found.select(np.argsort(found.sample, kind="stable"))
             pieces.append(each.serve(known[id(index)], first))
         return join_served(pieces)
@@ -452,6 +458,7 @@ class StretchedIndex(CombinedIndex):
         """
         found: EpochSizes = {}
         for index in self._bases:
+            # the first index wins
             found = {**epoch_sizes(index), **found}
         return found
 

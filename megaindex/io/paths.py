@@ -218,6 +218,7 @@ def file_stamp(path: str) -> list[int]:
         status = os.stat(plain(path))
     except (OSError, ValueError):
         return []
+    # a copy that keeps the modification time has another ctime and inode
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
@@ -398,12 +399,14 @@ def copy_range(
     done = 0
     while done < nbytes:
         begin = offset + done
+        # aligned pieces, so that the file system can share blocks
         piece = min(_PIECE - begin % _PIECE, nbytes - done)
         try:
             copied = copy(source, target, begin, piece)
         except OSError as error:
             if copy is _through_buffer or error.errno not in _NOT_HERE:
                 raise
+            # tried anew through a buffer, at the same place
             copied = 0
         if copied == 0:  # the end of the file, or a file system that cannot copy
             if copy is _through_buffer:

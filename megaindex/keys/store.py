@@ -292,8 +292,6 @@ class Store:
 
     def _check_again(self, file: RowsFile, wanted: U64, values: U8, rows: I64, places: I64) -> None:
         """Compare payloads of keys that an earlier file has, too."""
-        if not rows.size:
-            return
         unequal = first_unequal(Payloads([values]), rows, Payloads([file.payload]), places)
         if unequal is not None:
             raise _contradiction(file.path, "another file", wanted[rows[unequal]])

@@ -11,7 +11,7 @@ import numpy as np
 
 from megaindex._types import F64, I32, I64
 from megaindex.arithmetic import FinalEpoch, final_epoch
-from megaindex.builders import build_index
+from megaindex.builders.single import index_of
 from megaindex.format import IndexedDataset
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules
@@ -367,14 +367,14 @@ def built_coverage(
     if draw.reshuffled and served is not None:
         ends, served = [p.end for p in served for _ in range(p.times)], None
     indices = [
-        build_index(
+        index_of(
             dataset,
+            range(part.begin, part.end),
+            order_of_row(draw.row),
             sequence_length=draw.sequence_length,
             seed=(draw.seed + number) % 2**32,
             num_samples=max(draw.requested, draw.served),
-            documents=range(part.begin, part.end),
             source_name=part.shuffle_name,
-            order=order_of_row(draw.row),
         )
         for number in range(len(ends))
     ]

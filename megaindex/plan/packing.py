@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from megaindex.builders import build_index
-from megaindex.builders.single import build_packing
+from megaindex.builders.single import build_packing, index_of
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.orders.framework import PackingIndex
 from megaindex.index.orders.packed import Packing, most_documents
@@ -87,14 +86,14 @@ def packed_inputs(run: RunSettings, part: SplitPart, row: Row) -> InputTokens:
     counts = bool(part.source.path) and run.coverage not in ("expected", "none")
     if not (counts and is_countable(packing, part.sequences, 0, row.drawn)):
         return mean
-    index: Any = build_index(
+    index: Any = index_of(
         open_dataset(part.source.path, run.row),
+        range(part.begin, part.end),
+        order_of_row(run.row),
         sequence_length=run.sequence_length,
         seed=run.seed,
         num_samples=row.drawn,
-        documents=range(part.begin, part.end),
         source_name=part.shuffle_name,
-        order=order_of_row(run.row),
     )
     return InputTokens(index.count_inputs(0, row.drawn), True)
 

@@ -180,7 +180,7 @@ class Script:
 
     def _run(self, text: str) -> bool | None:
         held, self._text, self._at = (self._text, self._at), text, 0
-        self._spend(len(text))
+        self._spend(8 * len(text))  # it is read one character at a time
         if odd := _ODD.search(text[:_MOST_READ]) or len(text) > _MOST_READ:
             self._refuse(repr(odd[0]) if isinstance(odd, re.Match) else "a text of that size")
         try:
@@ -613,11 +613,11 @@ class Script:
                 )
             return held
         given = self.state["@"]
-        if isinstance(given, str) or is_several("".join(given)):
+        if isinstance(given, str) or is_several("".join(given)) or name[:-1].startswith("0"):
             return self._mark(f"${name}")
         if name == "#":
             return str(len(given))
-        return given[int(name) - 1] if int(name) <= len(given) else None
+        return given[int(name) - 1] if int(name[:9]) <= len(given) else None
 
     def _elements(self, name: str) -> list[str]:
         held = self.state.get("@" if name == "*" else name, self.state.get(""))
@@ -641,8 +641,8 @@ def _trimmed(value: str, how: str, pattern: str) -> str:
 
 
 def _integer(node: Any) -> int:
-    if isinstance(node, ast.Constant):
-        return int(node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
     if isinstance(node, ast.UnaryOp):
         return _integer(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
     left, right = _integer(node.left), _integer(node.right)

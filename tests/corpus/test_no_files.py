@@ -112,7 +112,7 @@ def _inputs(folder: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-@for_each("make", MAKES[:2])
+@pytest.mark.parametrize("make", MAKES[:2])
 @for_each(
     "file",
     ["x.parquet", "x.arrow", "x.npy", "x.raw", "x.ds.index", "mds/index.json", "x.json"],

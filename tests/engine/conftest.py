@@ -14,7 +14,7 @@ from support.corpora import write_corpus
 from support.engine_builds import content, settings
 from support.ray_clusters import quiet
 
-from megaindex.builders.single import BuildTask
+from megaindex.builders.cached import BuildTask
 from megaindex.engine import Engine, open_engine
 
 

@@ -9,7 +9,7 @@ from support.corpora import write_corpus
 from support.engine_builds import Struck, build_struck, content, settings
 from support.ray_clusters import quiet
 
-from megaindex.builders.single import BuildTask, build_many
+from megaindex.builders.cached import BuildTask, build_many
 from megaindex.cli import main
 from megaindex.engine import Engine
 from megaindex.errors import InvalidArgument

@@ -12,7 +12,7 @@ from support.engine_tasks import runs_a_task, until
 from support.ray_clusters import add_node, quiet, ray_cluster
 
 import megaindex
-from megaindex.builders.single import BuildTask
+from megaindex.builders.cached import BuildTask
 from megaindex.engine import open_engine
 
 

@@ -547,7 +547,7 @@ def test_values_of_functions(node: str) -> None:
     assert int(done.stdout) >= 40
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@for_each("name", LOCKS)
 def test_locks_of_the_page(name: str, node: str) -> None:
     """Every row and receipt, on one rank, and the identities."""
     shutil.copytree(FOLDER, "page", dirs_exist_ok=True)

@@ -283,8 +283,8 @@ def shared_rows(index: Any, ids: list[int], ranks: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("order", ["epoch", "packed", PackedOrder(align=8)])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@for_each("order", ["epoch", "packed", PackedOrder(align=8)])
+@for_each("ranks", [1, 2, 4])
 def test_ranks_that_share_a_row(tmp_path: Path, order: Any, ranks: int) -> None:
     write_corpus(tmp_path / "c", np.random.default_rng(5).integers(1, 90, 60).tolist())
     index = build_index(tmp_path / "c", sequence_length=64, order=order, epochs=1)

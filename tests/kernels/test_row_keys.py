@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs import for_each
@@ -120,6 +119,7 @@ def test_content_is_the_same_in_every_pass() -> None:
     wide = content(keys, passes, high)
     np.testing.assert_array_equal(wide, np.stack((expected, high), -1))
     assert wide.dtype == expected.dtype == np.int64
+    torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(each) for each in (keys, passes, high)]
     np.testing.assert_array_equal(content(*tensors).numpy(), wide)
     assert int(content(int(keys[0]), int(passes[0]))) == expected[0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inputs import for_each
 
 from megaindex import InvalidArgument
 from megaindex.kernels.reference.bijection import key_word
@@ -28,7 +29,7 @@ def stream_of(row: dict[str, Any]) -> int | str:
     return int(row["number"]) if row["stream"] is None else str(row["stream"])
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['key']}-{row['number']}")
+@for_each("row", ROWS)
 def test_numbers_are_those_of_the_golden_file(row: dict[str, Any]) -> None:
     key, stream, numbers = int(row["key"]), stream_of(row), row["uniform"]
     assert stream_number(stream) == int(row["number"])
@@ -146,6 +147,14 @@ def test_the_first_and_last_of_each_range() -> None:
         uniform(1, 1, 0.5)  # type: ignore[call-overload]
     with pytest.raises(InvalidArgument, match="key must be an integer"):
         generator(0.5)  # type: ignore[arg-type]
+
+
+def test_streams_begin_at_0() -> None:
+    torch = pytest.importorskip("torch")
+    assert uniform(5, 3).tolist() == uniform(5, 3, 0).tolist()
+    assert generator(5).random() == generator(5, 0).random()
+    first, same = (torch.rand(1, generator=torch_generator(5, *stream)) for stream in ((), (0,)))
+    assert first == same
 
 
 def test_torch_generators_are_seeded_with_the_first_word() -> None:

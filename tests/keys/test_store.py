@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from support.inputs import for_each
 
 from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError
-from megaindex.keys import Store
+from megaindex.keys import Store, rows_file
 from megaindex.keys.rows_file import HEADER_BYTES, KEY_BYTES
 
 SHAPE = (3, 2)
@@ -125,6 +126,17 @@ def test_merged_bytes_do_not_depend_on_the_writers(tmp_path: Path) -> None:
     assert len(contents[0][1]) == size
 
 
+def test_merging_again_keeps_what_was_merged(store: Store) -> None:
+    names = set()
+    for count, numbers in (5, range(5)), (8, range(5, 8)), (8, range(2, 6)), (9, [8]):
+        write(store, numbers)
+        store.merge()
+        assert np.array_equal(store.get(keys_of(range(count))), values_of(range(count)))
+        assert (store.num_rows, store.num_files) == (count, 1)
+        names |= {file.name for file in files_of(store)}
+    assert len(names) == 3
+
+
 def test_equal_rows_again_are_kept_once(store: Store) -> None:
     write(store, [1, 2, 3, 2, 1], [3, 4])
     assert store.num_rows == 5
@@ -136,12 +148,32 @@ def test_equal_rows_again_are_kept_once(store: Store) -> None:
 
 def test_a_second_payload_is_refused(store: Store) -> None:
     write(store, range(5))
-    for numbers in ([7, 3], [6, 8, 6]):
+    for numbers in ([7, 3], [7, 0], [6, 8, 6]):
         values = values_of(numbers)
         values[-1, 0, 0] += 1
         with pytest.raises(InvalidArgument, match="one payload"), store.writer() as writer:
             writer.append(keys_of(numbers), values)
         assert len(files_of(store)) == 1
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 3, 100])
+def test_payloads_are_compared_and_copied_in_chunks(
+    store: Store, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(rows_file, "_CHUNK_BYTES", rows_at_once * ROW_BYTES)
+    assert [len(range(7)[part]) for part in rows_file.chunks(7, ROW_BYTES)] == {
+        1: [1] * 7, 2: [2, 2, 2, 1], 3: [3, 3, 1], 100: [7],
+    }[rows_at_once]  # fmt: skip
+    assert len(list(rows_file.chunks(7, 1000 * ROW_BYTES))) == 7
+    write(store, range(10), range(5, 17))
+    values = values_of(range(17))
+    values[13] += 1
+    with pytest.raises(InvalidArgument) as found, store.writer() as writer:
+        writer.append(keys_of(range(17)), values)
+    assert f"-{13:016x}, which" in str(found.value)
+    store.merge()
+    store.verify()
+    assert np.array_equal(store.get(keys_of(range(17))), values_of(range(17)))
 
 
 def test_writers_at_the_same_time_are_found_out(tmp_path: Path) -> None:
@@ -179,11 +211,13 @@ def test_many_processes_write(tmp_path: Path) -> None:
 
 
 def test_a_store_sees_files_of_others_when_it_looks_again(store: Store) -> None:
-    other = Store(store.path)
+    looking, merging = Store(store.path), Store(store.path)
     write(store, [1])
-    assert (store.num_rows, other.num_rows) == (1, 0)
-    other.refresh()
-    assert other.num_rows == 1
+    assert (store.num_rows, looking.num_rows) == (1, 0)
+    looking.refresh()
+    assert looking.num_rows == 1
+    merging.merge()
+    assert merging.num_rows == 1
 
 
 def test_a_merge_elsewhere_leaves_an_open_store_as_it_was(store: Store) -> None:
@@ -291,7 +325,7 @@ def test_tensors_are_taken(store: Store) -> None:
     assert np.array_equal(store.get(torch.from_numpy(keys)), values)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float32", "float64"])
+@for_each("dtype", ["bool", "int8", "uint16", "int64", "float32", "float64"])
 def test_dtypes(tmp_path: Path, dtype: str) -> None:
     store = Store(tmp_path / "store", dtype=dtype, shape=5)
     values = np.arange(15).reshape(3, 5).astype(dtype)

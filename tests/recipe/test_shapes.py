@@ -17,6 +17,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex import build_index
 from megaindex.audit import audit, run_of_recipe
@@ -197,7 +198,7 @@ def test_the_first_epoch_of_a_source_ends_where_it_is_restarted(folder: Path) ->
     assert facts[0] == facts[1] != facts[2]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each("seed", range(40))
 def test_the_first_repeat_after_a_restart_is_that_of_the_audit(seed: int, tmp_path: Path) -> None:
     """At the same length or another, with blocks of which the stages before read a part."""
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from typing import Any
 
 from support.engine_tasks import until
 
-from megaindex.builders.single import BuildSettings, BuildTask, Built
+from megaindex.builders.cached import BuildSettings, BuildTask, Built
 from megaindex.index.orders import framework as shuffled
 
 

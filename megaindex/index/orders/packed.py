@@ -265,6 +265,7 @@ class PackedIndex(DocumentOrder):
     def packing(self) -> Packing:
         """Facts about the bins of an epoch: padding, pieces a sample."""
         counts = np.diff(self.arrays["piece_starts"], append=0)
+        # whole samples have no pieces of their own; their number ends `sample_starts`
         counts[-1] = self.arrays["sample_starts"][-1]
         return Packing(
             counts=counts,
@@ -316,6 +317,7 @@ class PackedIndex(DocumentOrder):
                 epochs = (end - begin) // size
                 total += epochs * self.packing.input_tokens
                 stop = begin + epochs * size
+            # the smaller part of the epoch is located, the rest subtracted
             elif 2 * (stop - begin) <= size:
                 total += self._locate_inputs(begin, stop)
             else:
@@ -336,6 +338,7 @@ class PackedIndex(DocumentOrder):
             self._document_key(block.number),
             self._units,
             self._cutting.rule,
+            # a kernel that counts units cannot add a token; `_aligned` does
             self.add_extra_token if self.align == 1 else 0,
             arrays["piece_starts"],
             arrays["piece_documents"],
@@ -373,6 +376,7 @@ class PackedIndex(DocumentOrder):
         used = self._cutting.used(self._lengths[place])
         length = np.minimum(units * self.align, used - offset)
         served = ServedTokens(rank, self._sequence_ids(place), offset, length)
+        # epochs are searched side by side, each with its share of the threads
         threads = max(1, num_threads() // self.num_epochs)
 
         def find(epoch: int) -> ServedTokens:
@@ -430,6 +434,7 @@ class PackedIndex(DocumentOrder):
         begin = low
         while (low < high).any():  # bisect for all pieces together
             middle = (low + high) // 2
+            # a finished search may stand behind the last document
             right = documents[np.minimum(middle, documents.size - 1)] < places
             right &= low < high
             low, high = np.where(right, middle + 1, low), np.where(right, high, middle)

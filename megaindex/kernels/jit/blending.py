@@ -80,7 +80,7 @@ def _blend(
             n = stop
             continue
         reached = draw_windows(pools, limits, turn, n, stop, *out)
-        # windows paid off again: scan little the next time they do not
+        # windows went far, so the next scan is short again
         if reached - n > 64 * stretch:
             stretch = 64
         n = reached
@@ -130,10 +130,10 @@ def make_pools(weights: F64, limits: I64) -> tuple[Any, ...]:
     _, first, inverse, number = np.unique(
         alike, axis=0, return_index=True, return_inverse=True, return_counts=True
     )
-    # NumPy 2.0 returns it with the shape of the rows
+    # a column in NumPy 2.0
     inverse = inverse.reshape(-1)
     datasets = np.arange(len(weights))
-    # a small group would save no lane and cost the look-up of its turn
+    # a small group saves few lanes and costs the look-up of its turn
     leader = np.where(number[inverse] < 8, datasets, first[inverse])
     member = np.lexsort((datasets, leader))
     start = np.append(np.flatnonzero(leader[member] == member), len(weights))

@@ -34,6 +34,7 @@ def _count(shuffle, rows, documents, lengths, extra, ids, splits):  # type: igno
         row = np.int64(shuffle[ids[k]])
         if row < 0 or row >= rows.shape[0] - 1:
             return k
+        # arrays may be another program's: a wrong entry must not read outside them
         first, last = rows[row, 0], rows[row + 1, 0]
         if first < 0 or first > last or last >= documents.size:
             return k
@@ -53,6 +54,7 @@ def _fill(shuffle, rows, documents, lengths, extra, ids, runs):  # type: ignore[
         row = np.int64(shuffle[ids[k]])
         for position in range(rows[row, 0], rows[row + 1, 0] + 1):
             document, offset, length = _run(documents, lengths, rows, extra, row, position)
+            # a sample may end before the first token of its last document
             if length > 0:
                 runs[0, at], runs[1, at], runs[2, at] = document, offset, length
                 at += 1
@@ -194,6 +196,7 @@ def _find_epoch_spans(documents, first, stop, lengths, start, begins, ends, runs
                     runs[2, found] = high - low
                 found += 1
             at = end
+            # documents after the request are candidates of the stride alone
             if at >= ends[k]:
                 break
         splits[k + 1] = found
@@ -206,6 +209,7 @@ def _documents(key: U64, size: int, low: I64, high: I64) -> tuple[I64, I64]:
     Overlapping and adjacent ranges share their entries.
     """
     begin, end = int(low.min(initial=size)), int(high.max(initial=0))
+    # requests overlap so much that the whole range costs less than each by itself
     if end - begin <= (high - low).sum():
         documents = np.empty(max(0, end - begin), np.int64)
         bijection_range(key, size, begin, documents)
@@ -261,6 +265,7 @@ def _find_window_spans(pointers, lengths, size, first, stop, begins, ends, runs,
     for k in range(begins.size):
         at, end = begins[k] * size, ends[k] * size
         sequence = _sequence_at(pointers, first, stop, at)
+        # else the bytes between it and this one belong to no sequence
         if sequence > first and not _meets_next(pointers, lengths, size, stop, sequence - 1):
             return sequence - 1
         while at < end:

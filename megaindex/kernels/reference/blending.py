@@ -91,6 +91,7 @@ def divisor_fill(
     odd = [2 * int(count) + 1 for count in counts]
     for position in range(begin, end):
         best = 0
+        # strictly greater: of equal quotients the first stays
         for i in range(1, len(shares)):
             if shares[i] * odd[best] > shares[best] * odd[i]:
                 best = i
@@ -112,6 +113,7 @@ def divisor_counts(weights: U64, position: int) -> I64:
     """
     check_divisor(weights, position)
     total = sum(int(weight) for weight in weights)
+    # early enough that no count is already beyond `position`
     time = max(2 * position - len(weights), 0)
     counts = np.array(
         [(int(weight) * time + total) // (2 * total) for weight in weights], dtype=np.int64
@@ -264,6 +266,7 @@ def _drawn(weights: list[int], deficits: list[int], time: int) -> list[int]:
 def _counts(weights: list[int], deficits: list[int], draws: int) -> list[int]:
     """Return the draws of each stream among the first ``draws``."""
     low, high, step = draws, draws + 1, 1
+    # deficits move the time by an amount that has no formula, so it is searched for
     while sum(_drawn(weights, deficits, low)) > draws:
         high, low, step = low, low - step, 2 * step
     step = 1
@@ -275,6 +278,7 @@ def _counts(weights: list[int], deficits: list[int], draws: int) -> list[int]:
             low = middle
         else:
             high = middle
+    # several draws may share the time after `low`; those that remain are drawn one by one
     drawn = _drawn(weights, deficits, low)
     for _ in range(draws - sum(drawn)):
         drawn[_next(weights, deficits, drawn)] += 1

@@ -92,12 +92,14 @@ def map_sentences(
     """
     rules = Rules(min_num_sent, min_left=2, keep_long_alone=True)
     ratio = short_seq_ratio(short_seq_prob)
+    # Megatron draws targets from one generator and shuffles with another of 64 bits
     words = mersenne_twister(MT19937, seed)
 
     def target(_document: int) -> int:
         if ratio == 0:
             return max_seq_length
         word = next(words)
+        # one word decides whether and how short, as in Megatron: the two are not independent
         return 2 + word % (max_seq_length - 1) if word % ratio == 0 else max_seq_length
 
     def epoch() -> list[Row]:
