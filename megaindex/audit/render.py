@@ -105,7 +105,7 @@ def balance_headline(model: BalanceModel) -> str:
         f"modelled work of the {model.rows:,} rows of {part}: {cost.linear:g} a token, "
         f"{cost.attention:g} a squared token of a document; micro batches of "
         f"{model.micro_batch_size} on {model.data_parallel_size} ranks"
-        + ("" if shared == 1 else f", {shared} of which share a row by {cost.partition}")
+        + ("" if shared == 1 else f", each of {shared} that divide every {cost.partition}")
     )
 
 

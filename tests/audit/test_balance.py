@@ -242,7 +242,7 @@ def test_the_command_line_divides_rows(prefix: Path) -> None:
         given = [*words, "--context-parallel-partition", name]
         found[name] = plan_json(*given)["balance"]
         assert json.loads(cli("audit", *given, "--json")[1])["balance"] == found[name]
-        assert f"2 of which share a row by {name}" in " ".join(plan(*given)[1].split())
+        assert f"each of 2 that divide every {name}" in " ".join(plan(*given)[1].split())
     assert plan_json(*words)["balance"] == found["document"]
     lost = {name: each["lost_time"]["by_round"]["in_order"] for name, each in found.items()}
     assert lost["row"] > lost["document"] > 0
