@@ -32,7 +32,7 @@ def chi_square_limit(degrees: int) -> float:
 def index_of(lengths: Any, sequence_length: int = SIZE, seed: int = 1) -> PackedIndex:
     sizes = np.asarray(lengths, np.int32)
     memory = Memory()
-    packed.build(sizes, sequence_length, "split", None, memory)
+    packed.build(sizes, packed.Cutting(sequence_length=sequence_length), None, memory)
     return PackedIndex(
         sequence_lengths=sizes,
         documents=range(sizes.size),
