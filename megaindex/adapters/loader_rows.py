@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_MOST_RETURNED = 1 << 16  # micro batches of one step
+
+
 class LoaderRows:
     """Rows of a DataLoader of torch, whose class and that of its batch sampler become subclasses.
 
@@ -52,6 +55,7 @@ class LoaderRows:
         self._positions, self._wide = positions, wide
         self._drawn: deque[tuple[int, list[int]]] = deque()
         self._now: tuple[int, list[int]] | None = None
+        self._returned: dict[int, tuple[int, list[int]]] = {}  # by the identity of the batch
         self._fields: tuple[RowFields, int] | None = None
         _iterate_by(loader.batch_sampler, self._record)
         _iterate_by(loader, self._follow)
@@ -68,14 +72,27 @@ class LoaderRows:
     def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
         return _Followed(batches, self._begin)
 
-    def _begin(self) -> None:
+    def _begin(self, batch: object) -> None:
         self._now = self._drawn.popleft()
+        if len(self._returned) >= _MOST_RETURNED:
+            del self._returned[next(iter(self._returned))]
+        self._returned.pop(id(batch), None)
+        self._returned[id(batch)] = self._now
+
+    def forget(self) -> None:
+        """Take micro batches returned before as unknown."""
+        self._now = None
+        self._returned.clear()
+
+    def replay(self, batch: object) -> None:
+        """Take a micro batch, which was returned before and kept since, as that returned last."""
+        self._now = self._returned.get(id(batch))
 
     def rows(self) -> dict[str, torch.Tensor]:
         """Return the rows of the micro batch that was returned last, on the CPU.
 
         Raises:
-            InvalidArgument: no micro batch was returned.
+            InvalidArgument: no micro batch was returned, or one of a checkpoint.
         """
         import torch
 
@@ -129,14 +146,14 @@ def _no_rows() -> InvalidArgument:
 
 
 class _Followed(Iterator[Any]):
-    """Iterator that calls a function after each of its values is taken."""
+    """Iterator that calls a function with each of its values."""
 
-    def __init__(self, values: Iterator[Any], taken: Callable[[], None]) -> None:
+    def __init__(self, values: Iterator[Any], taken: Callable[[Any], None]) -> None:
         self._values, self._taken = values, taken
 
     def __next__(self) -> Any:
         value = next(self._values)
-        self._taken()
+        self._taken(value)
         return value
 
 

@@ -66,7 +66,7 @@ class LossBySource:
                 where it is 0, the loss may be NaN. Default: 1.
 
         Raises:
-            InvalidArgument: a shape does not fit.
+            InvalidArgument: a shape does not fit, or ``source`` holds no integers.
         """
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(loss, torch.Tensor):
@@ -76,7 +76,7 @@ class LossBySource:
         weights = np.ones_like(losses) if mask is None else np.asarray(mask, np.float64)
         _check_shapes(losses, sources, weights)
         weighted = np.multiply(losses, weights, out=np.zeros_like(losses), where=weights != 0)
-        rows = [each.reshape(sources.size, -1).sum(axis=1) for each in (weighted, weights)]
+        rows = [each.sum(axis=tuple(range(1, each.ndim))) for each in (weighted, weights)]
         places = _places(sources, len(self.names), np.where)
         width = len(self.names) + _NO_SOURCES
         self._add(np.stack([np.bincount(places, row, width) for row in rows]))
@@ -92,7 +92,10 @@ class LossBySource:
                 weights = torch.as_tensor(mask, device=loss.device).to(torch.float64)
             _check_shapes(losses, sources, weights)
             weighted = torch.where(weights != 0, losses * weights, 0)
-            rows = [each.reshape(sources.numel(), -1).sum(1) for each in (weighted, weights)]
+            rows = [
+                each.reshape(len(each), -1).sum(1) if each.numel() else each.new_zeros(len(each))
+                for each in (weighted, weights)
+            ]
             places = _places(sources, len(self.names), torch.where)
             totals = losses.new_zeros(self._totals.shape)
             self._add(totals.index_add_(1, places, torch.stack(rows)))
@@ -183,7 +186,10 @@ class LossBySource:
 
 
 def _check_shapes(loss: Any, source: Any, mask: Any) -> None:
-    if tuple(loss.shape[:1]) != tuple(source.shape) or loss.shape != mask.shape:
+    if "int" not in str(source.dtype):
+        raise InvalidArgument(f"source must be integers, as in a batch, got {source.dtype}")
+    one_each = loss.ndim > 0 and tuple(loss.shape[:1]) == tuple(source.shape)
+    if not one_each or loss.shape != mask.shape:
         raise InvalidArgument(
             "source must have one number for each row of loss, and mask the shape of loss, got "
             f"loss {list(loss.shape)}, source {list(source.shape)} and mask {list(mask.shape)}"

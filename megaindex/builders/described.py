@@ -326,8 +326,10 @@ def _first_passes(nodes: Sequence[Node], parts: Sequence[_Part]) -> Iterator[I64
     position, passes = 0, pass_counts(parts[0][0])
     for node, (index, ranges) in zip(nodes, parts, strict=True):
         if _seed(node) != _seed(nodes[0]):
-            yield passes
-            passes = passes + pass_counts(index)
+            counts = pass_counts(index)
+            passes = np.pad(passes, (0, max(0, counts.size - passes.size)))
+            yield passes[: counts.size].copy()
+            passes[: counts.size] += counts
         elif "without" in node:
             yield exposures_of(parts[0][0], np.array([position]))
         else:

@@ -45,8 +45,17 @@ def content(key: Any, exposure: Any, key_high: Any = None) -> Any:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(key, torch.Tensor):
-        low = _low(key, exposure.to(torch.int64))
-        return low if key_high is None else torch.stack((low, key_high), -1)
+        given = {"key": key, "exposure": exposure, "key_high": key_high}
+        for name, values in given.items():
+            if values is not None and not isinstance(values, torch.Tensor):
+                given[name] = torch.as_tensor(values, device=key.device)
+            if values is not None and (given[name].is_floating_point() or given[name].is_complex()):
+                raise InvalidArgument(
+                    f"{name} must hold integers, as the field {name} of a batch, got "
+                    f"{given[name].dtype}"
+                )
+        low = _low(key.to(torch.int64), given["exposure"].to(torch.int64))
+        return low if key_high is None else torch.stack((low, given["key_high"]), -1)
     with np.errstate(over="ignore"):
         low = np.asarray(_low(_int64("key", key), _int64("exposure", exposure)))
     return low if key_high is None else np.stack((low, _int64("key_high", key_high)), -1)
@@ -58,6 +67,7 @@ def _low(key: Any, exposure: Any) -> Any:
 
 def _int64(name: str, values: npt.ArrayLike) -> I64:
     given = np.asarray(values)
+    given = given if given.size else given.astype(np.int64)  # an empty list is of float64
     if given.dtype.kind not in "iu":
         raise InvalidArgument(
             f"{name} must hold integers, as the field {name} of a batch, got {given.dtype}: "

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -320,7 +321,8 @@ class StoreWriter:
     """Writer of one file of a store, which appears, synced to disk, when its ``with`` block ends.
 
     If the block raises, no file is left. Payloads go to disk at once; keys take 16 bytes of memory
-    a row. What a writer killed in between wrote is lost: begin one at every checkpoint.
+    a row. Threads may share a writer. What a writer killed in between wrote is lost, and stays on
+    disk as ``*.rows.tmp.*`` until somebody removes it: begin one at every checkpoint.
     """
 
     def __init__(self, store: Store, form: PayloadForm) -> None:
@@ -330,6 +332,7 @@ class StoreWriter:
         self._files = AtomicFiles([self._path])
         self._keys: list[U64] = []
         self._digest = xxhash.xxh3_128()
+        self._lock = threading.Lock()  # payloads and keys in one order
         self._stream: BinaryIO | None = None
         self._is_used = False
 
@@ -388,10 +391,10 @@ class StoreWriter:
                 f"keys must not be 0, as those of padding rows are, got 0 in row {empty[0]}; leave "
                 "out rows whose sample is -1"
             )
-        with as_storage_error(self._path, "cannot write"):
+        with self._lock, as_storage_error(self._path, "cannot write"):
             self._stream.write(payload.data)
-        self._digest.update(payload.data)
-        self._keys.append(rows)
+            self._digest.update(payload.data)
+            self._keys.append(rows)
 
     def _finish(self) -> None:
         form, keys = self._form, np.concatenate(self._keys)

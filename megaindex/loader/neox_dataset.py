@@ -18,7 +18,7 @@ from megaindex.index.spans import IGNORED_LABEL, Index, Spans, check_same_length
 from megaindex.io.mapping import DescriptorCache, RangeReader
 from megaindex.kernels import active
 from megaindex.loader.positional_reader import PositionalTokens, any_remote, plain_reader
-from megaindex.loader.token_readers import row_tokens, source_arrays
+from megaindex.loader.token_readers import source_arrays
 
 logger = logging.getLogger("megaindex")
 
@@ -210,7 +210,7 @@ def _first_of_each(rewards: IndexedDataset, text: IndexedDataset) -> npt.NDArray
 def _spread(
     values: npt.NDArray[np.float32], spans: Spans, shape: tuple[int, int]
 ) -> npt.NDArray[np.float32]:
-    """Return [rows, width]: each span's value at all of its tokens, 0 after the end of a row."""
+    """Return [rows, width]: each span's value at all of its tokens, 0 elsewhere."""
     out = np.zeros(shape, np.float32)
-    out[np.arange(shape[1]) < row_tokens(spans)[:, None]] = np.repeat(values, spans.length)
+    out[spans.covered(shape[1])] = np.repeat(values, spans.length)
     return out

@@ -363,8 +363,3 @@ def _begins(dataset: IndexedDataset, document: I64, offset: I64, length: I64) ->
     room = (dataset.nbytes - pointer) // itemsize  # tokens to the end of the file
     bad |= (pointer < 0) | (pointer % itemsize != 0) | (size > room)
     return np.where(bad, -1, pointer + offset * itemsize)
-
-
-def row_tokens(spans: Spans) -> I64:
-    """Return the number of tokens of each row, int64[rows]."""
-    return np.diff(np.concatenate(([0], np.cumsum(spans.length)))[spans.row_splits])

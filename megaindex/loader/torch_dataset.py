@@ -382,6 +382,11 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         return dataset
 
     @property
+    def index(self) -> Index:
+        """The index that samples are located in."""
+        return self._maker.index
+
+    @property
     def options(self) -> SampleOptions:
         """Options of the samples."""
         return self._maker.options

@@ -200,8 +200,8 @@ class PackingFacts:
     likeness: float
     """Mean quotient of the shortest and the longest piece of a sample, where it has several."""
     rare_tokens: float
-    """Share of the tokens in pieces that share their length with at most one other: they share
-    a sample with nearly the same documents in every epoch."""
+    """Share of the tokens in pieces that share their length with at most one other: epochs change
+    least of what they share a sample with."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -341,8 +341,8 @@ def packing_texts(sources: Iterable[tuple[str, PackingFacts | None]]) -> list[tu
             f"fill {_percent(packing.fill)}, {packing.padding:,} positions of padding an epoch; "
             f"{packing.pieces_per_sample:.1f} documents a sample, at most {packing.most_pieces} of "
             f"{packing.max_documents}, the shortest {_percent(packing.likeness)} as long as the "
-            f"longest; {_percent(packing.rare_tokens)} of the tokens share a sample with nearly "
-            "the same documents in every epoch"
+            f"longest; {_percent(packing.rare_tokens)} of the tokens are in pieces whose length at "
+            "most one other has, which epochs mix least"
         )
         if packing.long_documents:
             text += f"; {packing.long_documents:,} documents are longer than a sample"

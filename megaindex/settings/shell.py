@@ -38,7 +38,8 @@ _PARAMETER = re.compile(
     r"(:?[-=+?]|%%?|##?|[/^,@]|(?:\[\d+\]|:\d+(?::\d+)?)?(?=\})))", re.A
 )  # fmt: skip
 _DOCUMENT = re.compile(  # after which only redirections are read past
-    r"<<(-?)[ \t]*(['\"]?)(\w+)\2([^\n\"'`\\|&;()#<]*)\n(?P<body>(?:.*\n)*?)\t*\3(?=\n|$)"
+    r"<<(-?)[ \t]*(['\"]?)(\w+)\2((?:[ \t]*[12&]?>>?[ \t]*[\w./$-]+)*[ \t]*)\n"
+    r"(?P<body>(?:.*\n)*?)\t*\3(?=\n|$)"
 )
 _JOINS, _COUNT = re.compile(r"[()<>;&|\n]+"), re.compile(r"\s\"?\$#\"? -\w\w \d+ \]\]")
 _ALL = re.compile(r"\$@|\$\{(@|\w+\[@\])\}", re.A)
@@ -122,6 +123,8 @@ class Script:
         self._text, self._at, self._taken = "", 0, ""
         self._mode: bool | None = True  # commands are run, or passed; None: `_why` decides
         self._why, self._ended = "", False
+        self._options: set[str] = set()  # e and u of `set`
+        self._decides = False  # the status of a condition, which ends no script
         # variables, parameters "@"; "" stands for all others
         self.state: dict[str, Any] = {**environment, "@": list(arguments), "0": path}
         said, here = environment.get("PWD", ""), os.getcwd()
@@ -242,12 +245,22 @@ class Script:
 
     def _and_or(self) -> bool | None:
         begin, held, status = self._at, (self._mode, self._why), self._pipeline()
+        is_last = not self._text.startswith("!", begin)  # a status that counts for `set -e`
         while sign := self._next(_AND_OR):
             self._after(status if status is None else status is (sign[0] == "&"), begin)
+            is_last, at = self._mode is True, self._at
             found = self._pipeline()
+            is_last = is_last and not self._text.startswith("!", at)
             status = status if self._mode is False else found if self._mode else None
             self._mode, self._why = held
+        if is_last and status is False and "e" in self._options and not self._decides:
+            self._exit()
         return status
+
+    def _exit(self, where: str = "") -> None:
+        """End the script here, if commands are run."""
+        if self._runs:
+            self.exits_at, self._ended = where or self._line(), True
 
     def _pipeline(self) -> bool | None:
         held, ended, prefix = self.state, self._ended, self._next(_PREFIX)
@@ -276,7 +289,7 @@ class Script:
         else:
             status = self._list("}" if kind == "{" else ")")
         if kind == "(":
-            self.state, self._ended, status = held, ended, None
+            self.state, self._ended, status = held, ended, status and None
         self._mode, self._why = mode
         self._next(_BLANK)
         while self._next(_REDIRECTION):
@@ -289,7 +302,9 @@ class Script:
         rest, self._taken = (self._mode, self._why), "elif"
         while self._taken == "elif":
             self._mode, self._why = rest
+            held, self._decides = self._decides, True
             holds = self._list("then")
+            self._decides = held
             self._after(holds, begin)
             self._list("elif", "else", "fi")
             self._mode, self._why = rest
@@ -322,11 +337,15 @@ class Script:
                         self._refuse(text)
                 words += self._words()
                 raws.append(re.sub(r"[\"'\\]", "", self._text[start : self._at]))
+                if self._char() in "<>" and re.fullmatch(r"\{\w+\}", raws[-1]):
+                    self._refuse(self._text[start:])
         text = self._text[begin : self._at]
         if not raws:
             return None if redirected or re.search(r"\$\((?!\()|`", text) else True
         if _KEYWORD.fullmatch(raws[0]) or self._char() == "(":
             self._refuse(self._text[begin:])
+        if raws[0] in ("eval", "source", ".") and variables != before:
+            self._refuse(text)  # its own variables are those of what it reads
         if self._runs is None:
             words = self._harmless([raw for raw in raws if raw != "="])
         while words and is_unknown(words[0]) and not self._defined(words[0]):
@@ -368,6 +387,8 @@ class Script:
             (name in ("unset", "export") and not named) or is_unknown(name) or _LOADING.match(text)
         ):
             self._forget(self._why or text)
+        if name == "set" and words[1:2] != ["--"]:
+            self._change_options(words[1:])
         if name in ("true", ":", "echo", "false", "set", "export"):
             return name != "false"
         if name in ("[", "test"):
@@ -378,6 +399,16 @@ class Script:
             self.commands.append(Command(words, variables, tuple(dict.fromkeys(self._assumed))))
             self._ended = name == "exec" and len(words) > 1
         return None
+
+    def _change_options(self, words: Sequence[str]) -> None:
+        """Take in `set -e`, `set +u`, `set -o errexit` and the like."""
+        names = {"errexit": "e", "nounset": "u"}
+        for word, after in zip(words, [*words[1:], ""], strict=True):
+            letters = {*word[1:], names.get(after, "")} if word[:1] in ("-", "+") else set()
+            if word[:1] == "-":
+                self._options |= letters & {"e", "u"}
+            else:
+                self._options -= letters
 
     def _sourced(self, words: list[str]) -> str | None:
         """Return the text that is evaluated in place of a command; None if it is not certain."""
@@ -566,6 +597,8 @@ class Script:
         raw, word = self._operand(needs) if match[1] is None else ("", "")
         if self._runs is None and how[-1:] in ("=", "?"):
             self._refuse(self._why)
+        if held is None and not how and name not in ("@", "*", "#") and "u" in self._options:
+            self._exit(self._short(match[0]))
         mark = self._mark(self._text[match.start() : self._at], undefined=not how and held is None)
         if not self._runs or (held is None and not how and not match[2]):
             return mark

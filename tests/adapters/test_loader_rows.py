@@ -77,6 +77,37 @@ def test_rows_of_megatron_are_those_of_the_micro_batch(megatron_run: Any, worker
         assert_rows(rows, batch["tokens"], megatron_run.expected, [first, first + 1])
 
 
+def test_rows_of_a_step_that_megatron_runs_again(megatron_run: Any) -> None:
+    """Three micro batches, which its iterator replays; those of a checkpoint are refused."""
+    rerun = pytest.importorskip("megatron.core.rerun_state_machine")
+    loader = megatron_run.importer.build_pretraining_data_loader(megatron_run.dataset, 0)
+    rerun.initialize_rerun_state_machine(mode=rerun.RerunMode.VALIDATE_RESULTS)
+    try:
+        batches = rerun.RerunDataIterator(iter(loader))
+
+        def take() -> list[int]:
+            batch, rows = next(batches), megatron.rows()
+            positions: list[int] = rows["sample"].tolist()
+            assert_rows(rows, batch["tokens"], megatron_run.expected, positions)
+            return positions
+
+        for first in (0, 12):
+            served = [take() for _ in range(3)]
+            assert served[0] == [first + 2, first + 3]
+            batches.rewind()
+            assert [take() for _ in range(3)] == served
+            batches.advance()
+        state = batches.state_dict()
+        state["saved_microbatches"], state["replaying"] = [{"tokens": torch.zeros(2, 16)}], True
+        batches.load_state_dict(state)
+        batches.replay_pos = 0
+        next(batches)
+        with pytest.raises(InvalidArgument, match="rows need"):
+            megatron.rows()
+    finally:
+        rerun.destroy_rerun_state_machine()
+
+
 def test_rows_of_skipped_steps_have_their_positions(megatron_run: Any) -> None:
     megatron.install(keys="wide", skip=[Skip(steps="1"), Skip(steps="2", move=True)])
     loader = megatron_run.importer.build_pretraining_data_loader(megatron_run.dataset, 0)

@@ -22,7 +22,7 @@ import torch
 from support.megatron_training import training
 
 import megaindex.adapters.megatron as adapter
-from megaindex import PackedOrder, build_index
+from megaindex import PackedOrder, Skip, build_index
 from megaindex.adapters.megatron.batches import divide_documents
 from megaindex.errors import InvalidArgument
 from megaindex.loader import BatchMaker, GPTDataset, MappedTokens, SampleOptions
@@ -199,10 +199,26 @@ def test_bounds_that_megatron_would_not_read_are_refused(training: Any, prefix: 
     with pytest.raises(InvalidArgument, match="--dataloader-inter-document-masking"):
         build.build_pretraining_data_loader(dataset, 0)
     assert build.build_pretraining_data_loader(dataset_of(prefix), 0) is not None
+    adapter.install(skip=Skip(steps="1"))
+    with pytest.raises(InvalidArgument, match="--dataloader-inter-document-masking"):
+        build.build_pretraining_data_loader(dataset, 0)
+    adapter.install()
     for setting in ("sft", "dataloader_inter_document_masking"):
         setattr(training.args, setting, True)
         assert build.build_pretraining_data_loader(dataset, 0) is not None
         setattr(training.args, setting, False)
+    training.args.sft = True
+    for ranks, is_divided in (
+        (1, True),
+        (2, True),
+        (4, False),
+    ):  # documents begin at multiples of 4
+        training.args.context_parallel_size = ranks
+        if is_divided:
+            assert build.build_pretraining_data_loader(dataset, 0) is not None
+        else:
+            with pytest.raises(InvalidArgument, match="align must be a multiple of 8"):
+                build.build_pretraining_data_loader(dataset, 0)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

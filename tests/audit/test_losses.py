@@ -174,3 +174,16 @@ def test_all_ranks_have_the_sums_of_all(tmp_path: Path) -> None:
 def test_repr() -> None:
     assert repr(LossBySource(["a", "b"])) == "LossBySource(a, b)"
     assert repr(LossBySource(NAMES)) == "LossBySource(web, code, a/b/ …)"
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_batches_without_rows_and_wrong_sources(library: str) -> None:
+    module: Any = pytest.importorskip(library)
+    make = np.asarray if library == "numpy" else module.as_tensor
+    losses = LossBySource(["web", "code"])
+    losses.update(make(np.zeros((0, 4))), make(np.zeros(0, np.int32)))
+    losses.update(make(np.zeros(0)), make(np.zeros(0, np.int32)))
+    assert losses.totals.tolist() == [[0, 0], [0, 0]]
+    for loss, source in ((np.ones(2), np.zeros(2)), (np.float64(3), np.int64(0))):
+        with pytest.raises(InvalidArgument, match="source must"):
+            losses.update(make(loss), make(source))

@@ -130,6 +130,13 @@ def test_content_refuses_what_is_no_key() -> None:
         content([0.5], [0])
     with pytest.raises(InvalidArgument, match="exposure must hold integers"):
         content([1], [0.5])
+    assert content([], []).tolist() == []
+    torch = pytest.importorskip("torch")
+    key = torch.tensor([5])
+    assert torch.equal(content(key, [0]), content(key, torch.tensor([0])))
+    for given, name in (((key * 1.0, key), "key"), ((key, key * 1.0), "exposure")):
+        with pytest.raises(InvalidArgument, match=f"{name} must hold integers"):
+            content(*given)
 
 
 def test_the_pass_is_that_of_the_last_start_up_to_a_number(backend: Any) -> None:

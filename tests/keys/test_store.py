@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -494,3 +495,18 @@ def test_odd_files_are_refused_at_once(store: Store) -> None:
 def test_the_declaration_is_plain_json(store: Store) -> None:
     fields = json.loads((Path(store.path) / "store.json").read_text())
     assert fields == {"dtype": "float16", "shape": [3, 2], "version": 1}
+
+
+def test_threads_share_a_writer(tmp_path: Path) -> None:
+    """Payloads stay with their keys: each payload is its key."""
+    store = Store(tmp_path / "s", dtype="int64", shape=(2000,))
+    rows = np.column_stack((np.arange(1, 201), np.arange(1, 201))).astype(np.uint64)
+
+    def write(part: int) -> None:
+        for number in range(part, 200, 4):
+            writer.append(rows[number : number + 1], np.full((1, 2000), number + 1))
+
+    with store.writer() as writer, ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert np.array_equal(store.get(rows), np.repeat(np.arange(1, 201)[:, None], 2000, axis=1))
+    store.verify()

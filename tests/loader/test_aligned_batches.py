@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
-from megaindex import IndexedDataset, PackedOrder, build_blend, build_index
+from megaindex import IndexedDataset, IndexedDatasetWriter, PackedOrder, build_blend, build_index
 from megaindex.errors import InvalidArgument
 from megaindex.index.source_targets import SourceTargets
-from megaindex.loader import BatchMaker, MappedTokens, NumpyDataset, SampleOptions, Targets
+from megaindex.loader import (
+    BatchMaker,
+    MappedTokens,
+    NeoxDataset,
+    NumpyDataset,
+    SampleOptions,
+    Targets,
+)
 from megaindex.loader.positional_reader import PositionalTokens
 
 SIZE, ALIGN = 64, 8
@@ -193,3 +200,19 @@ def test_sources_that_are_aligned_otherwise_are_not_kept_apart(
         batch_of(blend, [0], SampleOptions(cu_seqlens=True, eod_id=1))
     _, plain = batch_of(blend, [0, 1], SampleOptions())
     assert "cu_seqlens" not in plain
+
+
+def test_rewards_lie_at_their_tokens(prefix: Path, tmp_path: Path) -> None:
+    lengths = IndexedDataset(str(prefix)).sequence_lengths.tolist()
+    with IndexedDatasetWriter(str(tmp_path / "reward"), np.float32) as writer:
+        for number in range(len(lengths)):
+            writer.add_document([number + 1.0])
+    index = build(prefix)
+    reward = IndexedDataset(str(tmp_path / "reward"))
+    samples = NeoxDataset(index, IndexedDataset(str(prefix)), reward_dataset=reward)
+    for number in range(index.num_samples):
+        spans = index.locate([number])
+        expected = np.zeros(SIZE + 1)
+        for document, begin, end in zip(spans.document, *spans.bounds_in_samples(), strict=True):
+            expected[begin:end] = document + 1
+        assert np.array_equal(np.asarray(samples[number]["reward"]), expected)

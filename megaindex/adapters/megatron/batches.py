@@ -50,7 +50,7 @@ from megaindex.index.array_index import ArrayIndex
 from megaindex.index.balance import check_sum
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.skips import Skips
-from megaindex.index.spans import Index
+from megaindex.index.spans import Index, alignments
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.sampler_state import RankLayout, Step
 from megaindex.loader.samplers import assign_by_work
@@ -474,6 +474,31 @@ def _measure(loader: Any, dataset: Any) -> None:
         MEGATRON.measure(loader, micro_batches_of_step)
 
 
+def read_again(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return ``RerunDataIterator.__next__``, after which the rows are those of what it replays."""
+
+    @functools.wraps(original)
+    def read(self: Any) -> Any:
+        replays, batch = self.replaying, original(self)
+        if replays and core().rows is not None:
+            core().rows.replay(batch)
+        return batch
+
+    return read
+
+
+def forget_returned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return ``RerunDataIterator.load_state_dict``, whose micro batches are of another process."""
+
+    @functools.wraps(original)
+    def load(self: Any, state_dict: Any) -> Any:
+        if core().rows is not None:
+            core().rows.forget()
+        return original(self, state_dict)
+
+    return load
+
+
 def divide_documents(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``get_batch_on_this_cp_rank``, which divides documents that are aligned, where
     Megatron-LM's pretraining divides the row."""
@@ -500,11 +525,15 @@ def divide_documents(original: Callable[..., Any]) -> Callable[..., Any]:
 def _check_aligned(padded: torch.Tensor, group: Any) -> None:
     ranks = torch.distributed.get_world_size(group)
     if ranks > 1 and bool((padded % (2 * ranks) != 0).any()):
-        raise InvalidArgument(
-            f"align must be a multiple of {2 * ranks}, twice the context-parallel size, so that "
-            f"{ranks} ranks can divide each document; build the dataset with "
-            f"PackedOrder(align={2 * ranks})"
-        )
+        raise _not_aligned(ranks, "got documents that begin between them")
+
+
+def _not_aligned(ranks: int, found: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"align must be a multiple of {2 * ranks}, twice the context-parallel size, so that {ranks} "
+        f"ranks can divide each document, {found}; build the dataset with "
+        f"PackedOrder(align={2 * ranks})"
+    )
 
 
 def check_documents(dataset: Any, args: Any) -> None:
@@ -527,6 +556,9 @@ def check_documents(dataset: Any, args: Any) -> None:
             "--dataloader-inter-document-masking alone, and would attend over whole rows; give it, "
             "or leave cu_seqlens out"
         )
+    ranks, found = getattr(args, "context_parallel_size", 1), alignments(dataset.index)
+    if ranks > 1 and any(align % (2 * ranks) for align in found):
+        raise _not_aligned(ranks, f"got {', '.join(map(str, sorted(found)))}")
 
 
 def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -535,9 +567,9 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def build(dataset: Any, consumed_samples: int, *args: Any, **kwargs: Any) -> Any:
+        check_documents(dataset, _arguments(original))
         if dataset is not None and core().policy.skip and is_training(dataset):
             dataset = skipped(dataset, original)
-        check_documents(dataset, _arguments(original))
         loader = original(dataset, consumed_samples, *args, **kwargs)
         _measure(loader, dataset)
         sampler: Any = getattr(loader, "batch_sampler", None)

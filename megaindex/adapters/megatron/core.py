@@ -212,6 +212,14 @@ def microbatch_calculator() -> Any:
     return calculator
 
 
+def rerun_iterator() -> Any:
+    """Return Megatron's class of iterators that replay a step; None in releases without."""
+    try:
+        return importlib.import_module("megatron.core.rerun_state_machine").RerunDataIterator
+    except ImportError:
+        return None
+
+
 def micro_batches_of_step() -> int:
     """Return the micro batches of a rank in Megatron's current step; 1 without a calculator."""
     module = importlib.import_module("megatron.core.num_microbatches_calculator")

@@ -43,6 +43,7 @@ from megaindex.adapters.megatron.core import (
     core,
     is_built_here,
     load_class,
+    rerun_iterator,
 )
 from megaindex.adapters.policy import Patches, after_import, make_policy
 from megaindex.adapters.reports import MEGATRON, ServedDataset
@@ -469,6 +470,12 @@ def install(
     _install_classes()
     _policy_patches.undo()
     core().policy, core().rows = policy, None
+    if keys:
+        reruns = rerun_iterator()
+        if reruns is not None:
+            _policy_patches.replace(reruns, "__next__", batches.read_again(reruns.__next__))
+            load = batches.forget_returned(reruns.load_state_dict)
+            _policy_patches.replace(reruns, "load_state_dict", load)
     if policy.variance_buffer is not None:
         _policy_patches.replace(core().builder, SIZES, blend.sizes_per_dataset)
     if policy.final_epoch:

@@ -105,9 +105,10 @@ class Packing:
 
     @property
     def rare_tokens(self) -> int:
-        """Input tokens of pieces that share their length with at most one other.
+        """Input tokens of pieces that share their length, in units, with at most one other.
 
-        They share a sample with nearly the same documents in every epoch.
+        Epochs change least of what they share a sample with. In units above a token it counts the
+        padding of these pieces too.
         """
         counts = self.counts[:-1]
         lengths = np.arange(counts.size) * self.align
