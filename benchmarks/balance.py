@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.corpora import SHAPES, write_sparse
 from megaindex import IndexedDataset, build_index
 from megaindex.index.balance import balanced_rows, lost_time, squared_lengths
-from megaindex.index.orders.packed import count_pieces, pack_counts
+from megaindex.index.orders.packed import Cutting
 from megaindex.loader import CostModel
 
 COST = CostModel.preset("llama3-8b")
@@ -129,8 +129,9 @@ def whole_documents(mean: int, width: int) -> dict[str, float]:
     with more work than the mean row are alone, and all other rows have the same work.
     """
     lengths = Documents.drawn(mean, width).lengths[:_MOST_DOCUMENTS].astype(np.int32)
-    counts = count_pieces(lengths, width, "split")
-    packing = pack_counts(counts, width)  # without a limit of documents
+    cutting = Cutting(sequence_length=width)
+    counts = cutting.count(lengths)
+    packing = cutting.pack(counts, cutting.tokens(lengths), width)  # any number of documents
     squares = np.zeros(len(packing.layers) + 1)  # the last is that of no layer
     for number, (below, _, length, each, _, _) in enumerate(packing.layers.tolist()):
         squares[number] = squares[below] + each * float(length) ** 2

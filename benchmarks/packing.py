@@ -32,6 +32,7 @@ from megaindex.index.orders.packed import PackedIndex
 from megaindex.kernels import active, load, num_threads
 
 SEQUENCE_LENGTH = 8192
+CUTTING = packed.Cutting(sequence_length=SEQUENCE_LENGTH)
 DOCUMENTS = 100_000_000
 COMPARED = 100_000  # documents that the other packers get
 BATCH = 4096
@@ -129,7 +130,7 @@ def table(rows: list[Figure]) -> Table:
 
 def _pack(lengths: np.ndarray) -> Memory:
     memory = Memory()
-    packed.build(lengths, SEQUENCE_LENGTH, "split", None, memory)
+    packed.build(lengths, CUTTING, None, memory)
     return memory
 
 
@@ -150,7 +151,7 @@ def _index(lengths: np.ndarray, memory: Memory) -> PackedIndex:
 def _check(lengths: np.ndarray) -> None:
     """Exit unless arrays are those of the specification and two epochs have every token once."""
     memory = _pack(lengths)
-    reference, counts = load("reference"), packed.count_pieces(lengths, SEQUENCE_LENGTH, "split")
+    reference, counts = load("reference"), CUTTING.count(lengths)
     sorted_, starts = (memory.arrays[name] for name in ("piece_documents", "sample_starts"))
     expected = np.empty_like(sorted_), np.empty_like(starts)
     reference.sort_pieces(lengths, SEQUENCE_LENGTH, 1, counts, *expected)
@@ -192,7 +193,7 @@ def _packing(name: str, lengths: np.ndarray, rounds: int) -> Iterator[Any]:
     for _ in range(rounds):
         memory = Memory()
         start = time.perf_counter(), time.process_time()
-        packed.build(lengths, SEQUENCE_LENGTH, "split", None, memory)
+        packed.build(lengths, CUTTING, None, memory)
         wall.append(time.perf_counter() - start[0])
         processor.append(time.process_time() - start[1])
     goal = 2 * lengths.size / DOCUMENTS
@@ -351,8 +352,8 @@ def _planning(rounds: int) -> Iterator[Figure]:
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()
-            counts = packed.pieces_of_histogram(lengths, documents, size, "split")
-            packing = packed.pack_counts(counts, None)
+            cutting = packed.Cutting(sequence_length=size)
+            packing = cutting.pack_histogram(lengths, documents, None)
             seconds.append(time.perf_counter() - start)
         if packing.input_tokens != int(lengths @ documents):
             raise SystemExit("packing: the plan does not have every token")

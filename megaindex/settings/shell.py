@@ -337,21 +337,25 @@ class Script:
                         self._refuse(text)
                 words += self._words()
                 raws.append(re.sub(r"[\"'\\]", "", self._text[start : self._at]))
-                if self._char() in "<>" and re.fullmatch(r"\{\w+\}", raws[-1]):
-                    self._refuse(self._text[start:])
+                self._check_descriptor(raws[-1], start)
         text = self._text[begin : self._at]
         if not raws:
             return None if redirected or re.search(r"\$\((?!\()|`", text) else True
-        if _KEYWORD.fullmatch(raws[0]) or self._char() == "(":
+        # variables of its own are those of what it reads
+        lends = raws[0] in ("eval", "source", ".") and variables != before
+        if _KEYWORD.fullmatch(raws[0]) or self._char() == "(" or lends:
             self._refuse(self._text[begin:])
-        if raws[0] in ("eval", "source", ".") and variables != before:
-            self._refuse(text)  # its own variables are those of what it reads
         if self._runs is None:
             words = self._harmless([raw for raw in raws if raw != "="])
         while words and is_unknown(words[0]) and not self._defined(words[0]):
             del words[0]
         status = self._start(words, variables) if words and self._runs is not False else True
         return None if redirected or self._runs is None else status
+
+    def _check_descriptor(self, raw: str, start: int) -> None:
+        """Refuse ``{name}>``, which sets a name."""
+        if self._char() in "<>" and re.fullmatch(r"\{\w+\}", raw):
+            self._refuse(self._text[start:])
 
     def _check_export(self, raws: list[str], text: str) -> None:
         """Refuse assignments of `export` that are not made one after the other."""

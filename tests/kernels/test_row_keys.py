@@ -134,9 +134,9 @@ def test_content_refuses_what_is_no_key() -> None:
     torch = pytest.importorskip("torch")
     key = torch.tensor([5])
     assert torch.equal(content(key, [0]), content(key, torch.tensor([0])))
-    for given, name in (((key * 1.0, key), "key"), ((key, key * 1.0), "exposure")):
+    for fields, name in (((key * 1.0, key), "key"), ((key, key * 1.0), "exposure")):
         with pytest.raises(InvalidArgument, match=f"{name} must hold integers"):
-            content(*given)
+            content(*fields)
 
 
 def test_the_pass_is_that_of_the_last_start_up_to_a_number(backend: Any) -> None:

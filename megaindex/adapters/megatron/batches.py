@@ -479,9 +479,9 @@ def read_again(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(original)
     def read(self: Any) -> Any:
-        replays, batch = self.replaying, original(self)
-        if replays and core().rows is not None:
-            core().rows.replay(batch)
+        replays, batch, rows = self.replaying, original(self), core().rows
+        if replays and rows is not None:
+            rows.replay(batch)
         return batch
 
     return read
@@ -492,8 +492,9 @@ def forget_returned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 
     @functools.wraps(original)
     def load(self: Any, state_dict: Any) -> Any:
-        if core().rows is not None:
-            core().rows.forget()
+        rows = core().rows
+        if rows is not None:
+            rows.forget()
         return original(self, state_dict)
 
     return load
@@ -530,8 +531,8 @@ def _check_aligned(padded: torch.Tensor, group: Any) -> None:
 
 def _not_aligned(ranks: int, found: str) -> InvalidArgument:
     return InvalidArgument(
-        f"align must be a multiple of {2 * ranks}, twice the context-parallel size, so that {ranks} "
-        f"ranks can divide each document, {found}; build the dataset with "
+        f"align must be a multiple of {2 * ranks}, twice the context-parallel size, so that "
+        f"{ranks} ranks can divide each document, {found}; build the dataset with "
         f"PackedOrder(align={2 * ranks})"
     )
 
