@@ -98,21 +98,20 @@ def test_plain_pytorch_and_its_resume(corpus: None) -> None:
     assert loss_of(again) == loss_of(first)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_plain_pytorch_on_two_ranks(corpus: None) -> None:
-    """As torchrun starts it, but for the processes, which are forked and import nothing again."""
+def on_two_ranks(name: str) -> list[str]:
+    """Return what each of two ranks prints.
+
+    They are started as by torchrun, but are forked, and so import nothing again.
+    """
     pytest.importorskip("torch")
-    for steps in (26, 6):
-        with socket.create_server(("localhost", 0)) as server:
-            port = server.getsockname()[1]
-        children = [_forked_rank(rank, port) for rank in range(2)]
-        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
-        for rank in range(2):
-            text = Path(f"rank{rank}.out").read_text()
-            assert text.startswith(f"{steps} steps to sample 208 of 210, loss ")
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    children = [_forked_rank(name, rank, port) for rank in range(2)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    return [Path(f"rank{rank}.out").read_text() for rank in range(2)]
 
 
-def _forked_rank(rank: int, port: int) -> int:
+def _forked_rank(name: str, rank: int, port: int) -> int:
     child = os.fork()
     if child:
         return child
@@ -120,7 +119,7 @@ def _forked_rank(rank: int, port: int) -> int:
     try:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-        Path(f"rank{rank}.out").write_text(run_example("plain_pytorch"))
+        Path(f"rank{rank}.out").write_text(run_example(name))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -128,15 +127,21 @@ def _forked_rank(rank: int, port: int) -> int:
         os._exit(status)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_plain_pytorch_on_two_ranks(corpus: None) -> None:
+    for steps in (26, 6):
+        for text in on_two_ranks("plain_pytorch"):
+            assert text.startswith(f"{steps} steps to sample 208 of 210, loss ")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_loss_by_source_on_one_and_two_ranks(corpus: None) -> None:
     with megaindex.IndexedDatasetWriter("my_code", dtype="uint16") as writer:
         for length in np.random.default_rng(1).integers(50, 400, 60):
             writer.add_document(np.append(np.arange(length - 1) % 7 + 100, 256))
     lines = run_example("loss_by_source").splitlines()
     assert [line.split()[0] for line in lines] == ["10", "20", "30"]
-    script = str(EXAMPLES / "loss_by_source.py")
-    text = run_python("-m", "torch.distributed.run", "--nproc-per-node", "2", script)
-    assert text.splitlines() == lines
+    assert "".join(on_two_ranks("loss_by_source")).splitlines() == lines
     assert lines[0].split()[1::2] == ["data/loss", "data/loss/my_corpus", "data/loss/my_code"]
     _, corpus_loss, code_loss = map(float, lines[-1].split()[2::2])
     assert code_loss < corpus_loss < np.log(256)  # it repeats seven tokens
