@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from megaindex.cli import main
 from megaindex.errors import InvalidArgument
 from megaindex.settings.megatron_args import read_megatron
 from megaindex.settings.settings import Settings
+from megaindex.settings.shell import Script
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 
@@ -122,6 +124,13 @@ UNKNOWN = [  # equal to Bash, or refused with the construct and its line
     "f() { SEED=9; }; [ -d / ] && f",
     "set -e; (exit 3) || SEED=9",
     "[ 0 -eq $(false; echo $?) ] || ARGS=(--seq-length 32)",
+    "SEED=9 eval 'ARGS+=(--split $SEED,1,0)'",
+    "SEED=9 source ./settings.sh",
+    "true <<E SEED=9\nE",
+    'set -e; [ -n "$NOPE" ] && SEED=9',
+    "set -euo pipefail; if [ 1 = 2 ]; then SEED=9; fi; SEED=${NOPE:-8}",
+    "set -e; ! true || SEED=9; set +e; false",
+    "true {SEED}>/dev/null",
 ]
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2
@@ -135,6 +144,30 @@ torchrun --nproc_per_node 4 pretrain_gpt.py "${{ARGS[@]}}" --train-iters 9 --see
 def as_bash_runs_it(folder: Path, *words: str) -> Settings:
     assert main(["capture", "--overwrite", "--", "bash", "launch.sh", *words]) == 0
     return read_megatron("captured.json", {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "set -e; [ 1 = 2 ]",
+        "set -e\nfalse",
+        "set -o errexit; true && false",
+        "set -e; (false)",
+        "set -u; A=$NOPE",
+        "set -eu; echo ${#NOPE}",
+        "exit 0",
+    ],
+)
+def test_nothing_is_started_behind_the_end_of_a_script(tmp_path: Path, body: str) -> None:
+    text = f"{body}\ntorchrun train.py\n"
+    marks = "torchrun() { echo started; }\n"
+    done = subprocess.run(
+        ["bash", "-c", marks + text], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert "started" not in done.stdout
+    made = Script(text, {})
+    assert not [one for one in made.commands if one.words[0] == "torchrun"]
+    assert made.exits_at
 
 
 @for_each("body", READ + UNKNOWN)

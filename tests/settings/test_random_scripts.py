@@ -15,7 +15,7 @@ from megaindex.settings.shell import Script, is_unknown
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 
-EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "600"))
 RECORDER = 'torchrun() { printf "%s\\0" "<" "$@" >> "$OUT"; }\nA=x; B=7; C=(1)\n'
 WORDS = [
     *("x", "7", "--flag", "'s $A'", '"m $A n"', "$1", '"$@"', "$#", "x$By", "$(echo 5)", "{1,2}"),
@@ -174,4 +174,4 @@ def test_random_scripts_are_read_as_bash_reads_them_or_refused(
         if found is not None:
             assert found == by_bash(text, words, tmp_path), text
             equal += 1
-    assert equal > EXAMPLES // 15
+    assert equal > EXAMPLES // 30
