@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megaindex._types import I64
+from megaindex.adapters.reports import wrap_iterations
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
-from megaindex.loader.row_fields import RowFields
-from megaindex.validation import shown
+from megaindex.loader.row_fields import RowFields, check_keys
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +57,8 @@ class LoaderRows:
         self._now: tuple[int, list[int]] | None = None
         self._returned: dict[int, tuple[int, list[int]]] = {}  # by the identity of the batch
         self._fields: tuple[RowFields, int] | None = None
-        _iterate_by(loader.batch_sampler, self._record)
-        _iterate_by(loader, self._follow)
+        wrap_iterations(loader.batch_sampler, self._record)
+        wrap_iterations(loader, self._follow)
 
     def _record(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the ids of a sampler's iteration, and keep them with their shift to positions."""
@@ -122,14 +122,13 @@ def rows_of(rows: LoaderRows | None) -> dict[str, torch.Tensor]:
     return rows.rows()
 
 
-def check_keys(keys: object, *, exact: bool, amend: object) -> None:
+def check_install(keys: object, *, exact: bool, amend: object) -> None:
     """Check the setting ``keys`` of `install`.
 
     Raises:
         InvalidArgument: it is unknown, or its rows would not be those of the run.
     """
-    if keys not in (True, False, "wide"):
-        raise InvalidArgument(f"keys must be True, False or 'wide', got {shown(keys)}")
+    check_keys(keys)
     for name, given in (("amend", amend is not None), ("exact=True", exact)):
         if keys and given:
             raise InvalidArgument(
@@ -155,10 +154,3 @@ class _Followed(Iterator[Any]):
         value = next(self._values)
         self._taken(value)
         return value
-
-
-def _iterate_by(owner: Any, wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
-    """Wrap the iterations of one object, of which special methods are looked up on the class."""
-    cls = type(owner)
-    facts = {"__iter__": lambda self: wrap(iter(cls.__iter__(self))), "__module__": cls.__module__}
-    owner.__class__ = type(cls.__name__, (cls,), facts)

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -104,6 +104,17 @@ def status() -> Status:
     )
 
 
+def wrap_iterations(owner: Any, wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    """Wrap the iterators of one object, such as a DataLoader.
+
+    It becomes an instance of a subclass of its class, since special methods are not looked up on
+    instances.
+    """
+    cls = type(owner)
+    facts = {"__iter__": lambda self: wrap(iter(cls.__iter__(self))), "__module__": cls.__module__}
+    owner.__class__ = type(cls.__name__, (cls,), facts)
+
+
 class Reports:
     """The lines and the record of one framework's adapter."""
 
@@ -152,17 +163,11 @@ class Reports:
         """Add to `waits` what the iterations of a DataLoader wait.
 
         Args:
-            loader: a DataLoader of torch; it becomes an instance of a subclass of its class, since
-                special methods are not looked up on instances.
+            loader: a DataLoader of torch, see `wrap_iterations`.
             batches_of_step: function that returns the batches of the step that begins.
         """
-        cls, waits = type(loader), self.waits
-
-        def iterate(self: Any) -> Any:
-            return TimedBatches(cls.__iter__(self), waits, batches_of_step)
-
-        facts = {"__iter__": iterate, "__module__": cls.__module__}
-        loader.__class__ = type(cls.__name__, (cls,), facts)
+        waits = self.waits
+        wrap_iterations(loader, lambda batches: TimedBatches(batches, waits, batches_of_step))
 
     def replace(self, names: Iterable[str]) -> None:
         """Record functions of the framework that other modules had imported by name."""

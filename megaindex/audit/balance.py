@@ -127,9 +127,10 @@ def model_balance(run: Run, cost: CostModel) -> BalanceModel:
     balanced = [
         balanced_rows(each, rows=each.size, ranks=ranks, micro_batch_size=micro) for each in squares
     ]
-    shared = list(squares)
-    if cost.context_parallel_size > 1:
-        shared = [rank_squares(run.index, np.arange(*pair), cost) for pair in bounds_of]
+    shared = [
+        rank_squares(run.index, np.arange(*pair), each, cost)
+        for pair, each in zip(bounds_of, squares, strict=True)
+    ]
     sides = [  # work of each round and rank, float64[rounds, ranks], of each step
         [
             cost.row_work(s[o], width).sum(2).reshape(len(o), -1)
@@ -137,8 +138,7 @@ def model_balance(run: Run, cost: CostModel) -> BalanceModel:
         ]
         for orders in (in_order, balanced)
     ]
-    work = cost.row_work(np.concatenate(shared), width)
-    work = work.reshape(np.concatenate(squares).size, -1).sum(1)
+    work = cost.row_work(np.concatenate(shared), width).sum(1)
     rows, bounds = _histogram(work / work.mean())
     held = np.concatenate(documents)
     times = np.array(

@@ -426,7 +426,7 @@ def _of_chunk(
 ) -> ServedTokens:
     length = spans.input_lengths(sequence_lengths_at(index, positions))
     kept = (length > 0) & (spans.source == source) & contains(wanted, spans.document)
-    sample = np.repeat(positions, np.diff(spans.row_splits))[kept]
+    sample = spans.per_span(positions)[kept]
     return ServedTokens(sample, spans.document[kept], spans.offset[kept], length[kept])
 
 

@@ -314,19 +314,21 @@ def squares_and_documents(index: Index, sample_ids: npt.ArrayLike) -> tuple[I64,
     return out, np.diff(spans.row_splits)
 
 
-def rank_squares(index: Index, sample_ids: npt.ArrayLike, cost: CostModel) -> F64:
+def rank_squares(index: Index, sample_ids: npt.ArrayLike, squares: I64, cost: CostModel) -> F64:
     """Return the squared lengths that each rank of a row works on, float64[n, ranks].
 
     A causal query at token q of a document does work in proportion to q + 1, so tokens x to y of a
     document are y² - x² of its squared length.
+
+    Args:
+        squares: int64[n], `squared_lengths` of the samples.
 
     Raises:
         InvalidArgument: the rows cannot be cut into twice as many equal parts as ranks.
     """
     ranks, width = cost.context_parallel_size, index.sequence_length
     if ranks == 1 or cost.partition == "document":
-        whole = squared_lengths(index, sample_ids)
-        return np.repeat(whole[:, None] / ranks, ranks, axis=1)
+        return np.repeat(squares[:, None] / ranks, ranks, axis=1)
     if width % (2 * ranks):
         raise InvalidArgument(
             f"context_parallel_size: rows of {width} tokens must be a multiple of 2 x {ranks} "
@@ -337,8 +339,7 @@ def rank_squares(index: Index, sample_ids: npt.ArrayLike, cost: CostModel) -> F6
     bounds = np.arange(2 * ranks + 1) * (width // (2 * ranks))
     parts = np.diff((np.clip(bounds, begins, ends) - begins) ** 2, axis=1)
     rows = np.zeros((spans.row_splits.size - 1, 2 * ranks), np.int64)
-    row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
-    np.add.at(rows, row, parts)
+    np.add.at(rows, spans.rows, parts)
     return np.asarray(rows[:, :ranks] + rows[:, : ranks - 1 : -1], np.float64)
 
 

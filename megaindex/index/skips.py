@@ -657,14 +657,9 @@ def _check_ids(mask: LossMask, number: int, names: Sequence[str], documents: Seq
 def masked_labels(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
     """Return bool[rows, width]: True where the label of an input token is of a masked span."""
     assert spans.masked is not None, "the index has masks"
-    row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
+    begins, ends = spans.bounds_in_samples()
     # token t of a row is the label of input t - 1
-    bounds = spans.bounds_in_samples()
-    first, last = (np.clip(at[spans.masked] - 1, 0, width) for at in bounds)
-    edges = np.zeros((spans.row_splits.size - 1, width + 1), np.int64)
-    np.add.at(edges, (row[spans.masked], first), 1)
-    np.add.at(edges, (row[spans.masked], last), -1)
-    return np.asarray(np.cumsum(edges, axis=1)[:, :width] > 0)
+    return spans.ranges(begins - 1, ends - 1, width, spans.masked)
 
 
 def masked_tokens(index: StretchedIndex, num_sources: int, end: int | None = None) -> I64:
@@ -687,7 +682,7 @@ def masked_tokens(index: StretchedIndex, num_sources: int, end: int | None = Non
                 continue
             width = sequence_lengths_at(index, positions)
             if isinstance(width, np.ndarray):
-                width = np.repeat(width, np.diff(spans.row_splits))
+                width = spans.per_span(width)
             # tokens 1 to width of a row are labels
             first, past = (np.clip(n, 1, width + 1) for n in spans.bounds_in_samples())
             np.add.at(counts, spans.source[masked], (past - first)[masked])

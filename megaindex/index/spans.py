@@ -76,24 +76,52 @@ class Spans:
         """
         begins, _ = self.bounds_in_samples()
         if isinstance(sequence_length, np.ndarray):
-            sequence_length = np.repeat(sequence_length, np.diff(self.row_splits))
+            sequence_length = self.per_span(sequence_length)
         return np.asarray(np.clip(sequence_length - begins, 0, self.length), np.int64)
 
     def covered(self, width: int) -> npt.NDArray[np.bool_]:
         """Return bool[samples, width]: True where a row has a token of a span."""
-        row = np.repeat(np.arange(self.row_splits.size - 1), np.diff(self.row_splits))
-        edges = np.zeros((self.row_splits.size - 1, width + 1), np.int64)
-        for sign, places in zip((1, -1), self.bounds_in_samples(), strict=True):
+        if self.padding is None:
+            tokens = np.diff(np.concatenate(([0], np.cumsum(self.length)))[self.row_splits])
+            return np.asarray(np.arange(width) < tokens[:, None])
+        return self.ranges(*self.bounds_in_samples(), width)
+
+    def ranges(
+        self,
+        begins: I64,
+        ends: I64,
+        width: int,
+        chosen: npt.NDArray[np.bool_] | slice = slice(None),
+    ) -> npt.NDArray[np.bool_]:
+        """Return bool[samples, width]: True at places ``begins`` to ``ends - 1`` in rows.
+
+        Args:
+            begins, ends: int64[n], a range of each span, clipped to the row; those of a row do not
+                overlap.
+            chosen: the spans whose ranges count.
+        """
+        edges = np.zeros((self.row_splits.size - 1, width + 1), np.int8)
+        for sign, places in ((1, begins), (-1, ends)):
+            at = np.clip(places[chosen], 0, width)
             # not `+=`, which would add once where two spans share an edge
-            np.add.at(edges, (row, np.minimum(places, width)), sign)
-        return np.asarray(np.cumsum(edges[:, :width], axis=1) > 0)
+            np.add.at(edges, (self.rows[chosen], at), sign)
+        return np.asarray(np.cumsum(edges[:, :width], axis=1, dtype=np.int8) > 0)
+
+    @property
+    def rows(self) -> I64:
+        """int64[n]: number of the sample of each span."""
+        return self.per_span(np.arange(self.row_splits.size - 1))
+
+    def per_span(self, values: I64) -> I64:
+        """Return values of the samples, int64[samples], for each span."""
+        return np.repeat(values, np.diff(self.row_splits))
 
     def bounds_in_samples(self) -> tuple[I64, I64]:
         """Return the places in its row at which each span begins and ends, int64[n] each."""
         ends = np.cumsum(self.length)
         # tokens of all rows before each row: sums over all spans start at 0 in each
         before = np.concatenate(([0], ends))[self.row_splits[:-1]]
-        ends -= np.repeat(before, np.diff(self.row_splits))
+        ends -= self.per_span(before)
         if self.padding is not None:
             ends += self.padding
         return ends - self.length, ends
@@ -449,6 +477,23 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
             f"{num_samples - 1}; request one of them or build an index with more"
         )
     return ids.astype(np.int64)
+
+
+PADDING = -1
+"""Sample id of a row of padding."""
+
+
+def locate_rows(index: Index, sample_ids: I64) -> Spans:
+    """Return the spans of samples; id -1, a row of padding, has none.
+
+    Raises:
+        OutOfRange: the index does not hold another id.
+    """
+    real = sample_ids != PADDING
+    spans = index.locate(sample_ids[real])
+    counts = np.zeros(sample_ids.size, np.int64)
+    counts[real] = np.diff(spans.row_splits)
+    return replace(spans, row_splits=np.concatenate(([0], np.cumsum(counts))))
 
 
 def locate_each(indices: Sequence[Index], source: I64, sample: I64) -> Spans:

@@ -404,7 +404,7 @@ class StretchedIndex(CombinedIndex):
         """Return the spans of samples at these positions with their masks."""
         if not self.masks:
             return spans
-        position = np.repeat(positions, np.diff(spans.row_splits))
+        position = spans.per_span(positions)
         masked = np.zeros(len(spans), bool) if spans.masked is None else spans.masked.copy()
         for number, sets in self.masks.items():
             for each in sets:

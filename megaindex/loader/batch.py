@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,10 +25,17 @@ from megaindex._types import I64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.index.receipts import fingerprint_keys, sample_receipts
 from megaindex.index.skips import masked_labels
-from megaindex.index.spans import Index, Spans, alignments, sequence_lengths_at
+from megaindex.index.spans import (
+    PADDING,
+    Index,
+    Spans,
+    alignments,
+    locate_rows,
+    sequence_lengths_at,
+)
 from megaindex.kernels import active
 from megaindex.loader.checkpoint import check_datasets, check_token_dtype
-from megaindex.loader.row_fields import RowFields, row_fields
+from megaindex.loader.row_fields import RowFields, check_keys, row_fields
 from megaindex.loader.targets import Targets, targets_within_documents
 from megaindex.loader.token_readers import TokenReader
 from megaindex.validation import check_between, check_choice, check_integer, make_plain, shown
@@ -156,8 +163,7 @@ class SampleOptions:
     def __post_init__(self) -> None:
         check_choice("boundaries", self.boundaries, ("eod", "documents"))
         check_choice("token_dtype", self.token_dtype, TOKEN_DTYPES)
-        if self.keys not in (True, False, "wide"):
-            raise InvalidArgument(f"keys must be True, False or 'wide', got {shown(self.keys)}")
+        check_keys(self.keys)
         make_plain(self, "pad_id", optional=["eod_id"])
         for name, value in (("pad_id", self.pad_id), ("eod_id", self.eod_id)):
             limits = np.iinfo(self.token_dtype)
@@ -188,9 +194,7 @@ class SampleOptions:
 
 
 SampleIds = Sequence[int | None] | IntArray
-
-PADDING = -1
-"""Sample id of a row of padding; None means the same."""
+"""Ids of samples; None, as -1, is a row of padding."""
 
 
 class BatchMaker:
@@ -423,11 +427,7 @@ class BatchMaker:
         ids = np.asarray(given)
         if PADDING not in given:
             return ids, self._index.locate(ids)
-        real = ids != PADDING
-        spans = self._index.locate(ids[real])
-        counts = np.zeros(ids.size, np.int64)
-        counts[real] = np.diff(spans.row_splits)
-        return ids, replace(spans, row_splits=np.concatenate(([0], np.cumsum(counts))))
+        return ids, locate_rows(self._index, ids)
 
     def _separate_documents(self, buffers: Buffers, spans: Spans) -> None:
         """Fill the fields that depend on document boundaries; tokens still hold ``pad_id``."""
@@ -465,11 +465,10 @@ class BatchMaker:
         )  # fmt: skip
         positions *= spans.covered(width)
         if "cu_seqlens" in arrays:
-            row = np.repeat(np.arange(ends.size), np.diff(spans.row_splits))
-            begins = np.concatenate(([0], np.cumsum(lengths)))
+            row = spans.rows
             number = np.arange(lengths.size) - spans.row_splits[row]
             steps = np.zeros_like(arrays["cu_seqlens"])
-            steps[row, number + 1] = np.diff(begins)
+            steps[row, number + 1] = lengths
             np.cumsum(steps, axis=1, out=arrays["cu_seqlens"])
 
     def _mask_loss(self, buffers: Buffers, spans: Spans) -> None:

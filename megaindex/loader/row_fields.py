@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,19 +10,32 @@ import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.cache.fingerprint import content_fingerprint
+from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.exposures import ONE_PASS
 from megaindex.index.receipts import fingerprint_keys
-from megaindex.index.spans import Index, Spans, pass_numbers, pass_runs
+from megaindex.index.spans import (
+    PADDING,
+    Index,
+    Spans,
+    locate_rows,
+    pass_numbers,
+    pass_runs,
+)
 from megaindex.kernels import active
+from megaindex.validation import shown
 
 ROW_FIELDS = {"sample": "int64", "source": "int32", "exposure": "int32", "key": "int64"}
 """Fields of ``SampleOptions(keys=True)`` and their dtypes."""
 WIDE_FIELD = "key_high"
 """A further field, int64, of ``SampleOptions(keys="wide")``."""
-NO_SAMPLE = -1
-"""Sample id of a row of padding."""
 _NO_WORDS = np.empty(0, np.int64)
+
+
+def check_keys(keys: object) -> None:
+    """Raise InvalidArgument unless ``keys`` is True, False or ``"wide"``."""
+    if keys not in (True, False, "wide"):
+        raise InvalidArgument(f"keys must be True, False or 'wide', got {shown(keys)}")
 
 
 def row_fields(wide: bool) -> dict[str, str]:
@@ -86,12 +98,8 @@ class RowFields:
         Raises:
             OutOfRange: the index does not hold a sample id.
         """
-        ids = np.array([NO_SAMPLE if each is None else each for each in sample_ids], np.int64)
-        real = ids != NO_SAMPLE
-        spans = self._index.locate(ids[real])
-        counts = np.zeros(ids.size, np.int64)
-        counts[real] = np.diff(spans.row_splits)
-        spans = replace(spans, row_splits=np.concatenate(([0], np.cumsum(counts))))
+        ids = np.array([PADDING if each is None else each for each in sample_ids], np.int64)
+        spans = locate_rows(self._index, ids)
         arrays = {name: np.empty(ids.size, kind) for name, kind in row_fields(wide).items()}
         self.fill(arrays, ids, spans, width)
         return arrays

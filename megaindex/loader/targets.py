@@ -112,12 +112,8 @@ class Targets:
 
 def labels_within_documents(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
     """Return bool[rows, width]: True at each token that the next one of its document follows."""
-    row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
     begins, ends = spans.bounds_in_samples()
-    edges = np.zeros((spans.row_splits.size - 1, width + 1), np.int8)
-    np.add.at(edges, (row, np.minimum(begins, width)), 1)
-    np.add.at(edges, (row, np.minimum(ends - 1, width)), -1)
-    return np.asarray(np.cumsum(edges[:, :width], axis=1, dtype=np.int8) > 0)
+    return spans.ranges(begins, ends - 1, width)
 
 
 def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None) -> Spans:

@@ -198,7 +198,7 @@ def spread(spans: Spans, arrays: Sequence[IntArray], pad_id: int) -> None:
     """
     assert spans.padding is not None, "as the reader checked"
     width = arrays[0].shape[1]
-    row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
+    row = spans.rows
     begins, ends = (np.minimum(each, width) for each in spans.bounds_in_samples())
     rows = spans.row_splits.size - 1
     # at each place the padding before it, or the width + 1 where it is padding itself

@@ -13,9 +13,8 @@ from megaindex.validation import check_between
 Batch = TypeVar("Batch")
 
 WAIT_BOUNDS = (0.001, 0.01, 0.1, 1.0, 10.0)
-"""Seconds between the classes of a histogram of waits."""
-WAITED = WAIT_BOUNDS[0]
-"""Seconds from which a step waited: a batch that is ready takes less to hand out."""
+"""Seconds between the classes of a histogram of waits; from the first on a step waited, since a
+batch that is ready takes less to hand out."""
 
 
 @dataclass
@@ -26,18 +25,24 @@ class Waits:
     an iteration is counted apart, since none can be ready before it.
 
     Attributes:
-        steps: number of steps all of whose batches were returned.
-        steps_waited: number of those that waited a millisecond or longer.
         seconds: seconds waited, also in a step that is not complete; without ``start_seconds``.
         start_seconds: seconds waited for the first batch of each iteration.
         histogram: number of steps that waited less than 1 ms, 10 ms, 0.1 s, 1 s, 10 s, or longer.
     """
 
-    steps: int = 0
-    steps_waited: int = 0
     seconds: float = 0.0
     start_seconds: float = 0.0
     histogram: list[int] = field(default_factory=lambda: [0] * (len(WAIT_BOUNDS) + 1))
+
+    @property
+    def steps(self) -> int:
+        """Number of steps all of whose batches were returned."""
+        return sum(self.histogram)
+
+    @property
+    def steps_waited(self) -> int:
+        """Number of those that waited a millisecond or longer."""
+        return sum(self.histogram[1:])
 
     @property
     def share(self) -> float:
@@ -52,7 +57,8 @@ class Waits:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sums as JSON values."""
-        return {**asdict(self), "share": self.share}
+        derived = ("steps", "steps_waited", "share")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     def timed(self, batches: Iterable[Batch], micro_batches_per_step: int = 1) -> Iterator[Batch]:
         """Iterate over the batches of another loader, and add the time of each.
@@ -105,7 +111,5 @@ class TimedBatches(Iterator[Batch]):
             waits.seconds += seconds
         self._left -= 1
         if self._left == 0:
-            waits.steps += 1
-            waits.steps_waited += self._of_step >= WAITED
             waits.histogram[bisect_right(WAIT_BOUNDS, self._of_step)] += 1
         return batch

@@ -277,7 +277,7 @@ class Run:
             ids = ids[~self.skips.is_hole(ids)]
         spans = self.index.locate(ids)
         length = spans.input_lengths(sequence_lengths_at(self.index, ids))
-        sample = np.repeat(ids, np.diff(spans.row_splits))
+        sample = spans.per_span(ids)
         kept = length > 0
         return TokenRuns(
             sample=sample[kept],

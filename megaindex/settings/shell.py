@@ -398,7 +398,7 @@ class Script:
         if name in ("[", "test"):
             return self._compare(words[1:-1] if name == "[" else words[1:])
         if self._runs and name == "exit":
-            self.exits_at, self._ended = self._line(), True
+            self._exit()
         elif self._runs:
             self.commands.append(Command(words, variables, tuple(dict.fromkeys(self._assumed))))
             self._ended = name == "exec" and len(words) > 1
@@ -621,7 +621,7 @@ class Script:
         if how[-1] not in "-=?+" or unsure:
             return mark
         if needs and how[-1] == "?":
-            self.exits_at, self._ended = self._short(match[0]), True
+            self._exit(self._short(match[0]))
         if needs and how[-1] == "=":
             self._set(name, word)
         return word if needs else held * (how[-1] != "+")

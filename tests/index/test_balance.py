@@ -290,22 +290,23 @@ def test_ranks_that_share_a_row(tmp_path: Path, order: Any, ranks: int) -> None:
     index = build_index(tmp_path / "c", sequence_length=64, order=order, epochs=1)
     ids = list(range(index.num_samples))
     by_row = CostModel(linear=0, attention=1, context_parallel_size=ranks, partition="row")
-    assert rank_squares(index, ids, by_row).tolist() == shared_rows(index, ids, ranks)
-    by_document = replace(by_row, partition="document")
     whole = squared_lengths(index, ids)
-    each = rank_squares(index, ids, by_document)
+    assert rank_squares(index, ids, whole, by_row).tolist() == shared_rows(index, ids, ranks)
+    by_document = replace(by_row, partition="document")
+    each = rank_squares(index, ids, whole, by_document)
     assert np.array_equal(each, np.repeat(whole[:, None] / ranks, ranks, axis=1))
     if order != "epoch":  # the last token of a row that is cut is input of two spans there
-        assert np.array_equal(rank_squares(index, ids, by_row).sum(1), whole)
+        assert np.array_equal(rank_squares(index, ids, whole, by_row).sum(1), whole)
 
 
 def test_a_row_is_cut_into_equal_parts(tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", [40] * 10)
     index = build_index(tmp_path / "c", sequence_length=24, order="epoch", epochs=1)
     cost = CostModel(linear=1, attention=1, context_parallel_size=6, partition="row")
-    assert rank_squares(index, [0], cost).shape == (1, 6)
+    squares = squared_lengths(index, [0])
+    assert rank_squares(index, [0], squares, cost).shape == (1, 6)
     with pytest.raises(InvalidArgument, match="context_parallel_size"):
-        rank_squares(index, [0], replace(cost, context_parallel_size=5))
+        rank_squares(index, [0], squares, replace(cost, context_parallel_size=5))
 
 
 def test_the_ranks_of_a_row_are_constants_of_the_model() -> None:

@@ -61,7 +61,7 @@ def test_both_sides_of_each_bound(clock: Clock, number: int) -> None:
         timed = waits.TimedBatches(clock.batches(0, seconds), found, lambda: 1)
         list(timed)
         assert found.histogram[place] == 1 + (place == 0)
-        assert found.steps_waited == (seconds >= waits.WAITED)
+        assert found.steps_waited == (seconds >= waits.WAIT_BOUNDS[0])
 
 
 def test_sums_are_taken(clock: Clock) -> None:

@@ -503,9 +503,9 @@ def forget_returned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 def divide_documents(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``get_batch_on_this_cp_rank``, which divides documents that are aligned, where
     Megatron-LM's pretraining divides the row."""
-    if "use_per_sequence_balancing" not in inspect.signature(original).parameters:
+    signature, checked = inspect.signature(original), False
+    if "use_per_sequence_balancing" not in signature.parameters:
         return original
-    checked = False
 
     @functools.wraps(original)
     def divide(batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -513,7 +513,7 @@ def divide_documents(original: Callable[..., Any]) -> Callable[..., Any]:
         padded = batch.get("cu_seqlens_padded")
         if padded is None:
             return original(batch, *args, **kwargs)
-        bound = inspect.signature(original).bind(batch, *args, **kwargs)
+        bound = signature.bind(batch, *args, **kwargs)
         if not checked:  # of the first batch alone: reading it waits for the device
             checked = True
             _check_aligned(padded, bound.arguments.get("cp_group"))

@@ -196,14 +196,18 @@ def _text(release: tuple[int, int]) -> str:
     return ".".join(map(str, release))
 
 
+def _calculator() -> Any:
+    module = importlib.import_module("megatron.core.num_microbatches_calculator")
+    return module._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+
+
 def microbatch_calculator() -> Any:
     """Return Megatron's calculator of microbatches.
 
     Raises:
         InvalidArgument: it is not initialised.
     """
-    module = importlib.import_module("megatron.core.num_microbatches_calculator")
-    calculator = module._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+    calculator = _calculator()
     if calculator is None:
         raise InvalidArgument(
             "balance, skip and lock need Megatron's calculator of microbatches, which is not "
@@ -222,8 +226,7 @@ def rerun_iterator() -> Any:
 
 def micro_batches_of_step() -> int:
     """Return the micro batches of a rank in Megatron's current step; 1 without a calculator."""
-    module = importlib.import_module("megatron.core.num_microbatches_calculator")
-    calculator = module._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+    calculator = _calculator()
     return 1 if calculator is None else int(calculator.get() or 1)
 
 

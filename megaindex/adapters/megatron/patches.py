@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import megaindex.helpers
-from megaindex.adapters.loader_rows import check_keys, rows_of
+from megaindex.adapters.loader_rows import check_install, rows_of
 from megaindex.adapters.megatron import arrays, batches, blend, indexed_dataset, locks
 from megaindex.adapters.megatron.arrays import (
     FINAL_EPOCH_ATTRIBUTES,
@@ -455,7 +455,7 @@ def install(
             is not supported.
         FormatError, StorageError: the lock is damaged, or cannot be read.
     """
-    check_keys(keys, exact=False, amend=amend)
+    check_install(keys, exact=False, amend=amend)
     policy = make_policy(
         "megatron",
         variance_buffer,

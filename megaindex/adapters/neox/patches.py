@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import megaindex.helpers
-from megaindex.adapters.loader_rows import LoaderRows, check_keys, rows_of
+from megaindex.adapters.loader_rows import LoaderRows, check_install, rows_of
 from megaindex.adapters.neox import arrays, blend, datasets, locks, skips
 from megaindex.adapters.neox.datasets import BatchRows, check_exists
 from megaindex.adapters.neox.framework import (
@@ -492,7 +492,7 @@ def install(
         FormatError, StorageError: the lock is damaged, or cannot be read.
     """
     exact = check_flag("exact", exact)
-    check_keys(keys, exact=exact, amend=amend)
+    check_install(keys, exact=exact, amend=amend)
     if cache_dir is not None:
         if not isinstance(cache_dir, (str, os.PathLike)) or not os.fspath(cache_dir):
             raise InvalidArgument(f"cache_dir must be the path of a folder, got {shown(cache_dir)}")
