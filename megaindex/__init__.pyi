@@ -38,6 +38,7 @@ from megaindex.index.order_settings import WindowOrder as WindowOrder
 from megaindex.index.skips import Skip as Skip
 from megaindex.index.spans import Index as Index
 from megaindex.index.spans import Spans as Spans
+from megaindex.index.subset_rule import SubsetRule as SubsetRule
 from megaindex.kernels import backend as backend
 from megaindex.settings.amended import AmendedBlend as AmendedBlend
 from megaindex.settings.amended import BlendChange as BlendChange

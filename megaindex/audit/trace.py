@@ -128,7 +128,7 @@ def unordered_runs(run: Run, documents: npt.ArrayLike, source: int = 0) -> Token
     check_source(run, source)
     ids = distinct(np.asarray(documents, np.int64).ravel())
     first = run.sources[source].first_document
-    last = first + run.sources[source].lengths.size - 1
+    last = first + run.sources[source].sequence_lengths.size - 1
     outside = ids[(ids < first) | (ids > last)]
     if outside.size:
         raise OutOfRange(
@@ -405,7 +405,7 @@ def documents_of_rows(run: Run, rows: str) -> dict[int, I64]:
 
 def _inside(run: Run, source: int, sequences: I64) -> I64:
     first = run.sources[source].first_document
-    inside = (sequences >= first) & (sequences < first + run.sources[source].lengths.size)
+    inside = (sequences >= first) & (sequences < first + run.sources[source].sequence_lengths.size)
     return sequences[inside]
 
 

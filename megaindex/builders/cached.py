@@ -17,6 +17,7 @@ from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import Split, select_documents
 from megaindex.index.order_settings import Order, check_parameters, order_of
+from megaindex.index.subset_rule import SubsetRule
 from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def build_index(
     source_name: str | None = None,
     order: str | Order = "megatron",
     cache_dir: str | os.PathLike[str] | None = None,
+    document_subset: SubsetRule | None = None,
 ) -> BuiltIndex:
     """Return the index of one dataset: the samples of a run and the tokens that each reads.
 
@@ -69,6 +71,8 @@ def build_index(
             Default: memory. Order window has no arrays, and order epoch tables of 4 million
             documents and more; those of order packed are the documents sorted by length, for any
             seed and number of epochs.
+        document_subset: share of these documents that an epoch has, of a range or a split in one of
+            the orders of megaindex.
 
     Returns:
         An index with ``num_samples``, ``num_epochs``, ``tokens_per_epoch``, ``datasets`` and
@@ -115,6 +119,7 @@ def build_index(
         add_extra_token=extra,
         source_name=source_name,
         fetch=cache_at(cache_dir),
+        document_subset=document_subset,
     )
 
 

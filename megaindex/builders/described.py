@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from megaindex._types import I32, I64
+from megaindex._types import I64
 from megaindex.arithmetic import samples_in
 from megaindex.builders.cached import build_index
 from megaindex.builders.single import epoch_tables, packed_index, tokens_of
@@ -20,6 +20,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, make_bins
 from megaindex.index.blend import draws_by
 from megaindex.index.blended_index import BlendedIndex, blend_index
+from megaindex.index.documents import Documents, DocumentSubset, WordRange
 from megaindex.index.extension import least_seen_index
 from megaindex.index.mixing import FixedMixing, Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
@@ -127,10 +128,13 @@ def _leaf(
             f"{dataset.path_prefix}: the documents of an epoch are {begin} to {end - 1}, and it "
             f"has {len(dataset)}; restore the dataset"
         )
+    documents: Documents = range(begin, end)
+    if "members" in node:
+        documents = DocumentSubset.of(WordRange.of_json(node["members"]), range(begin, end))
     if "without" in node:
         index = _epoch_without(node, dataset, files[node["without"]])
     else:
-        index = _KINDS[node["order"]](node, dataset, range(begin, end), cache_dir)
+        index = _KINDS[node["order"]](node, dataset, documents, cache_dir)
     _check_samples(node, dataset, index.num_samples)
     if "least_seen" in node:
         return least_seen_index(index, node["least_seen"], node["samples"] - node["least_seen"])
@@ -156,7 +160,7 @@ def _common(node: Node) -> dict[str, Any]:
 
 
 def _epoch(
-    node: Node, dataset: IndexedDataset, documents: range | I32, cache_dir: Folder | None
+    node: Node, dataset: IndexedDataset, documents: Documents, cache_dir: Folder | None
 ) -> EpochIndex:
     return EpochIndex(
         sequence_lengths=dataset.sequence_lengths,
@@ -188,7 +192,7 @@ def _epoch_without(node: Node, dataset: IndexedDataset, path: str) -> Index:
     return replace(_epoch(node, dataset, documents.astype(np.int32), None), without=path)
 
 
-def _blocks(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:
+def _blocks(node: Node, dataset: IndexedDataset, documents: Documents, _: Folder | None) -> Index:
     of_epochs = {**node, "epochs_mixed": 1, "left_over": "drop", "epochs": 1}
     blocks = PassBlocks(_epoch(of_epochs, dataset, documents, None), node["block_tokens"])
     return BlockedIndex(
@@ -196,14 +200,16 @@ def _blocks(node: Node, dataset: IndexedDataset, documents: range, _: Folder | N
     )
 
 
-def _window(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:
+def _window(
+    node: Node, dataset: IndexedDataset, documents: range | DocumentSubset, _: Folder | None
+) -> Index:
     return WindowIndex(
         dataset=dataset, documents=documents, num_epochs=node["epochs"], **_common(node)
     )
 
 
 def _packed(
-    node: Node, dataset: IndexedDataset, documents: range, cache_dir: Folder | None
+    node: Node, dataset: IndexedDataset, documents: Documents, cache_dir: Folder | None
 ) -> Index:
     order = PackedOrder(
         max_documents=node["max_documents"],
@@ -217,7 +223,7 @@ def _packed(
     return one.extend(node["epochs"])
 
 
-def _bins(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:
+def _bins(node: Node, dataset: IndexedDataset, documents: Documents, _: Folder | None) -> Index:
     bins = make_bins(
         dataset.sequence_lengths,
         documents,

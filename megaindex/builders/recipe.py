@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from megaindex.arithmetic import samples_in
-from megaindex.builders.single import packed_index
+from megaindex.builders.single import packed_index, tokens_of
 from megaindex.cache.fingerprint import (
     Record,
     contents_of,
@@ -32,6 +32,7 @@ from megaindex.cache.fingerprint import (
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, Bins, make_bins
+from megaindex.index.documents import DocumentSubset, members_of
 from megaindex.index.order_settings import PackedOrder
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
@@ -186,9 +187,10 @@ class OpenSource:
 
     @property
     def size(self) -> SourceSize:
+        members = members_of(self.epoch)
         return SourceSize(
             tokens=self.epoch.tokens_per_epoch,
-            documents=self.dataset.document_indices.size - 1,
+            documents=self.dataset.document_indices.size - 1 if members is None else len(members),
             samples=self.epoch.num_samples,
             cut_tokens=getattr(self.epoch, "cut_tokens", 0),
             packed=self.epoch if isinstance(self.epoch, PackedIndex) else None,
@@ -406,6 +408,7 @@ def _evaluated(layout: RecipeLayout, validation: SourceSize | None) -> RecipeLay
 def _counted(corpus: RecipeSource, recipe: Recipe, length: int | None = None) -> SourceSize:
     """Return the size of a source that has a token count in place of files."""
     assert corpus.tokens is not None, "or it has a path"
+    tokens = corpus.subset_rule.count(corpus.tokens)
     for stage in recipe.stages:
         weighting = stage.weighting
         drawn = any(stream.source == corpus.name for stream in stage.streams)
@@ -414,8 +417,8 @@ def _counted(corpus: RecipeSource, recipe: Recipe, length: int | None = None) ->
                 f"stage {stage.name}: weights by documents need the path of source {corpus.name}, "
                 "which has only a token count; give its path, or weigh by tokens"
             )
-    samples = samples_in(corpus.tokens, length or recipe.lengths_of(corpus.name)[0], EXTRA)
-    return SourceSize(tokens=corpus.tokens, documents=1, samples=samples)
+    samples = samples_in(tokens, length or recipe.lengths_of(corpus.name)[0], EXTRA)
+    return SourceSize(tokens=tokens, documents=1, samples=samples)
 
 
 def _open_sources(recipe: Recipe, cache: ValidationCache) -> list[OpenSource | None]:
@@ -486,6 +489,11 @@ def _unread(past: PastRead, epoch: Any, dataset: IndexedDataset) -> EpochIndex |
             "documents"
         ) from None
     where = f"past: source {past.source}: {past.documents}"
+    if members_of(epoch) is not None:
+        raise InvalidArgument(
+            f"{where}: a list of documents that were read is not taken of a subset; give epochs, "
+            "samples or tokens in place of documents, or leave subset and held_out out"
+        )
     if read.size and read[-1] >= len(dataset):
         raise InvalidArgument(
             f"{where}: document {read[-1]} is not among the {len(dataset)} of "
@@ -517,7 +525,8 @@ def _epoch(
     length: int | None,
 ) -> Epochs:
     """Return the index of one epoch of a source, for stages in samples of its first length."""
-    documents = range(len(dataset))
+    documents = _documents(corpus, dataset, shuffle_name, evaluates=length is not None)
+    tokens = tokens_of(dataset, documents)
     lengths = (length,) if length else recipe.lengths_of(corpus.name)
     common: dict[str, Any] = {
         "sequence_length": lengths[0],
@@ -537,18 +546,16 @@ def _epoch(
             long_documents=corpus.long_documents,
             align=corpus.align,
         )
-        return packed_index(
-            dataset, documents, packed, tokens_per_epoch=dataset.num_tokens, **common
-        )
-    if dataset.num_tokens < max(lengths) + EXTRA and corpus.kind == "pretraining":
+        return packed_index(dataset, documents, packed, tokens_per_epoch=tokens, **common)
+    if tokens < max(lengths) + EXTRA and corpus.kind == "pretraining":
         raise InvalidArgument(
-            f"source {corpus.name}: {dataset.path_prefix} holds {dataset.num_tokens} tokens, one "
+            f"source {corpus.name}: {dataset.path_prefix} holds {tokens} tokens, one "
             f"sample needs {max(lengths)} + {EXTRA}; omit it or lower sequence_length"
         )
     if corpus.kind == "finetuning":
         return BinIndex(
-            bins=_bins(corpus, dataset, lengths[0]),
-            tokens_per_epoch=dataset.num_tokens,
+            bins=_bins(corpus, dataset, documents, lengths[0]),
+            tokens_per_epoch=tokens,
             datasets=(dataset,),
             **common,
         )
@@ -557,25 +564,34 @@ def _epoch(
     epochs = EpochIndex(
         sequence_lengths=dataset.sequence_lengths,
         documents=documents,
-        tokens_per_epoch=dataset.num_tokens,
+        tokens_per_epoch=tokens,
         datasets=(dataset,),
         **common,
     )
     order = corpus.order if length else recipe.order_of(corpus)
     if order != "blocks":
         return epochs
-    size = corpus.block_tokens or default_block_tokens(
-        dataset.num_tokens, max(recipe.stage_lengths)
-    )
+    size = corpus.block_tokens or default_block_tokens(tokens, max(recipe.stage_lengths))
     return BlockedIndex(blocks=PassBlocks(epochs, size), sequence_length=lengths[0])
 
 
-def _bins(corpus: RecipeSource, dataset: IndexedDataset, length: int) -> Bins:
+def _documents(
+    corpus: RecipeSource, dataset: IndexedDataset, shuffle_name: str, *, evaluates: bool
+) -> range | DocumentSubset:
+    """Return the documents of an epoch of a source, of an evaluation those held out."""
+    rule = replace(corpus.subset_rule, evaluates=evaluates and corpus.held_out is not None)
+    within, where = range(len(dataset)), f"source {corpus.name}"
+    return rule.choose(shuffle_name, dataset.sequence_lengths, within, where)
+
+
+def _bins(
+    corpus: RecipeSource, dataset: IndexedDataset, documents: range | DocumentSubset, length: int
+) -> Bins:
     """Return bins of ``length`` tokens if packed; otherwise of one more, for the label."""
     try:
         return make_bins(
             dataset.sequence_lengths,
-            range(len(dataset)),
+            documents,
             length if corpus.packed else length + EXTRA,
             packed=corpus.packed,
             long_documents=corpus.long_documents,

@@ -16,11 +16,10 @@ from megaindex.cache.fingerprint import array_checksum, corpus_fingerprint, docu
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
+from megaindex.index.documents import Documents, DocumentSubset, count_tokens, lengths_of
 from megaindex.index.frameworks import (
     check_one_sample,
     check_total,
-    count_tokens,
-    lengths_of,
 )
 from megaindex.index.order_settings import (
     EpochOrder,
@@ -35,6 +34,7 @@ from megaindex.index.orders.framework import Memory, PackingIndex, PackingOrder,
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import check_same_lengths
+from megaindex.index.subset_rule import SubsetRule
 from megaindex.validation import (
     check_text,
 )
@@ -162,6 +162,7 @@ def index_of(
     add_extra_token: int = 1,
     source_name: str | None = None,
     fetch: Fetch | None = None,
+    document_subset: SubsetRule | None = None,
 ) -> BuiltIndex:
     """Return the index of documents; for arguments and errors see `megaindex.build_index`.
 
@@ -170,20 +171,22 @@ def index_of(
     """
     common: dict[str, Any] = {"sequence_length": sequence_length, "seed": seed}
     name, row = str(dataset.path_prefix), order.row
-    if isinstance(order, NeoxDocumentsOrder):
-        asked = order.check_num_samples(num_samples)
-        dataset.validate()
-        return build_packing(dataset, documents, order, fetch, num_samples=asked, **common)
-    common["add_extra_token"] = add_extra_token
     if not row.is_framework:
+        common["add_extra_token"] = add_extra_token
         if source_name is None:
             source_name = corpus_fingerprint(dataset)
         common["source_name"] = check_text("source_name", source_name)
-        epoch = _computed(dataset, documents, order, fetch, **common)
+        chosen = subset_of_documents(dataset, documents, source_name, document_subset)
+        epoch = _computed(dataset, chosen, order, fetch, **common)
         if num_samples is not None:
             return epoch.extend(epoch.epochs_for(num_samples))
         return epoch.extend(ceil_div(epochs.numerator, epochs.denominator))
+    if document_subset:
+        raise no_subset(order.name)
     dataset.validate()
+    if isinstance(order, NeoxDocumentsOrder):
+        asked = order.check_num_samples(num_samples)
+        return build_packing(dataset, documents, order, fetch, num_samples=asked, **common)
     tokens = tokens_of(dataset, documents)
     if tokens == 0:
         check_one_sample(name, tokens, sequence_length, add_extra_token)
@@ -197,10 +200,36 @@ def index_of(
         num_epochs=built,
         tokens_per_epoch=tokens,
         drop_last_partial=drop_last_partial,
+        add_extra_token=add_extra_token,
         **common,
     )
     check_total(name, request.total_tokens)
     return _index(request, dataset, fetch)
+
+
+def subset_of_documents(
+    dataset: IndexedDataset, documents: range | I32, source_name: str, rule: SubsetRule | None
+) -> Documents:
+    """Return those documents that a rule chooses; they are a range, unless there is no rule."""
+    if not rule:
+        return documents
+    if not isinstance(documents, range):
+        raise InvalidArgument(
+            f"{dataset.path_prefix}: documents must be a range or a split where a subset of them is "
+            "read; leave the subset out, or choose a range"
+        )
+    dataset.validate()
+    where = str(dataset.path_prefix)
+    return rule.choose(source_name, dataset.sequence_lengths, documents, where)
+
+
+def no_subset(order: str) -> InvalidArgument:
+    """Return the error of a subset under a framework's own order."""
+    return InvalidArgument(
+        "a subset is read by order epoch, window, packed and blocks, and the order is "
+        f"{order}, in which the framework reads all documents; choose one of these, and train from "
+        "its lock by install(lock=…)"
+    )
 
 
 def further_names(datasets: Sequence[IndexedDataset | None]) -> list[str | None]:
@@ -220,7 +249,7 @@ def open_dataset(source: str | os.PathLike[str] | IndexedDataset, order: Order) 
     return IndexedDataset(os.fspath(source), dialect=order.row.file_dialect)
 
 
-def tokens_of(dataset: IndexedDataset, documents: range | I32) -> int:
+def tokens_of(dataset: IndexedDataset, documents: Documents) -> int:
     """Return the tokens of one epoch."""
     if isinstance(documents, range) and len(documents) == len(dataset):
         return dataset.num_tokens
@@ -229,7 +258,7 @@ def tokens_of(dataset: IndexedDataset, documents: range | I32) -> int:
 
 def _computed(
     dataset: IndexedDataset,
-    documents: range | I32,
+    documents: Documents,
     order: Order,
     fetch: Fetch | None,
     **settings: Any,
@@ -237,7 +266,7 @@ def _computed(
     """Return the index of the fewest epochs of an order of megaindex."""
     name = str(dataset.path_prefix)
     if isinstance(order, WindowOrder):
-        if not isinstance(documents, range):
+        if not isinstance(documents, (range, DocumentSubset)):
             raise InvalidArgument(
                 f"{name}: documents must be a range or a split for order window, which reads the "
                 ".bin sequentially; use order epoch for others"
@@ -274,7 +303,7 @@ _WORTH_KEEPING = 1 << 22  # documents of an epoch whose table takes a tenth of a
 
 def epoch_tables(
     dataset: IndexedDataset,
-    documents: range | I32,
+    documents: Documents,
     fetch: Fetch | None,
     seed: int,
     name: str,
@@ -315,7 +344,7 @@ def _fetch_table(
 
 def packed_index(
     dataset: IndexedDataset,
-    documents: range | I32,
+    documents: Documents,
     order: PackedOrder,
     fetch: Fetch | None = None,
     **settings: Any,

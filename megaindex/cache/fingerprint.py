@@ -22,6 +22,7 @@ import xxhash
 
 from megaindex._types import I32, I64, IntArray
 from megaindex.format import IndexedDataset
+from megaindex.index.documents import Documents, DocumentSubset
 from megaindex.io.atomic import Damaged, parse_object, read_regular
 from megaindex.io.paths import FileInfo
 from megaindex.objects.files import each_of, read_ranges, stamp
@@ -259,10 +260,12 @@ def array_checksum(array: IntArray) -> str:
     return xxhash.xxh3_128_hexdigest(array_bytes(array))
 
 
-def documents_setting(documents: range | IntArray) -> list[int] | str:
+def documents_setting(documents: Documents) -> list[Any] | str:
     """Return the cache key parameter of documents: bounds of a range, or a checksum of ids."""
     if isinstance(documents, range):
         return [documents.start, documents.stop]
+    if isinstance(documents, DocumentSubset):
+        return [*documents_setting(documents.within), documents.words.to_json()]
     return array_checksum(documents)
 
 

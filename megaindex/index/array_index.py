@@ -17,6 +17,7 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, U32, IntArray
 from megaindex.arithmetic import INT32_MAX, shuffle_dtype
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.documents import Documents, DocumentSubset
 from megaindex.index.orders.framework import ShuffledOrder, StoredIndex
 from megaindex.index.spans import (
     CHUNK,
@@ -485,6 +486,16 @@ def places_of(array: IntArray, numbers: I64, bound: int) -> I64:
     chunks = range(0, array.size, _AT_ONCE)
     nothing = np.empty(0, np.int64)
     return np.concatenate([nothing, *map_interruptibly(find, chunks, num_threads())])
+
+
+def places_among(documents: Documents, ids: I64, num_sequences: int) -> I64:
+    """Return the places of sequence ids among the documents of an epoch; others are left out."""
+    if isinstance(documents, range):
+        inside = (ids >= documents.start) & (ids < documents.stop)
+        return ids[inside] - documents.start
+    if isinstance(documents, DocumentSubset):
+        return documents.places(ids)
+    return places_of(documents, ids, num_sequences)
 
 
 def serve(found: ServedTokens, samples: I64, positions: I64) -> ServedTokens:

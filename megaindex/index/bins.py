@@ -15,6 +15,7 @@ import numpy as np
 from megaindex._types import I32, I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.documents import Documents, lengths_of, sequence_ids
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.index.orders.keyed import Block, SeededOrder
 from megaindex.index.spans import Spans
@@ -28,7 +29,7 @@ LEAST_TOKENS = 2  # an input token and its label
 class Bins:
     """Pieces of documents, sorted by bin; `make_bins` describes the settings."""
 
-    documents: range | I32
+    documents: Documents
     capacity: int
     packed: bool
     long_documents: LongDocuments
@@ -54,7 +55,7 @@ class Bins:
 
 def make_bins(
     lengths: I32,
-    documents: range | I32,
+    documents: Documents,
     capacity: int,
     *,
     packed: bool,
@@ -76,9 +77,8 @@ def make_bins(
         InvalidArgument: no document gives a sample.
     """
     check_choice("long_documents", long_documents, LONG_DOCUMENTS)
-    ids = np.arange(documents.start, documents.stop) if isinstance(documents, range) else documents
-    ids = ids.astype(np.int64)
-    sizes = lengths[ids].astype(np.int64)
+    ids = sequence_ids(documents, np.arange(len(documents)))
+    sizes = lengths_of(lengths, documents).astype(np.int64)
     inputs = capacity if packed else capacity - 1
     document, offset, length = _pieces(ids, sizes, capacity, inputs, long_documents)
     if document.size == 0:
@@ -165,6 +165,11 @@ class BinIndex(SeededOrder):
     datasets: tuple[IndexedDataset, ...] = ()
     """The dataset of the index; empty if it was built from lengths alone."""
     order: Literal["epoch"] = field(default="epoch", init=False)
+
+    @property
+    def documents(self) -> Documents:
+        """Sequence ids of one epoch."""
+        return self.bins.documents
 
     @property
     def separates_documents(self) -> tuple[bool, ...]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from megaindex._types import I32
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.bins import BinIndex
 from megaindex.index.blend import exact_values
 from megaindex.index.blended_index import BlendedIndex, LazyIndex
+from megaindex.index.documents import Documents, DocumentSubset
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing, PerStream, Random
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.epoch import EpochIndex, WindowIndex
@@ -83,10 +83,10 @@ def _bins(index: BinIndex) -> Node:
     return _computed("bins", index, bins.documents, own)
 
 
-def _computed(order: str, index: SeededOrder, documents: range | I32, own: Node) -> Node:
+def _computed(order: str, index: SeededOrder, documents: Documents, own: Node) -> Node:
     return {
         "order": order,
-        "documents": _bounds(documents),
+        **_documents(documents),
         "sequence_length": index.sequence_length,
         "extra": index.add_extra_token,
         "seed": index.seed,
@@ -113,10 +113,16 @@ def _arrays(index: ArrayIndex) -> Node:
     }
 
 
-def _bounds(documents: range | I32) -> list[int]:
+def _documents(documents: Documents) -> Node:
+    if isinstance(documents, DocumentSubset):
+        return {**_documents(documents.within), "members": documents.words.to_json()}
+    return {"documents": _bounds(documents)}
+
+
+def _bounds(documents: Documents) -> list[int]:
     if not isinstance(documents, range):
         raise InvalidArgument(
-            f"documents must be a range to be described, got {documents.size} ids; use a split, or "
+            f"documents must be a range to be described, got {len(documents)} ids; use a split, or "
             "megaindex split to write the documents as a pair of their own"
         )
     return [documents.start, documents.stop]

@@ -358,18 +358,6 @@ def select_documents(
     return chosen
 
 
-def lengths_of(lengths: I32, documents: range | I32) -> I32:
-    """Return the lengths of documents, of a range as a view."""
-    if isinstance(documents, range):
-        return lengths[documents.start : documents.stop]
-    return lengths[documents]
-
-
-def count_tokens(lengths: I32, documents: range | I32) -> int:
-    """Return the number of tokens of one epoch."""
-    return int(lengths_of(lengths, documents).sum(dtype=np.int64))
-
-
 def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -> None:
     """Raise InvalidArgument if the documents have fewer tokens than one sample."""
     if tokens < sequence_length + extra:

@@ -30,10 +30,10 @@ import numpy as np
 from megaindex._types import I16, I64, U32, U64
 from megaindex.errors import InvalidArgument
 from megaindex.index.draws import BlendDraws, Draws, Rule
-from megaindex.index.orders.keyed import key_of
 from megaindex.index.spans import uncached_state
 from megaindex.kernels import active, num_threads
 from megaindex.kernels.reference.blending import UNIT
+from megaindex.keys.numbers import key_of
 from megaindex.validation import check_between
 
 BLOCK = 1 << 16  # positions computed at once

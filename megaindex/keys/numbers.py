@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from megaindex._lazy import torch_needed
 from megaindex._types import F64, U64
@@ -22,7 +23,7 @@ from megaindex.validation import check_between, check_text, shown
 if TYPE_CHECKING:
     import torch
 
-_GAMMA = 0x9E3779B97F4A7C15
+GAMMA = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
 _FNV_BASE, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
@@ -55,7 +56,7 @@ def uniform(key: Any, n: int, stream: int | str = 0) -> Any:
     Raises:
         InvalidArgument: ``key`` holds no integers, ``n`` is negative, or ``stream`` is neither.
     """
-    columns = _mixed(_counters(stream_number(stream), check_between("n", n, 0)))
+    columns = mixed(_counters(stream_number(stream), check_between("n", n, 0)))
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(key, torch.Tensor):
         return _uniform_array(key, columns)
@@ -90,9 +91,15 @@ def torch_generator(
     """
     with torch_needed("megaindex.keys.torch_generator"):
         import torch
-    words = _mixed(np.array([_key_number(key)], np.uint64))
-    words = _mixed(words ^ _mixed(_counters(stream_number(stream), 1)))
+    words = mixed(np.array([_key_number(key)], np.uint64))
+    words = mixed(words ^ mixed(_counters(stream_number(stream), 1)))
     return torch.Generator(device).manual_seed(int(words[0]))
+
+
+def key_of(text: str) -> U64:
+    """Return uint64[2]: XXH3-128 of the text, low word first."""
+    number = xxhash.xxh3_128_intdigest(text.encode())
+    return np.array([number & _WORD, number >> 64], np.uint64)
 
 
 @functools.lru_cache(maxsize=256)
@@ -133,27 +140,35 @@ def _no_keys(dtype: object, key: object) -> InvalidArgument:
 def _counters(stream: int, n: int) -> U64:
     """Return uint64[n], stream + (i + 1) * GAMMA."""
     counters = np.arange(1, n + 1, dtype=np.uint64)
-    counters *= np.uint64(_GAMMA)
+    counters *= np.uint64(GAMMA)
     counters += np.uint64(stream)
     return counters
 
 
-def _mixed(words: U64) -> U64:
+def mixed(words: U64) -> U64:
+    """Return the finaliser of SplitMix64 of each word."""
     words = words.copy()
-    for shift, factor in _ROUNDS:
-        words ^= words >> np.uint64(shift)
-        words *= np.uint64(factor)
-    words ^= words >> np.uint64(_LAST_SHIFT)
+    mix_in_place(words, np.empty_like(words))
     return words
+
+
+def mix_in_place(words: U64, spare: U64) -> None:
+    """Replace each word by `mixed` of it; ``spare`` is an array of their size, which it fills."""
+    for shift, factor in _ROUNDS:
+        np.right_shift(words, np.uint64(shift), out=spare)
+        words ^= spare
+        words *= np.uint64(factor)
+    np.right_shift(words, np.uint64(_LAST_SHIFT), out=spare)
+    words ^= spare
 
 
 def _uniform_array(key: Any, columns: U64) -> F64:
     keys = _key_array(key)
-    rows = _mixed(keys.reshape(-1, 1))
+    rows = mixed(keys.reshape(-1, 1))
     numbers = np.empty((rows.size, columns.size))
     step = max(1, _WORDS_AT_ONCE // max(1, columns.size))
     for begin in range(0, rows.size, step):
-        words = _mixed(rows[begin : begin + step] ^ columns)
+        words = mixed(rows[begin : begin + step] ^ columns)
         words >>= np.uint64(64 - _FRACTION_BITS)
         np.multiply(words.view(np.int64), 2.0**-_FRACTION_BITS, out=numbers[begin : begin + step])
     return numbers.reshape(*keys.shape, columns.size)

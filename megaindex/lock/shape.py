@@ -351,15 +351,21 @@ _SAMPLES = {"order": _TEXT, "documents": _range, "sequence_length": _LENGTH,
             "extra": _integer(0, 1), "seed": _SEED, "samples": _SIZE, "epochs": _SIZE}  # fmt: skip
 _TABLE = {"order": _TEXT, "common": _object({"*": _ANY}), "columns": _list(_TEXT),
           "rows": _list(_list(_ANY), 1)}  # fmt: skip
+_WORD = _text(r"0x[0-9a-f]{16}")
+_KEYED = {
+    **_SAMPLES,
+    "name": _TEXT,
+    "members?": _object({"seed": _SEED, "name": _TEXT, "first": _WORD, "last": _WORD}),
+}
 _NODES: dict[str, dict[str, Rule]] = {
     "arrays": {**_SAMPLES, "final_epoch_apart": _FLAG, "least_seen?": _COUNT},
-    "epoch": {**_SAMPLES, "name": _TEXT, "epochs_mixed": _SIZE,
+    "epoch": {**_KEYED, "epochs_mixed": _SIZE,
               "left_over": _one_of("drop", "carry"), "without?": _file},
-    "blocks": {**_SAMPLES, "name": _TEXT, "block_tokens": _SIZE},
-    "window": {**_SAMPLES, "name": _TEXT},
-    "packed": {**_SAMPLES, "name": _TEXT, "max_documents": _COUNT, "long_documents": _LONG,
+    "blocks": {**_KEYED, "block_tokens": _SIZE},
+    "window": {**_KEYED},
+    "packed": {**_KEYED, "max_documents": _COUNT, "long_documents": _LONG,
                "align?": _integer(2, 2**24)},
-    "bins": {**_SAMPLES, "name": _TEXT, "capacity": _integer(2, INT32_MAX), "packed": _FLAG,
+    "bins": {**_KEYED, "capacity": _integer(2, INT32_MAX), "packed": _FLAG,
              "long_documents": _LONG},
     "blend": {**_TABLE, "rule": _one_of("greedy", "divisor", "exhaustive"),
               "weights": _list(_ANY),

@@ -89,7 +89,7 @@ def _source(run: RunSettings, dataset: IndexedDataset) -> RunSource:
     begin, end = whole if split is None else run.row.split_bounds(split, len(dataset))[0]
     return RunSource(
         name=dataset.path_prefix,
-        lengths=dataset.sequence_lengths[begin:end],
+        sequence_lengths=dataset.sequence_lengths[begin:end],
         first_document=begin,
         path_prefix=dataset.path_prefix,
     )

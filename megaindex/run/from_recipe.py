@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from megaindex.builders.recipe import OpenRecipe, OpenSource, open_recipe
+from megaindex.index.documents import members_of
 from megaindex.io.paths import sha256_of
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.run.identity import canonical_forms, short_hash
@@ -117,10 +118,11 @@ def source_of_opened(source: OpenSource) -> RunSource:
     return RunSource(
         targets=source.targets,
         name=source.corpus.name,
-        lengths=source.dataset.sequence_lengths,
+        sequence_lengths=source.dataset.sequence_lengths,
         cut_tokens=source.size.cut_tokens,
         cut_by=f"long_documents {source.corpus.long_documents}",
         path_prefix=source.dataset.path_prefix,
+        members=members_of(source.epoch),
     )
 
 

@@ -308,7 +308,7 @@ def _source(run: RunSettings, part: SplitPart) -> RunSource:
     dataset = open_dataset(part.source.path, run.row)
     return RunSource(
         name=part.source.path,
-        lengths=dataset.sequence_lengths[part.begin : part.end],
+        sequence_lengths=dataset.sequence_lengths[part.begin : part.end],
         first_document=part.begin,
         cut_tokens=0 if part.packing is None else part.tokens - part.packing.input_tokens,
         cut_by=f"long_documents {run.row.long_documents}",

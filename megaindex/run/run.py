@@ -13,9 +13,10 @@ import numpy.typing as npt
 from megaindex._types import I32, I64
 from megaindex.errors import InvalidArgument
 from megaindex.index.counts import Cursors, cursors, source_counts
+from megaindex.index.documents import DocumentSubset, members_of
 from megaindex.index.skips import Skip, Skips, skips_of, with_skips
 from megaindex.index.source_targets import SourceTargets
-from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at
+from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at, sources_of
 from megaindex.settings.batch_schedule import BatchSchedule, Steps, skip_steps, steps_of
 from megaindex.validation import check_setting, setting_or_none, shown
 
@@ -42,23 +43,37 @@ class RunSource:
 
     Attributes:
         name: name of the source.
-        lengths (int32[documents]): tokens of consecutive sequences; those of length 0 are not
-            counted.
+        sequence_lengths (int32[documents]): tokens of consecutive sequences.
         first_document: sequence id of the first of these sequences.
         cut_tokens: tokens in no sample of an epoch, because long documents are truncated or
             skipped.
         cut_by: setting that leaves these tokens out.
         path_prefix: prefix of the pair; empty if it is unknown.
         targets: labels or loss mask; None: the loss follows from the order and the options.
+        members: those of the sequences that an epoch has; None: all.
     """
 
     name: str
-    lengths: I32 = field(repr=False)
+    sequence_lengths: I32 = field(repr=False)
     first_document: int = 0
     cut_tokens: int = 0
     cut_by: str = ""
     path_prefix: str = ""
     targets: SourceTargets | None = None
+    members: DocumentSubset | None = field(default=None, repr=False)
+
+    @cached_property
+    def lengths(self) -> I32:
+        """int32[documents]: tokens of the sequences, 0 of those that an epoch does not have.
+
+        Documents without tokens are not counted.
+        """
+        if self.members is None:
+            return self.sequence_lengths
+        lengths = np.zeros_like(self.sequence_lengths)
+        ids = self.members.sequence_ids(np.arange(len(self.members))) - self.first_document
+        lengths[ids] = self.sequence_lengths[ids]
+        return lengths
 
 
 class TokenRuns(NamedTuple):
@@ -205,7 +220,7 @@ class Run:
     @cached_property
     def document_base(self) -> I64:
         """int64[sources + 1]: number of each source's first document among all documents."""
-        return _cumulated([source.lengths.size for source in self.sources])
+        return _cumulated([source.sequence_lengths.size for source in self.sources])
 
     @cached_property
     def token_base(self) -> I64:
@@ -347,14 +362,14 @@ def run_of_index(
 
 def _sources_of(index: Index) -> list[RunSource]:
     """Return the datasets of an index as sources."""
-    datasets = datasets_of(index)
     sources = [
         RunSource(
             name=dataset.path_prefix,
-            lengths=dataset.sequence_lengths,
+            sequence_lengths=dataset.sequence_lengths,
             path_prefix=dataset.path_prefix,
+            members=members_of(each),
         )
-        for dataset in datasets
+        for dataset, each in zip(datasets_of(index), sources_of(index), strict=False)
     ]
     tokens = sum(int(source.lengths.sum(dtype=np.int64)) for source in sources)
     if not sources or tokens != index.tokens_per_epoch:
@@ -394,6 +409,6 @@ def skipped_run(run: Run, skip: Sequence[Skip], schedule: BatchSchedule) -> Run:
         run.index,
         steps.skips,
         names=[source.name for source in run.sources],
-        documents=[source.first_document + source.lengths.size for source in run.sources],
+        documents=[source.first_document + source.sequence_lengths.size for source in run.sources],
     )
     return replace(run, index=index, steps=Steps.of(steps.bounds), masked_rows=steps.masked_rows)

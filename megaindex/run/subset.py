@@ -16,6 +16,7 @@ from megaindex._types import I64
 from megaindex.builders.described import build_described
 from megaindex.format import IndexedDataset
 from megaindex.index.description import describe_index
+from megaindex.index.documents import members_of
 from megaindex.index.skips import Skip, read_skips, skips_of, source_number, unskipped
 from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import datasets_of, sources_of
@@ -143,12 +144,13 @@ def run_of_subset(
     sources = [
         RunSource(
             name=name or dataset.path_prefix,
-            lengths=dataset.sequence_lengths[slice(*node["documents"])],
+            sequence_lengths=dataset.sequence_lengths[slice(*node["documents"])],
             first_document=node["documents"][0],
             cut_tokens=getattr(leaf, "cut_tokens", 0),
             cut_by=f"long_documents {node.get('long_documents')}",
             path_prefix=dataset.path_prefix,
             targets=targets and SourceTargets(kind=targets[0], companion=pair(targets[1])),
+            members=members_of(leaf),
         )
         for name, node, dataset, leaf, targets in zip(
             subset["note"]["names"],

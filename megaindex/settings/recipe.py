@@ -34,6 +34,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.index.skips import Skip, given_skips
+from megaindex.index.subset_rule import DEFAULT_SUBSET_SEED, Share, SubsetRule
 from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.settings.past import Past, PastRead
@@ -87,7 +88,13 @@ class RecipeSource:
             limit.
         max_fraction: share of the samples that the run may draw, up to 1: max_epochs x max_fraction
             of them, as in OLMo-core. It limits the number of samples, and does not select them:
-            1/16 with 4 epochs is a quarter of one epoch, not a sixteenth of the source four times.
+            1/16 with 4 epochs is a quarter of one epoch, not a sixteenth of the source four times,
+            which ``subset: 1/16`` with ``max_epochs: 4`` is.
+        subset: share of the tokens, of whole documents chosen by a hash, that makes an epoch, see
+            `SubsetRule`; or its threshold, with the shuffle_name that it belongs to.
+        held_out: share of the tokens that training leaves out, or its threshold likewise. In an
+            evaluation: the documents that it reads.
+        subset_seed: part of the key of this hash; it is not the seed of the run.
         tokens: tokens of one epoch, for planning without files.
 
     Raises:
@@ -109,6 +116,9 @@ class RecipeSource:
     max_epochs: Fraction | None = None
     max_fraction: Fraction | None = None
     tokens: int | None = None
+    subset: Share | None = None
+    held_out: Share | None = None
+    subset_seed: int = DEFAULT_SUBSET_SEED
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -123,6 +133,7 @@ class RecipeSource:
         if self.labels and self.loss_mask:
             raise InvalidArgument(f"{where}: labels and loss_mask exclude each other; give one")
         self._check_kind(where)
+        self._check_subset(where)
         for setting in ("max_epochs", "max_fraction"):
             if getattr(self, setting) is None:
                 continue
@@ -135,6 +146,24 @@ class RecipeSource:
                 f"{where}: max_fraction must be at most 1, got {self.max_fraction}; max_epochs "
                 "allows more than one epoch"
             )
+
+    @property
+    def subset_rule(self) -> SubsetRule:
+        """Which of its documents training reads."""
+        return SubsetRule(share=self.subset, held_out=self.held_out, seed=self.subset_seed)
+
+    def _check_subset(self, where: str) -> None:
+        try:
+            rule = self.subset_rule
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{where}: {error}") from None
+        for name, share in (("subset", rule.share), ("held_out", rule.held_out)):
+            object.__setattr__(self, name, share)
+            if isinstance(share, str) and not (self.shuffle_name and self.path):
+                raise InvalidArgument(
+                    f"{where}: {name} {share} is a threshold, which belongs to a path and the name "
+                    "by which it is shuffled; give both, as the plan prints them"
+                )
 
     @property
     def most_epochs(self) -> Fraction:
@@ -212,6 +241,11 @@ class RecipeEvaluation:
     sequence_length: int | None = None
 
     def __post_init__(self) -> None:
+        if self.source.held_out is not None and self.source.subset is not None:
+            raise InvalidArgument(
+                "evaluation: the source has held_out, which are the documents that it reads, and "
+                "subset; leave one of them out"
+            )
         word = "evaluation: {}".format
         optional = ["iterations", "batch_size", "sequence_length"]
         make_plain(self, "interval", optional=optional, called=word)

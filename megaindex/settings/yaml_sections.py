@@ -11,6 +11,8 @@ from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument, StorageError
+from megaindex.index.documents import word_text
+from megaindex.index.subset_rule import Share
 from megaindex.io.atomic import read_named
 from megaindex.validation import check_integer, check_setting, parse_fraction, shown
 
@@ -180,6 +182,7 @@ class Section:
             "int | None": self.integer,
             "float": self.fraction,
             "Fraction | None": self.fraction,
+            "Share | None": self.share,
             "bool": self.flag,
         }
         found = {
@@ -228,6 +231,15 @@ class Section:
             return parse_fraction(value if isinstance(value, str) else repr(value))
         except ValueError:
             raise self.error(name, 'a number such as 2, 0.7 or "1/3"') from None
+
+    def share(self, name: str) -> Share | None:
+        """Return a share of tokens or a threshold, of which YAML makes a number without quotes."""
+        value = self.values.get(name)
+        if type(value) is int and value > 1:
+            value = word_text(value)
+        if isinstance(value, str) and value.startswith("0x"):
+            return value
+        return self.fraction(name)
 
     def error(self, name: str, kind: str) -> InvalidArgument:
         value = shown(self.values.get(name))

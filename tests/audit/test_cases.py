@@ -71,7 +71,7 @@ def test_one_sample_too_many_mixes_two_epochs(prefix: Path) -> None:
         dataset, sequence_length=8, seed=1, order="neox", num_samples=one.num_samples + 1
     )
     assert (one.num_epochs, two.num_epochs) == (1, 2)
-    source = RunSource(name="c", lengths=dataset.sequence_lengths)
+    source = RunSource(name="c", sequence_lengths=dataset.sequence_lengths)
     worth = one.num_samples // 4
     result = audit(run_of_index(two, [source], global_batch_size=4, num_steps=worth))
     seen = shares(result.exposure.total.tokens.sum(axis=0))

@@ -139,7 +139,7 @@ def test_the_blend_draws_what_the_plan_counts(prefix: Path, order: str) -> None:
 
 def test_an_index_without_arrays() -> None:
     index = Windows(tokens=103, sequence_length=10, num_samples=37)
-    source = RunSource(name="windows", lengths=np.array([103], np.int32))
+    source = RunSource(name="windows", sequence_lengths=np.array([103], np.int32))
     stream = run_of_index(index, [source], global_batch_size=4, consumed_samples=13)
     assert stream.num_samples == 36
     check_against_brute_force(stream)
@@ -177,7 +177,7 @@ def test_any_index_in_blocks_of_any_size(
         order=MegatronOrder(separate_final_epoch=final),
     )
     batch = min(batch, index.num_samples)
-    source = RunSource(name="c", lengths=dataset.sequence_lengths)
+    source = RunSource(name="c", sequence_lengths=dataset.sequence_lengths)
     steps = index.num_samples // batch
     consumed = data.draw(st.integers(0, steps * batch))
     stream = run_of_index(index, [source], global_batch_size=batch, consumed_samples=consumed)
@@ -274,7 +274,7 @@ def test_a_source_that_runs_short_is_named(tmp_path: Path) -> None:
 def test_arguments_of_an_index_are_checked(prefix: Path) -> None:
     dataset = IndexedDataset(str(prefix))
     index = build_index(dataset, sequence_length=16, seed=1)
-    sources = [RunSource(name="c", lengths=dataset.sequence_lengths)]
+    sources = [RunSource(name="c", sequence_lengths=dataset.sequence_lengths)]
     with pytest.raises(InvalidArgument, match="at least 1, got 0"):
         run_of_index(index, sources, global_batch_size=0)
     with pytest.raises(InvalidArgument, match=r"consume \d+ samples, the index holds"):

@@ -126,7 +126,7 @@ def test_a_shorter_last_sample_is_served_as_a_whole(
         dataset, sequence_length=sequence_length, seed=3, epochs=epochs, drop_last_partial=False,
         add_extra_token=extra,
     )  # fmt: skip
-    source = RunSource(name="c", lengths=dataset.sequence_lengths)
+    source = RunSource(name="c", sequence_lengths=dataset.sequence_lengths)
     sampler = MicroBatchSampler(
         num_samples=index.num_samples, micro_batch_size=1, data_parallel_rank=0,
         data_parallel_size=1,

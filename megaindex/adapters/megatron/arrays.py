@@ -35,7 +35,8 @@ from megaindex.cache.fingerprint import (
 from megaindex.cache.sidecar import map_arrays
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import check_arrays
-from megaindex.index.frameworks import FrameworkRules, as_range, check_total, count_tokens
+from megaindex.index.documents import count_tokens
+from megaindex.index.frameworks import FrameworkRules, as_range, check_total
 from megaindex.index.orders import framework
 from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.validation import check_setting

@@ -28,10 +28,10 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import LazyIndex
+from megaindex.index.documents import count_tokens
 from megaindex.index.frameworks import (
     check_one_sample,
     check_total,
-    count_tokens,
     framework_rules,
     select_documents,
 )

@@ -18,10 +18,12 @@ from megaindex._types import I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ServedTokens, cut_in_samples, join_blocks, join_served
+from megaindex.index.documents import Documents
 from megaindex.index.exposures import PassRuns
 from megaindex.index.orders.epoch import EpochIndex
-from megaindex.index.orders.keyed import Block, BlockOrder, key_of
+from megaindex.index.orders.keyed import Block, BlockOrder
 from megaindex.index.spans import Spans
+from megaindex.keys.numbers import key_of
 
 MOST_EPOCHS = 2**20
 _PARTS = 16
@@ -95,6 +97,11 @@ class BlockedIndex(BlockOrder):
     @property
     def add_extra_token(self) -> int:
         return self.blocks.epochs.add_extra_token
+
+    @property
+    def documents(self) -> Documents:
+        """Sequence ids of one epoch."""
+        return self.blocks.epochs.documents
 
     @property
     def tokens_per_epoch(self) -> int:

@@ -36,7 +36,14 @@ from megaindex.arithmetic import (
 )
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
-from megaindex.index.array_index import ServedTokens, cut_in_samples, join_blocks, join_served
+from megaindex.index.array_index import (
+    ServedTokens,
+    cut_in_samples,
+    join_blocks,
+    join_served,
+    places_among,
+)
+from megaindex.index.documents import DocumentSubset, sequence_ids
 from megaindex.index.exposures import MOST_PASSES, PassRuns
 from megaindex.index.frameworks import LeftOver
 from megaindex.index.orders.keyed import Block, DocumentOrder, SeededOrder
@@ -423,12 +430,36 @@ class EpochIndex(DocumentOrder):
         return table
 
 
+class _TokenLine(NamedTuple):
+    """Tokens one after another that windows cut: arguments of the kernel ``window_spans``."""
+
+    pointers: I64
+    """Byte at which each document begins."""
+    lengths: I32
+    item_size: int
+    first: int
+    """First document."""
+    stop: int
+
+    @property
+    def begin(self) -> int:
+        """First token, of all of the ``.bin``."""
+        return int(self.pointers[self.first]) // self.item_size
+
+    @property
+    def tokens(self) -> int:
+        last = self.stop - 1
+        return int(self.pointers[last]) // self.item_size + int(self.lengths[last]) - self.begin
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WindowIndex(SeededOrder):
-    """Index of order window: every window once per epoch, without memory or preparation.
+    """Index of order window: every window once per epoch.
 
-    Sequences must lie in the ``.bin`` one after another in the order of their numbers. Both ends of
-    the file are checked here, each sequence when a window reads it.
+    Of a range of documents it needs neither memory nor preparation: sequences must lie in the
+    ``.bin`` one after another in the order of their numbers. Both ends of the file are checked
+    here, each sequence when a window reads it. Of a subset, windows cut its documents in their
+    order, and their lengths and first tokens are kept, 12 bytes a document.
 
     Raises:
         FormatError: the sequences do not fill the ``.bin``.
@@ -436,12 +467,13 @@ class WindowIndex(SeededOrder):
     """
 
     dataset: IndexedDataset
-    documents: range
+    documents: range | DocumentSubset
     """Sequence ids of one epoch."""
     order: Literal["window"] = field(default="window", init=False)
 
     def __post_init__(self) -> None:
-        self._check_ends()
+        if isinstance(self.documents, range):
+            self._check_ends()
         width = self.sequence_length + self.add_extra_token
         if self.tokens_per_epoch < width:
             raise InvalidArgument(
@@ -449,6 +481,21 @@ class WindowIndex(SeededOrder):
                 f"sample, got {self.tokens_per_epoch}; lower sequence_length"
             )
         super().__post_init__()
+
+    @cached_property
+    def _line(self) -> _TokenLine:
+        data, documents = self.dataset, self.documents
+        if isinstance(documents, range):
+            return _TokenLine(
+                data.sequence_pointers,
+                data.sequence_lengths,
+                data.dtype.itemsize,
+                documents.start,
+                documents.stop,
+            )
+        lengths = documents.lengths(data.sequence_lengths)
+        pointers = np.concatenate(([0], np.cumsum(lengths[:-1], dtype=np.int64)))
+        return _TokenLine(pointers, lengths, 1, 0, lengths.size)
 
     @cached_property
     def samples_per_epoch(self) -> int:
@@ -460,11 +507,9 @@ class WindowIndex(SeededOrder):
         per_epoch = self.tokens_per_epoch - self.samples_per_epoch * self.sequence_length
         return self.num_epochs * per_epoch
 
-    @cached_property
+    @property
     def tokens_per_epoch(self) -> int:
-        last = self.documents.stop - 1
-        end = self._token_at(last) + int(self.dataset.sequence_lengths[last])
-        return end - self._first_token
+        return self._line.tokens
 
     @property
     def datasets(self) -> tuple[IndexedDataset, ...]:
@@ -473,32 +518,27 @@ class WindowIndex(SeededOrder):
 
     def _cut(self, _: Block, numbers: I64) -> Spans:
         begins = numbers * self.sequence_length
-        begins += self._first_token
+        begins += self._line.begin
+        ends = begins + (self.sequence_length + self.add_extra_token)
         try:
-            runs = active().window_spans(
-                self.dataset.sequence_pointers,
-                self.dataset.sequence_lengths,
-                self.dataset.dtype.itemsize,
-                self.documents.start,
-                self.documents.stop,
-                begins,
-                begins + (self.sequence_length + self.add_extra_token),
-            )
+            documents, *runs = active().window_spans(*self._line, begins, ends)
         except InvalidArgument as error:
             raise FormatError(
                 f"{self.dataset.path_prefix}.idx: {error}; order window needs contiguous "
                 "sequences: write the pair again, or use order epoch"
             ) from None
-        return Spans.of_one_source(*runs)
+        if isinstance(self.documents, DocumentSubset):
+            documents = self.documents.sequence_ids(documents)
+        return Spans.of_one_source(documents, *runs)
 
     def served_tokens(self, documents: I64, _source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
-        inside = (documents >= self.documents.start) & (documents < self.documents.stop)
-        ids = documents[inside]
-        begins = self.dataset.sequence_pointers[ids] // self.dataset.dtype.itemsize
-        lengths = self.dataset.sequence_lengths[ids].astype(np.int64)
+        line, places = self._line, places_among(self.documents, documents, len(self.dataset))
+        ids, places = sequence_ids(self.documents, places), places + line.first
         run, number, offset, length = cut_in_samples(
-            begins - self._first_token, lengths, self.sequence_length
+            line.pointers[places] // line.item_size - line.begin,
+            line.lengths[places].astype(np.int64),
+            self.sequence_length,
         )
         served = ServedTokens(number, ids[run], offset, length)
         served = served.select(number < self.samples_per_epoch)
@@ -506,13 +546,6 @@ class WindowIndex(SeededOrder):
             lambda epoch: served._replace(sample=self._serving_order(epoch, served.sample)),
             self.num_epochs,
         )
-
-    @cached_property
-    def _first_token(self) -> int:
-        return self._token_at(self.documents.start)
-
-    def _token_at(self, sequence: int) -> int:
-        return int(self.dataset.sequence_pointers[sequence]) // self.dataset.dtype.itemsize
 
     def _check_ends(self) -> None:
         begin, last = int(self.dataset.sequence_pointers[0]), len(self.dataset.sequence_lengths) - 1

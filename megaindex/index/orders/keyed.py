@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import INT64_MAX, ceil_div
 from megaindex.errors import InvalidArgument, MissingAttribute
-from megaindex.index.array_index import places_of
-from megaindex.index.frameworks import lengths_of
+from megaindex.index.array_index import places_among
+from megaindex.index.documents import Documents, lengths_of, sequence_ids
 from megaindex.index.spans import (
     CHUNK,
     SCATTERED,
@@ -35,6 +34,7 @@ from megaindex.index.spans import (
     part_bounds,
 )
 from megaindex.kernels import active
+from megaindex.keys.numbers import key_of
 
 if TYPE_CHECKING:
     from megaindex.format import IndexedDataset
@@ -74,12 +74,6 @@ def order_key(
     key = key_of(f"megaindex/{seed}/{block}/{purpose}/{source_name}")
     key.flags.writeable = False  # all callers share it
     return key
-
-
-def key_of(text: str) -> U64:
-    """Return uint64[2]: XXH3-128 of the text, low word first."""
-    number = xxhash.xxh3_128_intdigest(text.encode())
-    return np.array([number & (2**64 - 1), number >> 64], np.uint64)
 
 
 class Block(NamedTuple):
@@ -236,7 +230,7 @@ class DocumentOrder(SeededOrder):
 
     sequence_lengths: I32
     """int32[sequences] of the dataset, a view."""
-    documents: range | I32
+    documents: Documents
     """Sequence ids of one epoch."""
     tokens_per_epoch: int
     """Tokens of the documents, including those that no sample reads."""
@@ -249,16 +243,11 @@ class DocumentOrder(SeededOrder):
         return lengths_of(self.sequence_lengths, self.documents)
 
     def _sequence_ids(self, local: I64) -> I64:
-        if isinstance(self.documents, range):
-            return local + self.documents.start if self.documents.start else local
-        return self.documents[local].astype(np.int64)
+        return sequence_ids(self.documents, local)
 
     def _places_of(self, documents: I64) -> I64:
         """Return the places of sequence ids among those of an epoch; others are left out."""
-        if isinstance(self.documents, range):
-            inside = (documents >= self.documents.start) & (documents < self.documents.stop)
-            return documents[inside] - self.documents.start
-        return places_of(self.documents, documents, self.sequence_lengths.size)
+        return places_among(self.documents, documents, self.sequence_lengths.size)
 
     def _document_key(self, block: int) -> U64:
         return order_key(self.seed, block, self.source_name, "documents")

@@ -1,0 +1,227 @@
+"""Rules that choose the documents of a subset: a share of the tokens, and a share held out.
+
+The documents of a source are ordered by their words (`megaindex.index.documents`). A share of the
+tokens is the shortest prefix of this order that has them, so that a smaller share is part of a
+larger one, whatever the seed of the run; what is held out is the shortest suffix.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from megaindex._types import I32, I64, U64
+from megaindex.arithmetic import ceil_div
+from megaindex.errors import InvalidArgument
+from megaindex.index.documents import (
+    LAST_WORD,
+    DocumentSubset,
+    WordRange,
+    parts_of_range,
+)
+from megaindex.io.threads import map_interruptibly
+from megaindex.kernels import num_threads
+from megaindex.validation import check_fraction, check_setting, shown
+
+DEFAULT_SUBSET_SEED = 0
+_BIN_BITS = 12  # first bits of a word, by which tokens are summed
+_BIN_SHIFT = np.uint64(64 - _BIN_BITS)
+
+Share: TypeAlias = Fraction | str
+"""Share of the tokens; or a threshold, the word of a document as ``0x`` and 16 digits."""
+
+
+def check_subset_share(word: str, value: object) -> Share:
+    """Return a share above 0 and up to 1, or a threshold.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    if isinstance(value, str) and value.strip()[:2] in ("0x", "0X"):
+        if not re.fullmatch(r"0x[0-9a-f]{16}", value):
+            raise InvalidArgument(
+                f"{word} must be a share, or 0x and 16 hexadecimal digits in small letters, got "
+                f"{shown(value)}; copy the threshold that the plan prints"
+            )
+        return value
+    share = check_fraction(word, value)
+    if not 0 < share <= 1:
+        raise InvalidArgument(f"{word} must be above 0 and at most 1, got {shown(share)}")
+    return share
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsetRule:
+    """Documents of a source that take part: a share of those that are not held out.
+
+    >>> build_index("data/web", sequence_length=2048, order="epoch",
+    ...             document_subset=SubsetRule(share="1/16"))
+
+    Attributes:
+        share: share of the tokens that are not held out, above 0 and up to 1; or the threshold of
+            one, as plans and locks have it. Default: all.
+        held_out: share of the tokens that training leaves out, or its threshold.
+        seed: part of the key of the words, and not the seed of the run.
+        evaluates: the documents are those held out.
+
+    Raises:
+        InvalidArgument: a value is neither.
+    """
+
+    share: Share | None = None
+    held_out: Share | None = None
+    seed: int = DEFAULT_SUBSET_SEED
+    evaluates: bool = False
+
+    def __post_init__(self) -> None:
+        for name, word in (("share", "subset"), ("held_out", "held_out")):
+            if getattr(self, name) is not None:
+                value = check_subset_share(word, getattr(self, name))
+                object.__setattr__(self, name, value)
+        object.__setattr__(self, "seed", check_setting("seed", self.seed, "subset_seed"))
+        if self.held_out == 1:
+            raise InvalidArgument(
+                "held_out must be below 1, or training has no documents; lower it"
+            )
+
+    def __bool__(self) -> bool:
+        return self.held_out is not None or self.share not in (None, 1)
+
+    def count(self, tokens: int) -> int:
+        """Return the tokens of an epoch of a source of which only their number is known."""
+        held = 0 if self.held_out is None else _part(tokens, Fraction(self.held_out))
+        if self.evaluates:
+            return held
+        pool = tokens - held
+        return pool if self.share is None else _part(pool, Fraction(self.share))
+
+    def choose(self, name: str, lengths: I32, within: range, where: str) -> range | DocumentSubset:
+        """Return the documents of an epoch.
+
+        Args:
+            name: name by which the source is shuffled.
+            lengths: int32[sequences] of the source.
+            within: its sequences that belong to training, or to the evaluation.
+            where: the source, for messages.
+
+        Raises:
+            InvalidArgument: the share reaches what is held out, or no document is left.
+        """
+        tokens = _TokensByWord(WordRange(self.seed, name), lengths, within)
+        if not self or not tokens.total:
+            return within
+        held = LAST_WORD + 1 if self.held_out is None else self._held(tokens, where)
+        if self.evaluates:
+            return _some(replace(tokens.words, first=held), within, where)
+        last = self._last(tokens, held)
+        if last >= held:
+            raise InvalidArgument(
+                f"{where}: subset {self.share} reaches documents that held_out {self.held_out} "
+                "leaves out; lower one of them"
+            )
+        return _some(replace(tokens.words, last=last), within, where)
+
+    def _held(self, tokens: _TokensByWord, where: str) -> int:
+        """Return the least word that is held out."""
+        assert self.held_out is not None, "the callers ask for it"
+        if isinstance(self.held_out, str):
+            return int(self.held_out, 16)
+        most = tokens.total - _part(tokens.total, self.held_out)
+        first = tokens.threshold(most, behind=True)
+        if tokens.since(first) == tokens.total:
+            raise InvalidArgument(
+                f"{where}: held_out {self.held_out} leaves no token for training; lower it"
+            )
+        return first
+
+    def _last(self, tokens: _TokensByWord, held: int) -> int:
+        """Return the greatest word of the share of the tokens before ``held``."""
+        if isinstance(self.share, str):
+            return int(self.share, 16)
+        if self.share is None or self.share == 1:
+            return held - 1
+        pool = tokens.total - (0 if self.held_out is None else tokens.since(held))
+        return tokens.threshold(_part(pool, self.share)) if pool else held - 1
+
+
+def _part(tokens: int, share: Fraction) -> int:
+    return ceil_div(share.numerator * tokens, share.denominator)
+
+
+def _some(words: WordRange, within: range, where: str) -> DocumentSubset:
+    """Return the documents in a range of words; InvalidArgument if there are none."""
+    found = DocumentSubset.of(words, within)
+    if not len(found):
+        raise InvalidArgument(
+            f"{where}: the threshold chooses none of {len(within)} documents; copy the one that the "
+            "plan prints"
+        )
+    return found
+
+
+class _TokensByWord:
+    """Tokens of the documents of a source in the order of their words."""
+
+    def __init__(self, words: WordRange, lengths: I32, within: range) -> None:
+        self.words = words
+        self._lengths = lengths
+        self._within = within
+
+    @cached_property
+    def _sums(self) -> I64:
+        """int64[bins]: tokens of the documents by the first bits of their words."""
+
+        def add(part: range) -> I64:
+            sums = np.zeros(1 << _BIN_BITS, np.int64)
+            for begin, end, words in self.words.chunks(part):
+                words >>= _BIN_SHIFT  # sums of doubles are exact below 2**53
+                own = np.bincount(words.view(np.int64), self._lengths[begin:end], sums.size)
+                sums += own.astype(np.int64)
+            return sums
+
+        parts = map_interruptibly(add, parts_of_range(self._within), num_threads())
+        sums: I64 = np.sum(parts, axis=0, dtype=np.int64)
+        return sums
+
+    @property
+    def total(self) -> int:
+        return int(self._sums.sum())
+
+    def _bin(self, number: int) -> tuple[U64, I64]:
+        """Return the words of the documents of a bin in their order, and their lengths."""
+
+        def find(part: range) -> tuple[U64, I32]:
+            found = []
+            for begin, end, words in self.words.chunks(part):
+                at = np.flatnonzero(words >> _BIN_SHIFT == np.uint64(number))
+                found.append((words[at], self._lengths[begin:end][at]))
+            own, sizes = zip(*found, strict=True)
+            return np.concatenate(own), np.concatenate(sizes)
+
+        parts = map_interruptibly(find, parts_of_range(self._within), num_threads())
+        words, lengths = (np.concatenate(each) for each in zip(*parts, strict=True))
+        order = np.argsort(words)
+        return words[order], lengths[order].astype(np.int64)
+
+    def threshold(self, tokens: int, *, behind: bool = False) -> int:
+        """Return the first word at which the documents up to it have ``tokens``, at least 1.
+
+        With ``behind``, at which they have more than that; ``tokens`` is below `total`.
+        """
+        ends = np.cumsum(self._sums)
+        side: Literal["left", "right"] = "right" if behind else "left"
+        number = int(np.searchsorted(ends, tokens, side))
+        words, lengths = self._bin(number)
+        before = int(ends[number]) - int(self._sums[number])
+        return int(words[np.searchsorted(np.cumsum(lengths) + before, tokens, side)])
+
+    def since(self, first: int) -> int:
+        """Return the tokens of the documents whose words are ``first`` or more."""
+        number = first >> 64 - _BIN_BITS
+        words, lengths = self._bin(number)
+        return int(self._sums[number + 1 :].sum() + lengths[words >= np.uint64(first)].sum())
