@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from megaindex.builders.single import BuiltIndex, index_of, open_dataset
 from megaindex.cache.cache import cache_at
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
+from megaindex.index.documents import Documents, DocumentSubset
 from megaindex.index.frameworks import Split, select_documents
 from megaindex.index.order_settings import Order, check_parameters, order_of
-from megaindex.index.subset_rule import SubsetRule
+from megaindex.index.subset_rule import SubsetRule, no_subset
 from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def build_index(
     seed: int = DEFAULT_SEED,
     num_samples: int | None = None,
     epochs: int | float | str | Fraction | None = None,
-    documents: npt.ArrayLike | range | None = None,
+    documents: npt.ArrayLike | range | DocumentSubset | None = None,
     split: str | None = None,
     subset: Split = "train",
     drop_last_partial: bool = True,
@@ -104,9 +106,15 @@ def build_index(
     row = order.row
     dataset = open_dataset(path_prefix_or_dataset, order)
     name = str(dataset.path_prefix)
-    chosen = select_documents(
-        len(dataset), name, row, documents=documents, split=split, subset=subset
-    )
+    chosen: Documents
+    if isinstance(documents, DocumentSubset):
+        chosen = documents
+    else:
+        chosen = select_documents(
+            len(dataset), name, row, documents=documents, split=split, subset=subset
+        )
+    if document_subset:
+        chosen = _narrowed(dataset, chosen, order, source_name, document_subset)
     return index_of(
         dataset,
         chosen,
@@ -119,8 +127,28 @@ def build_index(
         add_extra_token=extra,
         source_name=source_name,
         fetch=cache_at(cache_dir),
-        document_subset=document_subset,
     )
+
+
+def _narrowed(
+    dataset: IndexedDataset,
+    documents: Documents,
+    order: Order,
+    source_name: str | None,
+    rule: SubsetRule,
+) -> Documents:
+    """Return those of a range of documents that a rule chooses."""
+    where = str(dataset.path_prefix)
+    if order.row.is_framework:
+        raise no_subset(order.name)
+    if not isinstance(documents, range):
+        raise InvalidArgument(
+            f"{where}: documents must be a range or a split where a subset of them is read; leave "
+            "document_subset out, or choose a range"
+        )
+    dataset.validate()
+    name = corpus_fingerprint(dataset) if source_name is None else source_name
+    return rule.choose(name, dataset.sequence_lengths, documents, where)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from megaindex.index.orders.framework import Memory, PackingIndex, PackingOrder,
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import check_same_lengths
-from megaindex.index.subset_rule import SubsetRule
+from megaindex.index.subset_rule import no_subset
 from megaindex.validation import (
     check_text,
 )
@@ -151,7 +151,7 @@ BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | PackedIndex | PackingIndex | W
 
 def index_of(
     dataset: IndexedDataset,
-    documents: range | I32,
+    documents: Documents,
     order: Order,
     *,
     sequence_length: int,
@@ -162,7 +162,6 @@ def index_of(
     add_extra_token: int = 1,
     source_name: str | None = None,
     fetch: Fetch | None = None,
-    document_subset: SubsetRule | None = None,
 ) -> BuiltIndex:
     """Return the index of documents; for arguments and errors see `megaindex.build_index`.
 
@@ -176,12 +175,11 @@ def index_of(
         if source_name is None:
             source_name = corpus_fingerprint(dataset)
         common["source_name"] = check_text("source_name", source_name)
-        chosen = subset_of_documents(dataset, documents, source_name, document_subset)
-        epoch = _computed(dataset, chosen, order, fetch, **common)
+        epoch = _computed(dataset, documents, order, fetch, **common)
         if num_samples is not None:
             return epoch.extend(epoch.epochs_for(num_samples))
         return epoch.extend(ceil_div(epochs.numerator, epochs.denominator))
-    if document_subset:
+    if isinstance(documents, DocumentSubset):
         raise no_subset(order.name)
     dataset.validate()
     if isinstance(order, NeoxDocumentsOrder):
@@ -205,31 +203,6 @@ def index_of(
     )
     check_total(name, request.total_tokens)
     return _index(request, dataset, fetch)
-
-
-def subset_of_documents(
-    dataset: IndexedDataset, documents: range | I32, source_name: str, rule: SubsetRule | None
-) -> Documents:
-    """Return those documents that a rule chooses; they are a range, unless there is no rule."""
-    if not rule:
-        return documents
-    if not isinstance(documents, range):
-        raise InvalidArgument(
-            f"{dataset.path_prefix}: documents must be a range or a split where a subset of them is "
-            "read; leave the subset out, or choose a range"
-        )
-    dataset.validate()
-    where = str(dataset.path_prefix)
-    return rule.choose(source_name, dataset.sequence_lengths, documents, where)
-
-
-def no_subset(order: str) -> InvalidArgument:
-    """Return the error of a subset under a framework's own order."""
-    return InvalidArgument(
-        "a subset is read by order epoch, window, packed and blocks, and the order is "
-        f"{order}, in which the framework reads all documents; choose one of these, and train from "
-        "its lock by install(lock=…)"
-    )
 
 
 def further_names(datasets: Sequence[IndexedDataset | None]) -> list[str | None]:

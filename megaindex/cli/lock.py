@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, print_json, take_run
-from megaindex.cli.plan import add_run_arguments, recipe_of, skips_of_options
+from megaindex.cli.plan import add_run_arguments, add_subset, recipe_of, skips_of_options
 from megaindex.errors import InvalidArgument, visible
 from megaindex.settings.arguments import named_as_in_files, read_settings
 from megaindex.settings.run_builder import resolve
@@ -87,6 +87,7 @@ def lock_of_options(
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex lock", description=__doc__, allow_abbrev=False)
     add_run_arguments(parser)
+    add_subset(parser)
     built = parser.add_argument_group("lock")
     add = built.add_argument
     add("--out", metavar="FILE", default="run.lock", help="the lock; default: run.lock")

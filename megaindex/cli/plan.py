@@ -268,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     lock.add_argument("--lock", metavar="FILE", help="the run of a lock, in place of its settings")
     parser.hide(lock)
     add_run_arguments(parser, _USUAL)
+    add_subset(parser)
     parser.hide(add_balance_arguments(parser))
     group = parser.add_argument_group("output")
     add = group.add_argument
@@ -298,6 +299,11 @@ def add_run_arguments(parser: Parser, usual: Sequence[str] = ()) -> None:
         parser.hide(group, usual)
     if not usual:
         parser.epilog = "The flags of a run's settings are those of megaindex plan."
+
+
+def add_subset(parser: Parser) -> None:
+    """Add ``--subset``, which other verbs have for a split, as a short --document-subset."""
+    parser.add_argument("--subset", dest="document_subset", help=argparse.SUPPRESS)
 
 
 def add_balance_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -343,6 +349,10 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
     names = "orders epoch, window, packed: one for each source; default: its fingerprint"
     add("--shuffle-names", nargs="+", metavar="NAME", help=names)
     add_flags(group, "--split", "--seq-length")
+    share = "orders epoch, window, packed: share of each source's tokens in an epoch, as 1/16"
+    add("--document-subset", metavar="SHARE", help=share)
+    add("--held-out", metavar="SHARE", help="share of the tokens that training leaves out")
+    add("--subset-seed", type=int, metavar="N", help="of the choice of these documents; default: 0")
 
 
 def _add_numbers(group: argparse._ArgumentGroup, **meanings: str) -> None:

@@ -227,6 +227,16 @@ def lengths_of(lengths: I32, documents: Documents) -> I32:
     return lengths[documents]
 
 
+def lengths_within(lengths: I32, documents: range | DocumentSubset) -> I32:
+    """Return the lengths of a range of documents, 0 for those that a subset leaves out."""
+    if isinstance(documents, range):
+        return lengths[documents.start : documents.stop]
+    within = documents.within
+    bits = np.unpackbits(documents.bits, count=len(within), bitorder="little")
+    found: I32 = lengths[within.start : within.stop] * bits.astype(np.int32)
+    return found
+
+
 def count_tokens(lengths: I32, documents: Documents) -> int:
     """Return the number of tokens of one epoch."""
     return int(lengths_of(lengths, documents).sum(dtype=np.int64))

@@ -92,6 +92,15 @@ class SubsetRule:
     def __bool__(self) -> bool:
         return self.held_out is not None or self.share not in (None, 1)
 
+    def check_pinned(self, where: str, shuffle_name: str, path: str) -> None:
+        """Refuse a threshold of a source without the name in its key."""
+        for name, share in (("subset", self.share), ("held_out", self.held_out)):
+            if isinstance(share, str) and not (shuffle_name and path):
+                raise InvalidArgument(
+                    f"{where}: {name} {share} is a threshold, which belongs to a pair and the name "
+                    "by which it is shuffled; give both, as the plan prints them"
+                )
+
     def count(self, tokens: int) -> int:
         """Return the tokens of an epoch of a source of which only their number is known."""
         held = 0 if self.held_out is None else _part(tokens, Fraction(self.held_out))
@@ -149,6 +158,15 @@ class SubsetRule:
         return tokens.threshold(_part(pool, self.share)) if pool else held - 1
 
 
+def no_subset(order: str) -> InvalidArgument:
+    """Return the error of a subset under a framework's own order."""
+    return InvalidArgument(
+        "a subset is read by order epoch, window, packed and blocks, and the order is "
+        f"{order}, in which the framework reads all documents; choose one of these, and train from "
+        "its lock by install(lock=…)"
+    )
+
+
 def _part(tokens: int, share: Fraction) -> int:
     return ceil_div(share.numerator * tokens, share.denominator)
 
@@ -158,8 +176,8 @@ def _some(words: WordRange, within: range, where: str) -> DocumentSubset:
     found = DocumentSubset.of(words, within)
     if not len(found):
         raise InvalidArgument(
-            f"{where}: the threshold chooses none of {len(within)} documents; copy the one that the "
-            "plan prints"
+            f"{where}: the threshold chooses none of {len(within)} documents; copy the threshold "
+            "that the plan prints"
         )
     return found
 

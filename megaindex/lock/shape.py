@@ -244,9 +244,13 @@ _SKIPS = _list(
     _object({"steps?": _TEXT, "move?": _FLAG, "documents?": _file, "source?": _TEXT,
              "from_step?": _COUNT})
 )  # fmt: skip
+_SUBSET_SHARE = _either(
+    _COUNT, _text(r"\d{1,400}/\d{1,400}|0x[0-9a-f]{16}"), expected="a share or a threshold"
+)
 _RUN_SOURCE = _object(
     {**{f"{name}?": _row for name in PATHS}, "path": _row, "weight?": _NUMBER,
-     "shuffle_name?": _TEXT}
+     "shuffle_name?": _TEXT, "subset?": _SUBSET_SHARE, "held_out?": _SUBSET_SHARE,
+     "subset_seed?": _SEED}
 )  # fmt: skip
 _RUN = {
     "order": _object(

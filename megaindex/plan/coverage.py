@@ -13,6 +13,7 @@ from megaindex._types import F64, I32, I64
 from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.builders.single import index_of
 from megaindex.format import IndexedDataset
+from megaindex.index.documents import lengths_within, members_of
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import order_of_row
@@ -361,7 +362,10 @@ def built_coverage(
     dataset = IndexedDataset(part.source.path, dialect=draw.row.file_dialect)
     if draw.index is not None:
         ranges = [ServedRange(0, draw.served, 1)] if served is None else served
-        counts = count_served(draw.index(), ranges, dataset.sequence_lengths, 0, progress)
+        of_recipe = draw.index()
+        documents = members_of(of_recipe) or range(len(dataset))
+        lengths = lengths_within(dataset.sequence_lengths, documents)
+        counts = count_served(of_recipe, ranges, lengths, 0, progress)
         return counted_coverage(*counts)
     ends = [draw.served]
     if draw.reshuffled and served is not None:
@@ -369,7 +373,7 @@ def built_coverage(
     indices = [
         index_of(
             dataset,
-            range(part.begin, part.end),
+            part.documents,
             order_of_row(draw.row),
             sequence_length=draw.sequence_length,
             seed=(draw.seed + number) % 2**32,
@@ -383,11 +387,11 @@ def built_coverage(
         passes = zip(indices, ends, strict=True)
         stretches = tuple(Stretch(index=each, samples=range(end)) for each, end in passes)
         index = StretchedIndex(stretches=stretches)
-    lengths = dataset.sequence_lengths[part.begin : part.end]
-    tokens, documents = count_served(
+    lengths = lengths_within(dataset.sequence_lengths, part.documents)
+    counts = count_served(
         index, sum(ends) if served is None else served, lengths, part.begin, progress
     )
-    return counted_coverage(tokens, documents)
+    return counted_coverage(*counts)
 
 
 def counted_coverage(tokens: I64, documents: I64) -> Coverage:

@@ -88,7 +88,7 @@ def packed_inputs(run: RunSettings, part: SplitPart, row: Row) -> InputTokens:
         return mean
     index: Any = index_of(
         open_dataset(part.source.path, run.row),
-        range(part.begin, part.end),
+        part.documents,
         order_of_row(run.row),
         sequence_length=run.sequence_length,
         seed=run.seed,

@@ -254,7 +254,7 @@ def _index(
                 sequence_length=run.sequence_length,
                 seed=(run.seed + number) % 2**32,
                 num_samples=max(1, num_samples),
-                documents=range(part.begin, part.end),
+                documents=part.documents,
                 source_name=part.shuffle_name,
                 order=order_of_row(sizing.row),
                 cache_dir=cache_dir,
@@ -313,4 +313,5 @@ def _source(run: RunSettings, part: SplitPart) -> RunSource:
         cut_tokens=0 if part.packing is None else part.tokens - part.packing.input_tokens,
         cut_by=f"long_documents {run.row.long_documents}",
         path_prefix=part.source.path,
+        members=part.members,
     )

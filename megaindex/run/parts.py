@@ -10,11 +10,14 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from megaindex._types import I32
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.single import further_names, packing_order
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.format.dataset import read_length_histogram
+from megaindex.index.documents import DocumentSubset, count_tokens
 from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.framework import PackingOrder
@@ -42,10 +45,17 @@ class SplitPart:
     """Documents longer than a sample, in order packed."""
     shuffle_name: str | None = None
     """Name by which an order of megaindex shuffles the source; None: its fingerprint."""
+    members: DocumentSubset | None = None
+    """Those of the sequences that are used; None: all."""
 
     @property
     def sequences(self) -> int:
-        return self.end - self.begin
+        return len(self.documents)
+
+    @property
+    def documents(self) -> range | DocumentSubset:
+        """Sequence ids that the split uses."""
+        return range(self.begin, self.end) if self.members is None else self.members
 
 
 Parts = dict[Split, list[SplitPart]]
@@ -72,17 +82,57 @@ def parts_of(
             return measure(source, row, data.split)
         return measure_documents(source, row, data.split, packing, sequence_length)
 
+    def narrowed(part: SplitPart, split: Split) -> SplitPart:
+        return _narrowed(part, split, row, sequence_length)
+
     if data.split is None:
-        alone = ((split, map(measured, getattr(data, split))) for split in SPLITS)
-        return {split: [parts[0] for parts in _named(list(each), row)] for split, each in alone}
+        sources = {split: getattr(data, split) for split in SPLITS}
+        if not data.apart and any(source.held_out is not None for source in data.train):
+            sources["valid"] = data.train
+        alone = {
+            split: _named([measured(one) for one in each], row) for split, each in sources.items()
+        }
+        return {
+            split: [narrowed(parts[0], split) for parts in each] for split, each in alone.items()
+        }
     shares = row.shares(data.split)
     if shares[0] == 0:
         raise InvalidArgument(f"--split {data.split} has no training data; give train a share")
     divided = _named([measured(source) for source in data.train], row)
     return {
-        split: [parts[i] for parts in divided] if shares[i] > 0 else []
+        split: [narrowed(parts[i], split) if split == "train" else parts[i] for parts in divided]
+        if shares[i] > 0
+        else []
         for i, split in enumerate(SPLITS)
     }
+
+
+def _narrowed(
+    part: SplitPart, split: Split, row: FrameworkRules, sequence_length: int
+) -> SplitPart:
+    """Return a part with the documents that the rule of its source chooses."""
+    source = part.source
+    rule = replace(source.subset_rule, evaluates=split != "train")
+    if not rule:
+        return part
+    where = source.path or source.histogram or "--tokens-per-epoch"
+    if source.histogram:
+        raise InvalidArgument(
+            f"{where}: lengths without numbers do not tell which documents a subset has; give "
+            "--data-path, or the tokens of the whole source as --tokens-per-epoch"
+        )
+    if source.tokens is not None:
+        return replace(part, tokens=rule.count(part.tokens))
+    dataset = open_dataset(source.path, row)
+    name = part.shuffle_name or corpus_fingerprint(dataset)
+    lengths, within = dataset.sequence_lengths, range(part.begin, part.end)
+    members = rule.choose(name, lengths, within, where)
+    if isinstance(members, range):
+        return part
+    part = replace(part, members=members, tokens=count_tokens(lengths, members))
+    if row.order != "packed":
+        return part
+    return _packed(part, members.lengths(lengths), row, sequence_length)
 
 
 def _named(measured: list[list[SplitPart]], row: FrameworkRules) -> list[list[SplitPart]]:
@@ -178,28 +228,37 @@ def measure_packed(
     source: Source, row: FrameworkRules, split: str | None, sequence_length: int
 ) -> list[SplitPart]:
     """Return the parts of a source in order packed, with the bins of their documents."""
-    try:
-        cutting = Cutting(
-            sequence_length=sequence_length, long_documents=row.long_documents, align=row.align
-        )
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{source.path or source.histogram}: {error}") from None
     if source.histogram:
         histogram = read_length_histogram(source.histogram)
         longer = histogram.documents[histogram.lengths > sequence_length].sum()
         part = SplitPart(
             source=source, begin=0, end=0, tokens=histogram.tokens, long_documents=int(longer)
         )
+        cutting = _cutting(source, row, sequence_length)
         pack = partial(cutting.pack_histogram, histogram.lengths, histogram.documents)
         return [_packed_part(part, pack, row, source.histogram)]
     dataset = open_dataset(source.path, row)
     parts = []
     for part in measure(source, row, split):  # which refuses negative lengths
         lengths = dataset.sequence_lengths[part.begin : part.end]
-        part = replace(part, long_documents=int(np.count_nonzero(lengths > sequence_length)))
-        pack = partial(cutting.pack_lengths, lengths)
-        parts.append(_packed_part(part, pack, row, source.path))
+        parts.append(_packed(part, lengths, row, sequence_length))
     return parts
+
+
+def _cutting(source: Source, row: FrameworkRules, sequence_length: int) -> Cutting:
+    try:
+        return Cutting(
+            sequence_length=sequence_length, long_documents=row.long_documents, align=row.align
+        )
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{source.path or source.histogram}: {error}") from None
+
+
+def _packed(part: SplitPart, lengths: I32, row: FrameworkRules, sequence_length: int) -> SplitPart:
+    """Return a part in order packed, whose documents have these lengths."""
+    cutting = _cutting(part.source, row, sequence_length)
+    part = replace(part, long_documents=int(np.count_nonzero(lengths > sequence_length)))
+    return _packed_part(part, partial(cutting.pack_lengths, lengths), row, part.source.path)
 
 
 def _packed_part(

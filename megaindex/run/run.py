@@ -13,7 +13,7 @@ import numpy.typing as npt
 from megaindex._types import I32, I64
 from megaindex.errors import InvalidArgument
 from megaindex.index.counts import Cursors, cursors, source_counts
-from megaindex.index.documents import DocumentSubset, members_of
+from megaindex.index.documents import DocumentSubset, lengths_within, members_of
 from megaindex.index.skips import Skip, Skips, skips_of, with_skips
 from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at, sources_of
@@ -70,10 +70,9 @@ class RunSource:
         """
         if self.members is None:
             return self.sequence_lengths
-        lengths = np.zeros_like(self.sequence_lengths)
-        ids = self.members.sequence_ids(np.arange(len(self.members))) - self.first_document
-        lengths[ids] = self.sequence_lengths[ids]
-        return lengths
+        within = self.members.within
+        bounds = range(within.start - self.first_document, within.stop - self.first_document)
+        return lengths_within(self.sequence_lengths, replace(self.members, within=bounds))
 
 
 class TokenRuns(NamedTuple):

@@ -157,13 +157,10 @@ class RecipeSource:
             rule = self.subset_rule
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from None
-        for name, share in (("subset", rule.share), ("held_out", rule.held_out)):
-            object.__setattr__(self, name, share)
-            if isinstance(share, str) and not (self.shuffle_name and self.path):
-                raise InvalidArgument(
-                    f"{where}: {name} {share} is a threshold, which belongs to a path and the name "
-                    "by which it is shuffled; give both, as the plan prints them"
-                )
+        rule.check_pinned(where, self.shuffle_name, self.path)
+        object.__setattr__(self, "subset", rule.share)
+        object.__setattr__(self, "held_out", rule.held_out)
+        object.__setattr__(self, "subset_seed", rule.seed)
 
     @property
     def most_epochs(self) -> Fraction:

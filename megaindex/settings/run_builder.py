@@ -169,7 +169,7 @@ def resolve(settings: Settings) -> RunSettings:
     return RunSettings(
         order=order,
         sequence_length=settings.seq_length,
-        data=_named(_data(settings), settings.shuffle_names),
+        data=_narrowed(_named(_data(settings), settings.shuffle_names), settings),
         batch=schedule,
         target=_target(settings, schedule, consumed),
         exact=settings.exact or False,
@@ -299,6 +299,17 @@ def _named(data: Data, names: Sequence[str] | None) -> Data:
         )
     pairs = zip(data.train, names, strict=True)
     return replace(data, train=tuple(replace(s, shuffle_name=name) for s, name in pairs))
+
+
+def _narrowed(data: Data, settings: Settings) -> Data:
+    """Return the data with the subset that training reads of each source."""
+    chosen: dict[str, Any] = {
+        "subset": settings.document_subset,
+        "held_out": settings.held_out,
+        "subset_seed": settings.subset_seed,
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    return replace(data, train=tuple(replace(source, **given) for source in data.train))
 
 
 def _labelled(data: Data, labels: Mapping[str, tuple[str, ...]]) -> Data:

@@ -18,6 +18,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, FrameworkRules, sums_differ
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.index.skips import Skip, given_skips
+from megaindex.index.subset_rule import DEFAULT_SUBSET_SEED, Share, SubsetRule, no_subset
 from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.settings.megatron_versions import DEFAULT_VERSION, Version, find_version
 from megaindex.validation import (
@@ -56,6 +57,10 @@ class Source:
         labels: path prefix of the labels, for a `NeoxDocumentsOrder`.
         shuffle_name: name by which orders epoch, window and packed shuffle the source. Default: its
             fingerprint, see `RecipeSource`.
+        subset: share of the tokens that makes an epoch of training, in the same orders, or its
+            threshold, see `SubsetRule`.
+        held_out: share of the tokens that training leaves out, or its threshold.
+        subset_seed: part of the key by which both are chosen.
 
     Raises:
         InvalidArgument: the weight is negative or not finite, or tokens are below 1.
@@ -67,15 +72,27 @@ class Source:
     histogram: str = ""
     labels: str = ""
     shuffle_name: str = ""
+    subset: Share | None = None
+    held_out: Share | None = None
+    subset_seed: int = DEFAULT_SUBSET_SEED
 
     def __post_init__(self) -> None:
         if self.tokens is not None:
             object.__setattr__(self, "tokens", check_between("tokens", self.tokens, 1))
         check_text("--shuffle-names", self.shuffle_name)
+        rule = self.subset_rule
+        rule.check_pinned(self.path, self.shuffle_name, self.path)
+        object.__setattr__(self, "subset", rule.share)
+        object.__setattr__(self, "held_out", rule.held_out)
         if self.weight is None:
             return
         weight = check_weight(self._weight_name, self.weight, zero=True)
         object.__setattr__(self, "weight", weight)
+
+    @property
+    def subset_rule(self) -> SubsetRule:
+        """Which of its documents training reads."""
+        return SubsetRule(share=self.subset, held_out=self.held_out, seed=self.subset_seed)
 
     @property
     def _weight_name(self) -> str:
@@ -254,6 +271,8 @@ class RunSettings:
                 raise InvalidArgument(f"{name} data: give every source a weight, or none")
             for source in getattr(self.data, name):
                 source.check_weight(zero=order.row.zero_weights)
+                if source.subset_rule and order.row.is_framework:
+                    raise no_subset(order.name)
                 if source.shuffle_name and order.row.is_framework:
                     raise InvalidArgument(
                         "--shuffle-names is a setting of order epoch, window and packed, the order "

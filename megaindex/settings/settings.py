@@ -182,6 +182,10 @@ class Settings:
         weights: weight of each source.
         shuffle_names: name by which orders epoch, window and packed shuffle each source of
             training; empty: its fingerprint.
+        document_subset: share of the tokens of each source of training that makes an epoch, such as
+            ``1/16``, or its threshold; in orders epoch, window and packed.
+        held_out: share of the tokens that training leaves out, or its threshold.
+        subset_seed: part of the key by which both are chosen.
         split: shares of train, valid and test, such as ``969,30,1``.
         seq_length: tokens of a sample.
         micro_batch_size: samples of a micro batch of one rank.
@@ -253,6 +257,9 @@ class Settings:
     packing: NeoxDocumentsOrder | None = None
     weights: tuple[str, ...] | None = None
     shuffle_names: tuple[str, ...] | None = None
+    document_subset: str | None = None
+    held_out: str | None = None
+    subset_seed: int | None = None
     split: str | None = None
     seq_length: int | None = None
     micro_batch_size: int | None = None
