@@ -200,6 +200,7 @@ _EFFECTS = {
     "on the other side",
     "add_extra_token": "samples read one token more on one side, for the shifted label",
     "drop_last_partial": "one side keeps a shorter last sample",
+    "members": "an epoch has other documents of the same source",
     "epochs_mixed": "different numbers of complete epochs are shuffled together",
     "left_over": "tokens of an incomplete sample at the end of an epoch are dropped on one side, "
     "carried into the next epoch on the other",

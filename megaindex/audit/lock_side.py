@@ -70,6 +70,7 @@ _RESOLVED = {
     "max_documents": "max_documents",
     "long_documents": "long_documents",
     "align": "align",
+    "members": "members",
 }
 """Settings of one source in the description of an index, and their names in a manifest."""
 

@@ -41,7 +41,7 @@ def build_index(
     source_name: str | None = None,
     order: str | Order = "megatron",
     cache_dir: str | os.PathLike[str] | None = None,
-    document_subset: SubsetRule | None = None,
+    document_subset: SubsetRule | Fraction | float | str | None = None,
 ) -> BuiltIndex:
     """Return the index of one dataset: the samples of a run and the tokens that each reads.
 
@@ -73,8 +73,8 @@ def build_index(
             Default: memory. Order window has no arrays, and order epoch tables of 4 million
             documents and more; those of order packed are the documents sorted by length, for any
             seed and number of epochs.
-        document_subset: share of these documents that an epoch has, of a range or a split in one of
-            the orders of megaindex.
+        document_subset: share of their tokens that an epoch has, as ``"1/16"``, or a `SubsetRule`;
+            of a range or a split, in the orders of megaindex.
 
     Returns:
         An index with ``num_samples``, ``num_epochs``, ``tokens_per_epoch``, ``datasets`` and
@@ -113,8 +113,11 @@ def build_index(
         chosen = select_documents(
             len(dataset), name, row, documents=documents, split=split, subset=subset
         )
-    if document_subset:
-        chosen = _narrowed(dataset, chosen, order, source_name, document_subset)
+    if document_subset is not None:
+        rule = document_subset
+        if not isinstance(rule, SubsetRule):
+            rule = SubsetRule(share=rule)  # type: ignore[arg-type]  # which it checks
+        chosen = _narrowed(dataset, chosen, order, source_name, rule)
     return index_of(
         dataset,
         chosen,
@@ -138,6 +141,8 @@ def _narrowed(
     rule: SubsetRule,
 ) -> Documents:
     """Return those of a range of documents that a rule chooses."""
+    if not rule:
+        return documents
     where = str(dataset.path_prefix)
     if order.row.is_framework:
         raise no_subset(order.name)

@@ -197,6 +197,8 @@ class OpenSource:
             unread_samples=None if self.past is None else self._num_unread,
             blocks=self.epoch if isinstance(self.epoch, BlockedIndex) else None,
             shuffle_name=self.shuffle_name,
+            words=None if members is None else members.words,
+            members=members,
             index=self.index,
         )
 
@@ -352,6 +354,7 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
     cache = ValidationCache(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
     sources = tuple(source for source in _open_sources(recipe, cache) if source is not None)
     validation = _open_evaluation(recipe, cache)
+    _check_held_out(sources, validation)
     layout = _evaluated(
         resolve_recipe(recipe, [source.size for source in sources]),
         None if validation is None else validation.size,
@@ -380,9 +383,11 @@ def plan_recipe(recipe: Recipe) -> RecipeLayout:
         InvalidArgument, FormatError, StorageError: see `open_recipe`.
     """
     cache = ValidationCache(_paths(recipe), None)
-    pairs = zip(recipe.sources, _open_sources(recipe, cache), strict=True)
-    sizes = [_counted(c, recipe) if opened is None else opened.size for c, opened in pairs]
+    opened = _open_sources(recipe, cache)
+    pairs = zip(recipe.sources, opened, strict=True)
+    sizes = [_counted(c, recipe) if one is None else one.size for c, one in pairs]
     evaluation, validation = recipe.evaluation, _open_evaluation(recipe, cache)
+    _check_held_out([source for source in opened if source is not None], validation)
     size = None if validation is None else validation.size
     if evaluation is not None and size is None:
         size = _counted(evaluation.source, recipe, evaluation_length(recipe))
@@ -452,6 +457,40 @@ def _open_evaluation(recipe: Recipe, cache: ValidationCache) -> OpenSource | Non
     dataset = cache.open(corpus.path)
     name = corpus.shuffle_name or cache.fingerprint(dataset)
     return _open(corpus, recipe, dataset, name, cache, evaluation_length(recipe))
+
+
+def _check_held_out(sources: Sequence[OpenSource], validation: OpenSource | None) -> None:
+    """Check that nothing reads in training what another source of the same pair holds out.
+
+    Raises:
+        InvalidArgument: two sources of a pair hold out different documents, or one none.
+    """
+    for source in [*sources, *([] if validation is None else [validation])]:
+        if source.corpus.held_out is None:
+            continue
+        prefix, held = absolute(source.dataset.path_prefix), _held(source)
+        for other in sources:
+            if absolute(other.dataset.path_prefix) == prefix and _held(other) != held:
+                raise InvalidArgument(
+                    f"source {other.corpus.name}: reads documents of {other.dataset.path_prefix} "
+                    f"that source {source.corpus.name} holds out; give both the same held_out, "
+                    "subset_seed and shuffle_name"
+                )
+    if validation is None or validation.corpus.held_out is not None:
+        return
+    prefix = absolute(validation.dataset.path_prefix)
+    for source in sources:
+        if source.corpus.held_out is not None and absolute(source.dataset.path_prefix) == prefix:
+            raise InvalidArgument(
+                f"evaluation: reads documents of {validation.dataset.path_prefix} that source "
+                f"{source.corpus.name} trains on; give its source the held_out of that one"
+            )
+
+
+def _held(source: OpenSource) -> tuple[Any, ...]:
+    """Return what decides the documents that a source holds out."""
+    corpus = source.corpus
+    return corpus.held_out, corpus.held_out and (corpus.subset_seed, source.shuffle_name)
 
 
 def _open(

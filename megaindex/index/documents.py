@@ -74,9 +74,15 @@ class WordRange:
 
     @classmethod
     def of_json(cls, members: Mapping[str, Any]) -> WordRange:
-        """Return the range of `to_json`."""
+        """Return the range of `to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
         first, last = (int(members[name], 16) for name in ("first", "last"))
-        return cls(members["seed"], members["name"], first, last)
+        if not 0 <= first <= last <= LAST_WORD:
+            raise ValueError(f"words must be from 0 to 2**64 - 1 and in order, got {members}")
+        return cls(int(members["seed"]), str(members["name"]), first, last)
 
 
 def word_text(word: int) -> str:
@@ -131,6 +137,10 @@ class DocumentSubset:
     """A bit for each sequence of ``within``, least significant first, and zeros behind them."""
     ranks: I32
     """int32[n]: members before every 512th sequence, and all."""
+    held_from: int | None = None
+    """Least word of what a rule holds out of training; None: nothing, or it is not known."""
+    of_tokens: int | None = None
+    """Tokens of all documents of ``within``, as far as they are known."""
 
     @classmethod
     def of(cls, words: WordRange, within: range) -> DocumentSubset:

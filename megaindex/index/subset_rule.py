@@ -126,14 +126,14 @@ class SubsetRule:
             return within
         held = LAST_WORD + 1 if self.held_out is None else self._held(tokens, where)
         if self.evaluates:
-            return _some(replace(tokens.words, first=held), within, where)
+            return _some(replace(tokens.words, first=held), tokens, where, held)
         last = self._last(tokens, held)
         if last >= held:
             raise InvalidArgument(
                 f"{where}: subset {self.share} reaches documents that held_out {self.held_out} "
                 "leaves out; lower one of them"
             )
-        return _some(replace(tokens.words, last=last), within, where)
+        return _some(replace(tokens.words, last=last), tokens, where, held)
 
     def _held(self, tokens: _TokensByWord, where: str) -> int:
         """Return the least word that is held out."""
@@ -171,15 +171,16 @@ def _part(tokens: int, share: Fraction) -> int:
     return ceil_div(share.numerator * tokens, share.denominator)
 
 
-def _some(words: WordRange, within: range, where: str) -> DocumentSubset:
+def _some(words: WordRange, tokens: _TokensByWord, where: str, held: int) -> DocumentSubset:
     """Return the documents in a range of words; InvalidArgument if there are none."""
-    found = DocumentSubset.of(words, within)
+    found = DocumentSubset.of(words, tokens.within)
     if not len(found):
         raise InvalidArgument(
-            f"{where}: the threshold chooses none of {len(within)} documents; copy the threshold "
+            f"{where}: the threshold chooses none of {len(tokens.within)} documents; copy the threshold "
             "that the plan prints"
         )
-    return found
+    held_from = held if held <= LAST_WORD else None
+    return replace(found, held_from=held_from, of_tokens=tokens.total)
 
 
 class _TokensByWord:
@@ -188,7 +189,7 @@ class _TokensByWord:
     def __init__(self, words: WordRange, lengths: I32, within: range) -> None:
         self.words = words
         self._lengths = lengths
-        self._within = within
+        self.within = within
 
     @cached_property
     def _sums(self) -> I64:
@@ -202,7 +203,7 @@ class _TokensByWord:
                 sums += own.astype(np.int64)
             return sums
 
-        parts = map_interruptibly(add, parts_of_range(self._within), num_threads())
+        parts = map_interruptibly(add, parts_of_range(self.within), num_threads())
         sums: I64 = np.sum(parts, axis=0, dtype=np.int64)
         return sums
 
@@ -221,7 +222,7 @@ class _TokensByWord:
             own, sizes = zip(*found, strict=True)
             return np.concatenate(own), np.concatenate(sizes)
 
-        parts = map_interruptibly(find, parts_of_range(self._within), num_threads())
+        parts = map_interruptibly(find, parts_of_range(self.within), num_threads())
         words, lengths = (np.concatenate(each) for each in zip(*parts, strict=True))
         order = np.argsort(words)
         return words[order], lengths[order].astype(np.int64)

@@ -10,6 +10,7 @@ from typing import Any
 
 from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.documents import WordRange, members_of
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.loader.checkpoint import STATE, STATE_VERSION
 from megaindex.loader.sampler_state import decided_samples
@@ -24,6 +25,8 @@ from megaindex.validation import CheckpointReader, error_text, shown
 _SIZES = ("tokens", "documents", "samples")
 _UNREAD = "unread_samples"
 """Size of a source of which documents were read before the run joined."""
+_MEMBERS = "members"
+"""Words of the documents of a source, of a subset."""
 # errors that a damaged recipe, or wrong sizes of sources, may raise
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -98,6 +101,8 @@ class StoredRecipe:
             each = zip(self.recipe.sources, self.sources.values(), self.shuffle_names, strict=True)
             for source, facts, name in each:
                 size = SourceSize(**{key: facts[key] for key in (*_SIZES, _UNREAD) if key in facts})
+                if _MEMBERS in facts:
+                    size = replace(size, words=WordRange.of_json(facts[_MEMBERS]))
                 if self.recipe.order_of(source) == "blocks":
                     size = here[source.name].as_in(self.recipe, source).size
                 elif source.name in here:  # of other content, if that was accepted
@@ -129,9 +134,15 @@ def source_facts(opened: OpenRecipe) -> dict[str, dict[str, Any]]:
             "targets": targets_text(source),
             **{name: getattr(source.size, name) for name in _SIZES},
             **({} if source.past is None else {_UNREAD: source.size.unread_samples}),
+            **_members_of(source),
         }
         for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
     }
+
+
+def _members_of(source: OpenSource) -> dict[str, Any]:
+    members = members_of(source.epoch)
+    return {} if members is None else {_MEMBERS: members.words.to_json()}
 
 
 def _recipe_of(text: str, folder: Path) -> Recipe:
@@ -159,11 +170,19 @@ def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
         facts[size] = stored.integer(size, least=0 if size == "documents" else 1, most=2**62)
     if _UNREAD in stored.values:
         facts[_UNREAD] = stored.integer(_UNREAD, most=facts["samples"])
+    if _MEMBERS in stored.values:
+        with _as_damage(f"{_MEMBERS} of source {shown(name)} are no range of words"):
+            facts[_MEMBERS] = WordRange.of_json(stored.values[_MEMBERS]).to_json()
     return name, facts
 
 
 def check_sizes(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise FormatError if a source has the stored fingerprint, but another size."""
+    """Raise FormatError if a source has the stored fingerprint, but another size.
+
+    Those of another subset are compared with the samples that were read.
+    """
+    if facts.get(_MEMBERS) != ours.get(_MEMBERS):
+        return
     for size in ("tokens", "documents"):
         if facts["fingerprint"] == ours["fingerprint"] and facts[size] != ours[size]:
             raise FormatError(

@@ -14,6 +14,7 @@ from megaindex._types import I64
 from megaindex.index.skips import Skips, masked_tokens, skips_of
 from megaindex.index.spans import Index
 from megaindex.index.stretches import StretchedIndex
+from megaindex.plan.subsets import SourceSubset
 from megaindex.recipe.layout import StageEnd
 from megaindex.run.target import Evaluations, Phase
 
@@ -374,6 +375,7 @@ class Plan:
         warnings: warnings with their remedies, most harmful first.
         check_failures: reasons for which ``--check`` fails; empty if it passes.
         skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
+        subsets: sources of training of which a subset is read; not a key of ``--json`` without.
     """
 
     order: str | None
@@ -397,6 +399,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
     skip: SkipEffect | None = None
+    subsets: tuple[SourceSubset, ...] = ()
 
     def rows(self, split: str) -> list[Row]:
         """Return the rows of one split (train, valid or test)."""
@@ -404,7 +407,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
-        return json_object(self, "skip")
+        return json_object(self, "skip", "subsets")
 
     def __repr__(self) -> str:
         """Return the tables that the command prints, of at most 100 columns."""
@@ -729,7 +732,9 @@ class RecipePlan(Plan):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
-        return json_object(self, "skip", "past", "mix_changes", "mix_bounds", "remaining")
+        return json_object(
+            self, "skip", "subsets", "past", "mix_changes", "mix_bounds", "remaining"
+        )
 
     def view(self) -> Any:
         """Return the tables and notes of the printed plan."""

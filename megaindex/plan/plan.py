@@ -35,6 +35,7 @@ from megaindex.plan.packing import (
 )
 from megaindex.plan.recipe_plan import plan_of_layout
 from megaindex.plan.run_plan import plan_of_run
+from megaindex.plan.subsets import subsets_of_parts
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.run.parts import Parts, SplitPart, parts_of
 from megaindex.run.passes import (
@@ -388,6 +389,7 @@ def _plan_of(
         framework_version=None if run.version is None else run.version.name,
         ignored_settings=run.ignored,
         skip=skip,
+        subsets=subsets_of_parts(parts["train"]),
     )
     if not at_limit:
         last = plan.max_train_iters_without_repeat

@@ -40,6 +40,7 @@ from megaindex.plan.model import (
 )
 from megaindex.plan.packing import InputTokens, is_countable, mean_inputs, packing_facts
 from megaindex.plan.recipe_rows import RecipeRows, StreamReads, first_repeat, reads_of
+from megaindex.plan.subsets import subsets_of_layout
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.recipe.mixture import SourceSize
 from megaindex.settings.batch_schedule import SkippedSteps, skip_steps, step_bounds
@@ -120,6 +121,7 @@ def plan_of_layout(
         sources=totals,
         steps=tuple(_steps(layout)),
         skip=skip,
+        subsets=subsets_of_layout(layout),
         past=_past(layout),
         mix_changes=_mix_effect(layout),
         mix_bounds=tuple(earliest_repeats(layout, consumed_samples or 0)) if mix_bounds else (),

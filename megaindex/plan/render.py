@@ -38,6 +38,7 @@ from megaindex.plan.model import (
     listed,
     sizes_text,
 )
+from megaindex.plan.subsets import SourceSubset
 from megaindex.settings.settings import adapter_call
 from megaindex.validation import percent
 
@@ -65,6 +66,8 @@ def run_view(plan: Plan) -> RenderableType:
     parts.append(_sources(plan, rows, names))
     if (coverage := coverage_table(plan, rows, names)) is not None:
         parts.append(coverage)
+    if plan.subsets:
+        parts.append(_subsets(plan.subsets))
     return spaced(parts)
 
 
@@ -73,6 +76,8 @@ def plan_view(plan: SettingsPlan) -> RenderableType:
     names = ShortNames.of(row.path for row in plan.datasets)
     rows = shown_rows(plan)
     parts: list[RenderableType] = [_answer(plan, names), _totals(plan), _sources(plan, rows, names)]
+    if plan.subsets:
+        parts.append(_subsets(plan.subsets))
     parts += [
         view for view in (coverage_table(plan, rows, names), _facts(plan)) if view is not None
     ]
@@ -416,6 +421,8 @@ def recipe_view(plan: RecipePlan) -> RenderableType:
     if plan.past is not None:
         parts.append(_past_table(plan.past))
     parts += [_stages(plan), _source_totals(plan)]
+    if plan.subsets:
+        parts.append(_subsets(plan.subsets))
     rows = plan.datasets if len(plan.sources) <= MANY_SOURCES else shown_rows(plan)
     if (coverage := coverage_table(plan, rows, ShortNames("", {}))) is not None:
         parts.append(coverage)
@@ -621,3 +628,23 @@ def _blocks(plan: RecipePlan) -> RenderableType:
         numbers = (facts.blocks, facts.block_tokens, facts.served, facts.dropped, facts.deferred)
         table.add_row(source.source, *(f"{number:,}" for number in (*numbers, facts.unread)))
     return Group(table, *more(len(rows) - len(shown)))
+
+
+def _subsets(subsets: Sequence[SourceSubset]) -> RenderableType:
+    """Return the table of subsets, with what pins them."""
+    table = FittedTable(
+        TableColumn("subset of", "name"),
+        *("documents", "tokens", "share", "subset", "held_out"),
+        TableColumn("shuffle_name", "note"),
+    )
+    for one in subsets:
+        table.add_row(
+            one.source,
+            f"{one.documents:,}",
+            f"{one.tokens:,}",
+            f"{one.tokens / one.of_tokens:.4%}" if one.of_tokens else "",
+            one.threshold,
+            one.held_from or "",
+            one.shuffle_name,
+        )
+    return table

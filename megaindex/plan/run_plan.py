@@ -12,6 +12,7 @@ from megaindex.index.draws import Progress
 from megaindex.index.spans import sequence_lengths_at
 from megaindex.plan.coverage import BUILD_LIMIT, COVERAGES, coverage_of_sources
 from megaindex.plan.model import Coverage, Plan, Row, effect_of
+from megaindex.plan.subsets import subsets_of_run
 from megaindex.run.run import Run
 from megaindex.validation import check_choice
 
@@ -62,6 +63,7 @@ def plan_of_run(run: Run, *, coverage: str | None = None, progress: Progress | N
         max_train_iters_same_epochs=None,
         datasets=rows,
         skip=skip,
+        subsets=subsets_of_run(run),
         check_failures=tuple(_failures(rows, counts, size * max(run.sequence_lengths))),
     )
 

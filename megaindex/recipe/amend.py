@@ -101,8 +101,8 @@ def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> N
         if _facts(a, old) != _facts(b, new):
             raise InvalidArgument(
                 f"stage {a.name}: the new recipe serves other samples than the run before sample "
-                f"{consumed_samples}; keep its streams, limits, seed, batching and shuffle names, "
-                "and change the stages after it (see amend)"
+                f"{consumed_samples}; keep its streams, limits, seed, batching, subsets and shuffle "
+                "names, and change the stages after it (see amend)"
             )
     if len(ours) != len(theirs):
         raise InvalidArgument(
@@ -199,7 +199,8 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
     sizes = [size.samples for size in drawn]
     blocks = [size.blocks and size.blocks.blocks.block_tokens for size in drawn]
     begins = [mixed.begins[stream] for stream in streams]
-    facts = (first and _mixing_facts(first), unit, shuffles, sizes, blocks, begins)
+    words = [size.words for size in drawn]
+    facts = (first and _mixing_facts(first), unit, shuffles, words, sizes, blocks, begins)
     return (*facts, recipe.seed, stage.sequence_length, mixed.num_samples)
 
 

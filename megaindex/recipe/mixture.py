@@ -12,6 +12,7 @@ import numpy as np
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.blend import divisor_weights
+from megaindex.index.documents import DocumentSubset, WordRange
 from megaindex.index.mixing import FixedMixing, PerStream, Random, Stratified
 from megaindex.index.orders.blocks import BlockedIndex
 from megaindex.index.orders.packed import PackedIndex
@@ -128,6 +129,10 @@ class SourceSize:
     """Index of an epoch in order blocks, in samples of the first stage that reads the source."""
     shuffle_name: str = ""
     """Name by which the source is shuffled; empty for one without files."""
+    words: WordRange | None = None
+    """Words of its documents, if they are a subset of those of the pair."""
+    members: DocumentSubset | None = field(default=None, compare=False, repr=False)
+    """These documents, of a source with files."""
     index: Callable[[int, int], Index] | None = field(default=None, compare=False, repr=False)
     """Function of a number of samples and a sequence length that returns their index; None for a
     source without files."""
