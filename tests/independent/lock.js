@@ -114,9 +114,13 @@ function inBlocks({ seed, name }, blockOf, first, spansOf) {
   return (i) => spansOf(blockOf(i), shuffled(blockOf(i))(i - first(blockOf(i))));
 }
 const inEpochs = (node, P, spansOf) => inBlocks(node, (i) => Math.floor(i / P), (b) => b * P, spansOf);
-function passesOf({ documents: [begin, end], without, seed, name, order, epochs_mixed: k = 1 }, lengths, tableOf) {
-  const left = new Set(without ? tableOf(without).flat() : []);
-  const documents = range(end - begin, (i) => begin + i).filter((d) => !left.has(d)), n = k * documents.length;
+function documentsOf({ documents: [begin, end], without, members }, tableOf) { // of an epoch
+  const left = new Set(without ? tableOf(without).flat() : []), { word } = members ? keyOf(members.seed, 'subset', members.name) : {};
+  const isMember = (d) => !members || (word(d) >= BigInt(members.first) && word(d) <= BigInt(members.last));
+  return range(end - begin, (i) => begin + i).filter((d) => !left.has(d) && isMember(d));
+}
+function passesOf(node, lengths, tableOf) {
+  const { seed, name, order, epochs_mixed: k = 1 } = node, documents = documentsOf(node, tableOf), n = k * documents.length;
   return memo((b) => {
     const perm = order === 'window' ? (p) => p : permutation(keyOf(seed, b, 'documents', name), n);
     return cutter(range(n, (p) => documents[perm(p) % documents.length]), lengths);
@@ -192,10 +196,10 @@ const ORDERS = {
   },
 };
 const oneAfterAnother = (list, p, k = list.findIndex(([size]) => (p -= size) < 0)) => list[k][1](p + list[k][0]);
-function cutPieces({ documents: [begin, end], long_documents: long }, lengths, S) { // of at most S tokens
-  const used = (L) => (L <= S || long === 'split' ? L : long === 'skip' ? 0 : S);
-  return Array.from(lengths.subarray(begin, end), used).flatMap((tokens, d) =>
-    range(Math.ceil(tokens / S), (k) => [begin + d, k * S, Math.min(tokens - k * S, S)]));
+function cutPieces(node, lengths, S) { // of at most S tokens
+  const used = (L) => (L <= S || node.long_documents === 'split' ? L : node.long_documents === 'skip' ? 0 : S);
+  return documentsOf(node).map((d) => [d, used(lengths[d])]).flatMap(([d, tokens]) =>
+    range(Math.ceil(tokens / S), (k) => [d, k * S, Math.min(tokens - k * S, S)]));
 }
 const byLength = (pieces, S, unit = 1, lists = range(S + 1, () => [])) => pieces.forEach((piece) => lists[Math.ceil(piece[2] / unit)].push(piece)) || lists;
 function pack(count, most, least, stacked) { // returns the [length, rank] of the pieces of each bin
@@ -355,7 +359,7 @@ function tableIn(file, isArray = file.endsWith('.npy')) { // returns rows of int
 }
 const KEYS = new Set(`format version written_by settings root sources columns rows dialect tokens chunk_bytes hashes files path bytes
   sha256 subsets train valid test samples index steps past_steps masked_rows shapes targets rounds every skip receipts move
-  block_steps blocks total digests digest order documents without sequence_length extra seed epochs source parts final_epoch_apart least_seen
+  block_steps blocks total digests digest order documents without members last sequence_length extra seed epochs source parts final_epoch_apart least_seen
   name epochs_mixed left_over block_tokens max_documents long_documents align capacity packed common weights rule uncounted stages from
   first_position shares begins batch period file changes position first ranges end left_out moved masks from_step note names settings`.split(/\s+/));
 const isPlain = (x) => x === null || typeof x !== 'object', sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex');

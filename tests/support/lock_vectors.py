@@ -48,6 +48,7 @@ _ROWS = [[4, _UNIT // 4, _UNIT // 4, _UNIT // 2], [9, 0, _UNIT // 8, _UNIT // 8 
 _SAMPLES, _DOCUMENTS = "megaindex/1234/0/samples/web", "megaindex/1234/0/documents/web"
 _ONE = {"data_path": "tiny", "sequence_length": 8, "seed": 1, "global_batch_size": 1}
 _MIX = {"web": 4, "code": 2}
+_HELD = {"held_out": "1/5", "subset_seed": 3, "shuffle_name": "tiny"}
 _TINY = {"mix": {"tiny": 1}, "batch": {"global_batch_size": 1}}
 
 
@@ -94,6 +95,12 @@ LOCKS: Mapping[str, dict[str, Any]] = {
     "past": _recipe(
         {"web": "web", "tiny": "tiny"}, {"a": {"steps": 8, "mix": {"web": 1, "tiny": 1}}},
         past={"steps": 50, "read": {"web": {"tokens": 900}, "tiny": {"documents": "bad.ids"}}},
+    ),
+    "subset": _recipe(
+        {name: {"path": "tiny", "order": order, "subset": "1/2", **_HELD}
+         for name, order in (("a", "epoch"), ("b", "packed"), ("c", "window"), ("d", "blocks"))},
+        {"all": {"steps": 5, "mix": {"a": 1, "b": 1, "c": 1, "d": 1}}},
+        evaluation={"source": {"path": "tiny", **_HELD}},
     ),
     "bins": _recipe(
         {"tiny": {"path": "tiny", "kind": "finetuning", "packed": True, "long_documents": "split"},
