@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, add_run, print_json, take_run
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, visible
 from megaindex.settings.arguments import named_as_in_files, read_settings
 from megaindex.settings.batch_schedule import parse_count
 from megaindex.settings.run_builder import resolve
@@ -40,6 +40,10 @@ def main(arguments: Sequence[str]) -> int:
 
     if options.print_config and options.json:
         raise InvalidArgument("--print-config and --json exclude each other; give one of them")
+    if options.scale is not None:
+        return _plan_scaled(options)
+    if options.out is not None:
+        raise InvalidArgument("--out is the file of a scaled recipe; give --scale, or leave it out")
     cost = cost_model_of(options)
     options.skip = skips_of_options(options)
     with named_as_in_files(vars(options)), counting_samples() as progress:
@@ -57,6 +61,49 @@ def main(arguments: Sequence[str]) -> int:
     else:
         _show(plan, balance, options)
     return _status(plan.check_failures, options)
+
+
+def _plan_scaled(options: argparse.Namespace) -> int:
+    """Print the plan of a share of a recipe, and write this recipe."""
+    from megaindex.console import print_view
+    from megaindex.plan.export import export_settings
+    from megaindex.plan.scaled import ScaledPlan
+    from megaindex.progress import counting_samples
+    from megaindex.recipe.scale import scale_recipe, write_recipe
+
+    if options.lock or options.balance or options.cost_model:
+        raise InvalidArgument(
+            "--scale is of a recipe alone; leave --lock, --balance and --cost-model out"
+        )
+    options.skip = skips_of_options(options)
+    recipe = recipe_of(options, besides=("skip",))
+    if recipe is None:
+        raise InvalidArgument(
+            "--scale is of a recipe; write the run as one (--print-config recipe prints it), in an "
+            "order of megaindex"
+        )
+    scaled = scale_recipe(recipe, options.scale)
+    with counting_samples() as progress:
+        found = ScaledPlan.of(recipe, scaled, progress, coverage=options.coverage)
+    if options.print_config:
+        print(export_settings(found.plan, scaled.recipe, options.print_config))
+        return _status(found.plan.check_failures, options)
+    out = (
+        options.out or f"{_stem(options)}-{scaled.share.numerator}-{scaled.share.denominator}.yaml"
+    )
+    write_recipe(scaled.recipe, out, overwrite=options.overwrite)
+    if options.json:
+        print_json({**found.to_json(), "recipe": out})
+    else:
+        print_view(found.view())
+        print(f"wrote {visible(out)}, the recipe of this plan")
+    return _status(found.plan.check_failures, options)
+
+
+def _stem(options: argparse.Namespace) -> str:
+    """Return the name of the file of a recipe without its ending."""
+    named = next(value for name in _RECIPE_FILES if (value := getattr(options, name)))
+    return Path(named if isinstance(named, str) else named[0]).stem
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
@@ -275,6 +322,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--coverage", metavar="HOW", help="auto (default), exact, expected or none")
     add_flags(group, "--json")
     add("--print-config", metavar="F", help="print settings of neox or megatron, or a recipe")
+    scale = "plan a recipe of this share of the tokens, with the same repetition, and write it"
+    add("--scale", metavar="SHARE", help=scale)
+    add("--out", metavar="FILE", help="of --scale; default: NAME-1-16.yaml")
+    add_flags(group, "--overwrite", help="replace the file of --out")
     add("--check", action="store_true", help="exit 1 on repeated or unseen data")
     more = parser.add_argument_group("counts")
     add = more.add_argument

@@ -3,6 +3,9 @@ from megaindex.builders.recipe import open_recipe as open_recipe
 from megaindex.builders.recipe import plan_recipe as plan_recipe
 from megaindex.recipe.amend import amend as amend
 from megaindex.recipe.amend import check_past as check_past
+from megaindex.recipe.scale import ScaledRecipe as ScaledRecipe
+from megaindex.recipe.scale import scale_recipe as scale_recipe
+from megaindex.recipe.scale import write_recipe as write_recipe
 from megaindex.settings.batch_schedule import BatchSchedule as BatchSchedule
 from megaindex.settings.llm_foundry_yaml import read_llm_foundry as read_llm_foundry
 from megaindex.settings.maxtext_recipe import read_maxtext as read_maxtext
