@@ -22,6 +22,7 @@ from megaindex.cache.fingerprint import array_checksum, corpus_fingerprint
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
+from megaindex.index.documents import members_of
 from megaindex.index.frameworks import select_documents
 from megaindex.index.order_settings import make_order
 from megaindex.index.spans import Index
@@ -31,7 +32,7 @@ from megaindex.io.paths import as_storage_error, check_local, storage_error
 from megaindex.validation import DEFAULT_SEED
 
 _WORDS = ("data_path", "split", "subset", "epochs", "order", "separate_final_epoch", "left_over",
-          "source_name", "long_documents")  # fmt: skip
+          "source_name", "long_documents", "document_subset")  # fmt: skip
 _INTEGERS = ("sequence_length", "seed", "num_samples", "add_extra_token", "exact_num_epochs",
              "epochs_mixed", "max_documents", "align")  # fmt: skip
 _KEYS = (*_WORDS, *_INTEGERS, "final_epoch_threshold", "drop_last_partial")
@@ -130,6 +131,8 @@ def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any])
         of_block = {"epochs_mixed": row.epochs_mixed, "left_over": row.left_over}
         known |= values["order"].settings if row.order == "packed" else of_block
         known["source_name"] = values.get("source_name")
+        members = members_of(index)
+        known["members"] = None if members is None else members.words.to_json()
     return known
 
 

@@ -168,7 +168,8 @@ class FrameworkSettings:
                 "train_epochs reads the arrays of one epoch again and again; give train_iters in "
                 "its place, and --train-iters or --epochs here"
             )
-        unnamed = tuple(replace(source, shuffle_name="") for source in settings.data.train)
+        of_orders: dict[str, Any] = {"shuffle_name": "", "subset": None, "held_out": None}
+        unnamed = tuple(replace(source, **of_orders) for source in settings.data.train)
         return replace(
             settings,
             order=order,

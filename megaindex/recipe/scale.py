@@ -157,7 +157,7 @@ class _Scaling:
 
     def skip(self, skip: Skip) -> list[Skip]:
         if skip.ranges:
-            self.dropped.append(f"skip: steps {skip.steps}")
+            self.dropped.append(f"skip: steps {skip.to_dict()['steps']}")
             return []
         if not skip.from_step:
             return [skip]

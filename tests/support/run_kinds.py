@@ -231,6 +231,8 @@ KINDS = (
     Kind("one corpus, order window", one("window"), to="neox"),
     Kind("one corpus, order packed", one("packed")),
     Kind("packed documents at multiples of 4 tokens", one("packed", align=4)),
+    Kind("half of a corpus", one("epoch", document_subset="1/2"), to="neox"),
+    Kind("half of each source of a blend", blend("packed", 3, 1, document_subset="1/2")),
     Kind("a blend of Megatron-LM", blend("megatron", 3, 1)),
     Kind("a blend of Megatron-LM without weights", blend("megatron")),
     Kind("a blend that draws more than was built", blend("megatron", epochs=2, train_iters=None),
@@ -336,6 +338,10 @@ KINDS = (
         _ONE, past="{steps: 50, read: {web: {epochs: 1}, code: {tokens: 90}}}")),
     Kind("a recipe with an evaluation", recipe(
         _ONE, evaluation="{source: chat, interval: 4, iterations: 2}"), cells={"evaluation": YES}),
+    Kind("a recipe of subsets, with an evaluation on what they hold out", recipe(
+        _ONE, "web: {path: web, subset: 2/3, held_out: 1/4}, "
+        "code: {path: code, order: window, subset: 1/2, subset_seed: 5}",
+        evaluation="{source: {path: web, held_out: 1/4}, interval: 5}"), cells={"evaluation": YES}),
     Kind("sources in order blocks, packed and window", recipe(
         "all: {samples: 42, batching: random, mix: {web: 2, code: 1, chat: 1}}",
         "web: {path: web, order: blocks, block_tokens: 100}, code: {path: code, order: packed}, "

@@ -241,8 +241,8 @@ def rows_of(batches: list[Any]) -> list[bytes]:
 def served_counts(asked: Asked) -> list[int]:
     """Samples of each source in the batches, by their first token."""
     firsts = np.concatenate([batch["tokens"][:, 0] for batch in asked.batches])
-    ranges = [range_of(source) for source in asked.run.sources]
-    return [int(((firsts >= r.start) & (firsts < r.stop)).sum()) for r in ranges]
+    owned = [tokens_of(source) for source in asked.run.sources]
+    return [int(np.isin(firsts, tokens).sum()) for tokens in owned]
 
 
 def run_counts(run: Run) -> list[int]:
@@ -257,12 +257,13 @@ def served_positions(run: Run) -> np.ndarray:
     return np.unique(np.concatenate(samples))
 
 
-def range_of(source: RunSource) -> slice:
-    """The tokens of a source."""
+def tokens_of(source: RunSource) -> np.ndarray:
+    """The tokens of the documents that an epoch of a source has."""
     lengths = IndexedDataset(source.path_prefix).sequence_lengths
-    first = FIRST_TOKEN[Path(source.path_prefix).name]
-    first += int(lengths[: source.first_document].sum())
-    return slice(first, first + int(source.lengths.sum()))
+    begins = FIRST_TOKEN[Path(source.path_prefix).name] + np.cumsum(lengths) - lengths
+    firsts = begins[source.first_document :][: source.lengths.size]
+    each = zip(firsts.tolist(), source.lengths.tolist(), strict=True)
+    return np.concatenate([np.arange(first, first + length) for first, length in each])
 
 
 def receipt_of(state: Mapping[str, Any]) -> str:
@@ -372,7 +373,7 @@ def audit(asked: Asked) -> None:
     tokens = np.concatenate([batch["tokens"].reshape(-1) for batch in asked.batches])
     seen = np.bincount(tokens.astype(np.int64), minlength=30_001)
     for source, counted in zip(run.sources, audited["sources"], strict=True):
-        mine = seen[range_of(source)]
+        mine = seen[tokens_of(source)]
         by_times = np.trim_zeros(counted["tokens_by_times_seen"]["total"], "b")
         assert by_times == np.bincount(mine).tolist()
     if asked.made is not None and asked.kind.locked is None:
