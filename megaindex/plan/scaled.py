@@ -85,7 +85,7 @@ class ScaledPlan:
             exposures.add_row(name, f"{whole:.4f}", f"{ours:.4f}", difference)
         notes = [Text(f"left as they are: {self.scaled.left}")]
         notes += [Text(f"left out, of the whole run: {each}") for each in self.scaled.dropped]
-        parts: list[RenderableType] = [self.plan.view(), changed, exposures, Group(*notes)]
+        parts: list[RenderableType] = [changed, exposures, Group(*notes)]
         parts += [
             warning(
                 f"source {name}: its exposure is more than 0.5 % from that of the whole run, since "
@@ -93,4 +93,4 @@ class ScaledPlan:
             )
             for name in self.far
         ]
-        return spaced(parts)
+        return Group(self.plan.view(), Text(), spaced(parts))
