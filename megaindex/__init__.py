@@ -16,5 +16,5 @@ numpy, numba and torch.
 
 from megaindex._lazy import lazy_exports
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 lazy_exports(__name__)

@@ -156,17 +156,6 @@ def test_every_file_that_names_the_version_names_this_one() -> None:
         assert set(named) <= {megaindex.__version__}, page.name
 
 
-def test_the_changelog_names_what_there_is() -> None:
-    """Each new name of the table of renamed ones can be imported, and no old one."""
-    table = (ROOT / "CHANGELOG.md").read_text().partition("### Renamed in Python")[2]
-    rows = re.findall(r"^\| `(megaindex\.[\w.]+)\.(\w+)` \| `(\w+)` \|$", table, re.MULTILINE)
-    assert len(rows) >= 6
-    for package, old, new in rows:
-        module = importlib.import_module(package)
-        assert hasattr(module, new), f"{package}.{new}"
-        assert not hasattr(module, old), f"{package}.{old}"
-
-
 def test_the_sdist_holds_the_sources_of_the_core_and_no_tests(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "sdist",
