@@ -162,8 +162,8 @@ def no_subset(order: str) -> InvalidArgument:
     """Return the error of a subset under a framework's own order."""
     return InvalidArgument(
         "a subset is read by order epoch, window, packed and blocks, and the order is "
-        f"{order}, in which the framework reads all documents; choose one of these, and train from "
-        "its lock by install(lock=…)"
+        f"{order}, in which the framework reads all documents; choose one of these, which megaindex's "
+        "loaders read, or write the documents as a pair of their own"
     )
 
 
