@@ -162,8 +162,8 @@ def no_subset(order: str) -> InvalidArgument:
     """Return the error of a subset under a framework's own order."""
     return InvalidArgument(
         "a subset is read by order epoch, window, packed and blocks, and the order is "
-        f"{order}, in which the framework reads all documents; choose one of these, which megaindex's "
-        "loaders read, or write the documents as a pair of their own"
+        f"{order}, in which the framework reads all documents; choose one of these, which "
+        "megaindex's loaders read, or write the documents as a pair of their own"
     )
 
 
@@ -176,7 +176,7 @@ def _some(words: WordRange, tokens: _TokensByWord, where: str, held: int) -> Doc
     found = DocumentSubset.of(words, tokens.within)
     if not len(found):
         raise InvalidArgument(
-            f"{where}: the threshold chooses none of {len(tokens.within)} documents; copy the threshold "
+            f"{where}: the threshold chooses none of {len(tokens.within)} documents; copy the one "
             "that the plan prints"
         )
     held_from = held if held <= LAST_WORD else None

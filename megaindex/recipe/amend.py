@@ -101,8 +101,8 @@ def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> N
         if _facts(a, old) != _facts(b, new):
             raise InvalidArgument(
                 f"stage {a.name}: the new recipe serves other samples than the run before sample "
-                f"{consumed_samples}; keep its streams, limits, seed, batching, subsets and shuffle "
-                "names, and change the stages after it (see amend)"
+                f"{consumed_samples}; keep its streams, limits, seed, batching, subsets and "
+                "shuffle names, and change the stages after it (see amend)"
             )
     if len(ours) != len(theirs):
         raise InvalidArgument(

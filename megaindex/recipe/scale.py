@@ -24,8 +24,8 @@ from megaindex.settings.recipe import (
 from megaindex.settings.recipe_file import to_mapping
 
 _LEFT = (
-    "proportions and repeat, epochs (those of the subsets), max_epochs and max_fraction, batch sizes "
-    "and sequence lengths, seed, evaluation iterations"
+    "proportions and repeat, epochs (those of the subsets), max_epochs and max_fraction, batch "
+    "sizes and sequence lengths, seed, evaluation iterations"
 )
 
 

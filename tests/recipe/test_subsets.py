@@ -55,7 +55,9 @@ def test_training_never_reads_what_the_evaluation_does() -> None:
     held = opened.validation.index(opened.validation.size.samples)
     spans = held.locate(np.arange(held.num_samples))
     tested, trained = set(spans.document.tolist()), read_ids(opened)
-    assert tested and trained and not tested & trained
+    assert tested
+    assert trained
+    assert not tested & trained
     tokens = [int(LENGTHS[sorted(ids)].sum()) for ids in (tested, trained)]
     pool = int(LENGTHS.sum()) - opened.validation.size.tokens
     assert 0 <= opened.validation.size.tokens - int(LENGTHS.sum()) / 10 < 40
@@ -132,7 +134,8 @@ def test_a_subset_is_the_same_by_flags_recipe_and_lock() -> None:
     assert one.identity == other.identity
     assert one.content["subsets"]["train"]["index"]["members"]["seed"] == 7
     status, out, _ = cli("verify", "b.lock")
-    assert status == 0 and "no findings" in out
+    assert status == 0
+    assert "no findings" in out
     subsets = [plan_json(*each)["subsets"][0] for each in (words, ["--recipe", "run.yaml"])]
     assert subsets[0] == {**subsets[1], "source": "web"}
     (decided,) = plan_json("--lock", "b.lock")["subsets"]
@@ -140,7 +143,8 @@ def test_a_subset_is_the_same_by_flags_recipe_and_lock() -> None:
     assert (decided["tokens"], decided["share"]) == (subsets[0]["tokens"], "1/3")
     assert "subsets" not in plan_json("web", *common, "--train-iters", 50)
     status, _, err = cli("plan", *words[:5], "--order", "megatron", *words[-6:])
-    assert status == 2 and "order is megatron" in err
+    assert status == 2
+    assert "order is megatron" in err
 
 
 def test_plans_without_files_count_the_share() -> None:
@@ -184,7 +188,7 @@ def exposures(scaled: Any, points: int) -> np.ndarray:
     ends = [layout.end_sample * part // points for part in range(1, points + 1)]
     read = np.zeros((points, len(layout.sizes)))
     for part, end in enumerate(ends):
-        for source, _, first, last in layout.ranges_drawn(0, end):
+        for source, _, _first, last in layout.ranges_drawn(0, end):
             read[part, source] = max(read[part, source], last)
     return read / [size.samples for size in layout.sizes]
 
@@ -244,7 +248,8 @@ def test_the_command_writes_the_scaled_recipe() -> None:
     assert open_recipe(small).sources[1].size.tokens >= LENGTHS.sum() / 4
     assert cli("plan", "in/run.yaml", "--scale", "1/4")[0] == 2  # the file is there
     found = plan_json("in/run.yaml", "--scale", "1/4", "--out", "in/small.yaml")
-    assert found["scale"]["share"] == "1/4" and found["recipe"] == "in/small.yaml"
+    assert found["scale"]["share"] == "1/4"
+    assert found["recipe"] == "in/small.yaml"
     assert read_recipe("in/small.yaml").sources[0].path == "in/../web"
     for words, message in (
         (["web", "--scale", "1/4", "--seq-length", 16], "--scale is of a recipe"),
@@ -252,4 +257,5 @@ def test_the_command_writes_the_scaled_recipe() -> None:
         (["in/run.yaml", "--scale", "1/4", "--balance"], "--scale is of a recipe alone"),
     ):
         status, _, err = cli("plan", *words)
-        assert status == 2 and message in err
+        assert status == 2
+        assert message in err
