@@ -250,7 +250,7 @@ def test_the_command_writes_the_scaled_recipe() -> None:
     found = plan_json("in/run.yaml", "--scale", "1/4", "--out", "in/small.yaml")
     assert found["scale"]["share"] == "1/4"
     assert found["recipe"] == "in/small.yaml"
-    assert read_recipe("in/small.yaml").sources[0].path == "in/../web"
+    assert read_recipe("in/small.yaml").sources[1].path == "in/../web"
     for words, message in (
         (["web", "--scale", "1/4", "--seq-length", 16], "--scale is of a recipe"),
         (["in/run.yaml", "--out", "x"], "--out is the file of a scaled recipe"),
