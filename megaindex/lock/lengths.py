@@ -155,8 +155,13 @@ def _write_pair(
             end = min(first + _AT_ONCE, count)
             piece = np.arange(first, end) if plain else bounds[first:end]
             file.write(piece.astype("<i8").tobytes())
-        if 0 <= idx_bytes - file.tell() <= n:  # modes
-            file.truncate(idx_bytes)
+        modes = idx_bytes - file.tell()
+        if modes not in (0, n):
+            raise FormatError(
+                f"{source.path}.idx: must have {file.tell()} bytes, and {n} more with modes, got "
+                f"{idx_bytes}; {_AGAIN}"
+            )
+        file.truncate(idx_bytes)
     with open(f"{prefix}.bin", "wb") as file:
         file.truncate(source.bin_bytes)
 

@@ -619,3 +619,38 @@ def _stage(stage: Any, where: str, given: _Given, fields: dict[str, Rule]) -> No
             _require(len(value) == count, f"{where}.{name}", f"of {streams} streams", value)
     if stage["rule"] == "changed" and "first" in stage:
         _stage(stage["first"], f"{where}.first", replace(given, sources=[None] * streams), {})
+
+
+def lock_schema() -> dict[str, Any]:
+    """Return the tables as a JSON schema (2020-12); rules between fields are not in it."""
+
+    def tagged(field: str, tables: Mapping[str, Mapping[str, Rule]], **more: Rule) -> Any:
+        objects = {tag: {**more, **fields, field: _one_of(tag)} for tag, fields in tables.items()}
+        return {"anyOf": [_object(fields).schema for fields in objects.values()]}
+
+    node, draws, stage = ({"$ref": f"#/$defs/{name}"} for name in ("node", "draws", "stage"))
+    nodes = {name: dict(fields) for name, fields in _NODES.items()}
+    nodes["skipped"]["index"] = Rule(_ANY.check, node)
+    nodes["stages"]["stages"] = _list(Rule(_ANY.check, stage), 1)
+    ranges = _list(_tuple(_COUNT, _COUNT, _SIZE), 1)
+    nodes["sequence"]["parts"] = _list(_object({"ranges": ranges, "index": Rule(_ANY.check, node)}))
+    rules = {name: dict(fields) for name, fields in _RULES.items()}
+    rules["changed"]["first?"] = Rule(_ANY.check, draws)
+    plain = {name: fields for name, fields in rules.items() if name != "changed"}
+    subset = Rule(_ANY.check, _object({**_SUBSET, "index": Rule(_ANY.check, node)}).schema)
+    settings = [_object({"kind": _one_of(kind), kind: rule}) for kind, rule in _SETTINGS.items()]
+    fields = {
+        **_LOCK,
+        "settings": _either(*settings, expected="settings"),
+        "subsets": _object({"train": subset, "valid?": subset, "test?": subset}),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": FORMAT,
+        **_object(fields).schema,
+        "$defs": {
+            "node": tagged("order", nodes),
+            "stage": tagged("rule", rules, **_STAGE),
+            "draws": tagged("rule", plain),
+        },
+    }

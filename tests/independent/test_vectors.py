@@ -14,7 +14,7 @@ from support.lock_vectors import FILES, FOLDER, LOCKS, expected, make_locks, vec
 
 from megaindex.cli import main
 from megaindex.lock import Lock, read_lock
-from megaindex.lock.shape import SECTIONS
+from megaindex.lock.shape import SECTIONS, lock_schema
 
 PAGE = FOLDER.with_suffix(".md").read_text()
 
@@ -35,7 +35,7 @@ def test_values_of_functions() -> None:
 
 
 def test_files_that_the_locks_name() -> None:
-    for name in set(FILES) - {"public.lengths"}:  # which is made with its lock
+    for name in set(FILES) - {"public.lengths"}:  # which is made with its lock, below
         assert Path(name).read_bytes() == (FOLDER / name).read_bytes(), name
 
 
@@ -57,6 +57,9 @@ def test_the_locks_are_those_of_their_settings(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     for name, lock in make_locks(tmp_path).items():
         assert _made(lock) == _made(read_lock(f"{name}.lock")), name
+    name = "public.lengths"
+    assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
+    assert json.loads((FOLDER / "lock.schema.json").read_text()) == lock_schema()
 
 
 def test_the_page_names_every_file_and_function() -> None:

@@ -36,6 +36,7 @@ from megaindex.kernels.reference import bijection, packing
 from megaindex.lock import Lock, make_lock
 from megaindex.lock.lengths import write_lengths
 from megaindex.lock.publication import public_lock, with_about
+from megaindex.lock.shape import lock_schema
 from megaindex.run.identity import canonical_forms
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.settings.recipe_file import recipe_of
@@ -315,6 +316,9 @@ def text_of(value: Mapping[str, Any]) -> str:
     """Return JSON with a line for each entry of the lists and objects that it holds."""
     parts = []
     for name, entries in value.items():
+        if not isinstance(entries, (dict, list)):
+            parts.append(f'  "{name}": {json.dumps(entries)}')
+            continue
         items = entries.items() if isinstance(entries, dict) else enumerate(entries)
         lines = [(f'"{key}": ' if isinstance(entries, dict) else "") + json.dumps(each)
                  for key, each in items]  # fmt: skip
@@ -335,6 +339,7 @@ def main() -> None:
             (FOLDER / name).write_bytes((Path(folder) / name).read_bytes())
     (FOLDER / "vectors.json").write_text(text_of(vectors()))
     (FOLDER / "expected.json").write_text(text_of(found))
+    (FOLDER / "lock.schema.json").write_text(text_of(lock_schema()))
 
 
 if __name__ == "__main__":
