@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from megaindex.errors import InvalidArgument
-from megaindex.io.paths import absolute, is_remote
+from megaindex.io.paths import absolute
 from megaindex.lock.lock_file import Lock
 from megaindex.lock.pinned_files import Folder
 from megaindex.lock.shape import ADDRESS, SOURCE_COLUMNS
@@ -93,9 +93,10 @@ def public_lock(lock: Lock) -> Lock:
     }
     paths = [source.path for source in lock.sources] + [file.path for file in lock.files]
     folders = {os.path.expanduser("~"), *(path.rpartition("/")[0] for path in paths)} - {"", "/"}
-    local = {os.path.basename(folder) + "/" for folder in folders if not is_remote(folder)}
     for where, text in _texts({k: v for k, v in changed.items() if k != "about"}, ""):
-        if any(folder in text for folder in folders) or any(map(text.startswith, local)):
+        relative = text.lstrip("./")
+        is_end = "/" in relative and any(path.endswith(f"/{relative}") for path in paths)
+        if is_end or any(folder in text for folder in folders):
             raise InvalidArgument(
                 f"--public: {where}: shows a folder: {shown(text)}; give the source a name or a "
                 "shuffle_name without it, and lock the run again"

@@ -216,9 +216,9 @@ def test_names_with_folders_are_refused(folder: Path) -> None:
 sequence_length: 16
 batch: {global_batch_size: 4}
 sources: {NAME: {path: home/a/text, shuffle_name: SHUFFLE}}
-stages: {main: {steps: 9, mix: {NAME: 1}}}
-"""
-    for name, shuffle, rule in (("web", "web", None), ("a/text", "web", "recipe.sources"),
+stages: {a: {steps: 9, batching: random, mix: {NAME: 1}}}
+"""  # the shuffle of the stage is named a/0, and a is a folder
+    for name, shuffle, rule in (("web", "web", None), ("../a/text", "web", "recipe.sources"),
                                 ("web", f"{folder}/home/a/text", "shuffle_name")):  # fmt: skip
         text = recipe.replace("NAME", name).replace("SHUFFLE", shuffle)
         Path("run.yaml").write_text(text)
