@@ -35,6 +35,7 @@ from megaindex.lock.pinned_files import (
     located_files,
     pin_fault,
     provenance_fault,
+    provenance_hash,
     source_fault,
     token_hashes,
 )
@@ -245,9 +246,13 @@ class _Check:
         if not self._are_sound(map(source_fault, self.lock.sources, paths)):
             return False
         self.compared.append("every .idx")
-        pinned = sum(source.provenance is not None for source in self.lock.sources)
-        if self._are_sound(map(provenance_fault, self.lock.sources, paths)) and pinned:
-            self.compared.append(f"{pinned:,} of {len(paths):,} .provenance")
+        pinned = [source.provenance is not None for source in self.lock.sources]
+        pairs = zip(paths, pinned, strict=True)
+        hashes = [provenance_hash(path) if is_pinned else None for path, is_pinned in pairs]
+        self._are_sound(map(provenance_fault, self.lock.sources, paths, hashes))
+        if any(pinned):
+            compared = sum(found is not None for found in hashes)
+            self.compared.append(f"{compared:,} of {sum(pinned):,} .provenance")
         return True
 
     def _facts(self, number: int, dataset: IndexedDataset) -> None:

@@ -199,13 +199,17 @@ def source_fault(source: LockedSource, path: str) -> tuple[str, Fault] | None:
     return None
 
 
-def provenance_fault(source: LockedSource, path: str) -> tuple[str, Fault] | None:
-    """Return the provenance of a pair, if it is another than that of a lock, and how, or None."""
-    found = None if source.provenance is None else provenance_hash(path)
-    if found == source.provenance:
+def provenance_fault(
+    source: LockedSource, path: str, found: str | None
+) -> tuple[str, Fault] | None:
+    """Return the provenance of a pair, if its hash is another than that of a lock, or None.
+
+    It may be missing: the samples do not depend on it, and it names input files.
+    """
+    if found is None or source.provenance in (None, found):
         return None
-    name, expected = provenance_path(path), str(source.provenance)
-    return name, pin_fault("provenance", "SHA-256 of all bytes", found or "no file", expected)
+    fault = pin_fault("provenance", "SHA-256 of all bytes", found, str(source.provenance))
+    return provenance_path(path), fault
 
 
 def refuse(lock: Lock, found: tuple[str, Fault] | None, note: str = "") -> None:

@@ -565,6 +565,8 @@ def test_locks_of_the_page(name: str, node: str) -> None:
     assert run(node, "train", "rows", "1", "1", queries="\n".join(rows), lock=lock) == texts
     blocks = subset["receipts"]["blocks"]
     assert run(node, "train", "receipts", "0", str(len(blocks)), lock=lock) == blocks
+    lengths = ["page/public.lengths"] if name == "public" else []
+    assert f"identity of the run {found['identity']}" in run(node, lock, *lengths, lock="verify")
 
 
 def test_the_program_has_at_most_450_lines() -> None:
