@@ -97,6 +97,18 @@ def html_table(
     return f"<table>{title}{head}<tbody>{body}</tbody></table>"
 
 
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; the first row holds the names of the columns."""
+    cells = [[visible(cell).replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
 def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
     """Print lines to a file, stdout by default; on a terminal long lines are wrapped.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megaindex.audit.report import audit, source_counts
-from megaindex.errors import visible
+from megaindex.console import markdown_table
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.opening import run_of_lock
 from megaindex.lock.pinned_files import Folder
@@ -129,13 +129,13 @@ class RunReport:
             rest.append((each.source, *counts, f"`{each.fingerprint}`"))
         parts = [
             "# Training data",
-            _table([("setting", "value"), *((name, str(value)) for name, value in facts)]),
+            markdown_table([("setting", "value"), *((name, str(value)) for name, value in facts)]),
             "## Exposure by source",
-            _table(exposure),
+            markdown_table(exposure),
             *self._of_all(),
             "Tokens never served, cut from long documents, served after their first time, and "
             "served without loss:",
-            _table(rest),
+            markdown_table(rest),
             *self._duplicates(),
         ]
         return "\n\n".join(parts) + "\n"
@@ -179,18 +179,6 @@ class RunReport:
 def _names(names: Sequence[str]) -> str:
     shown, rest = names[:SHOWN_SOURCES], len(names) - SHOWN_SOURCES
     return ", ".join(shown) + f" and {rest:,} more" * (rest > 0)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown; the first row holds the names of the columns."""
-    cells = [[visible(cell).replace("|", "\\|") for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
 
 
 def report_run(

@@ -11,7 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, print_json, take_run
-from megaindex.cli.plan import add_run_arguments, add_subset, recipe_of, skips_of_options
+from megaindex.cli.plan import (
+    add_run_arguments,
+    add_subset,
+    check_lock_alone,
+    recipe_of,
+    skips_of_options,
+)
 from megaindex.errors import InvalidArgument, visible
 from megaindex.settings.arguments import named_as_in_files, read_settings
 from megaindex.settings.run_builder import resolve
@@ -31,7 +37,10 @@ def main(arguments: Sequence[str]) -> int:
     take_run(options, "lock")
     from megaindex.io.atomic import AtomicFiles
 
-    if not any(value for name, value in vars(options).items() if name.endswith(_NAMING)):
+    if options.lock:
+        check_lock_alone(options)
+        _refuse_with_a_lock(options)
+    elif not any(value for name, value in vars(options).items() if name.endswith(_NAMING)):
         raise InvalidArgument(
             "no run is named; give its file or its pairs first, as in `megaindex lock run.yaml` or "
             "`megaindex lock PREFIX --seq-length 2048 …`"
@@ -40,8 +49,9 @@ def main(arguments: Sequence[str]) -> int:
         raise InvalidArgument(
             f"--out must end in .lock, by which the other commands know a lock, got {options.out}"
         )
-    AtomicFiles([options.out], overwrite=options.overwrite)  # refuses before the work
-    made = lock_of_options(options, tokens=options.tokens, out=options.out, amend=options.amend)
+    for path in filter(None, (options.out, options.lengths)):
+        AtomicFiles([path], overwrite=options.overwrite)  # refuses before the work
+    made = _published(options)
     lock = made.write(options.out, overwrite=options.overwrite)
     facts = _facts(lock)
     if options.json:
@@ -51,19 +61,61 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _refuse_with_a_lock(options: argparse.Namespace) -> None:
+    """Refuse what a lock that is there does not take."""
+    given = ("tokens", "sha256", "amend", "cache_dir")
+    others = [name for name in given if getattr(options, name)]
+    if others or not (options.public or options.about or options.lengths):
+        raise InvalidArgument(
+            f"{options.lock} is a lock: --public, --about and --lengths publish it"
+            + (f", and --{others[0].replace('_', '-')} is for its settings" if others else "")
+            + "; give the settings to lock the run again"
+        )
+
+
+def _published(options: argparse.Namespace) -> Lock:
+    """Return the lock of the options, as --about and --public change it; write its lengths."""
+    from megaindex.lock.lengths import write_lengths
+    from megaindex.lock.lock_file import read_lock
+    from megaindex.lock.publication import public_lock, with_about
+
+    if options.lock:
+        made = read_lock(options.lock)
+    else:
+        made = lock_of_options(
+            options,
+            tokens=options.tokens,
+            sha256=options.sha256,
+            out=options.out,
+            amend=options.amend,
+        )
+    if options.about:
+        made = with_about(made, options.about)
+    public = public_lock(made) if options.public else made
+    if options.lengths:
+        write_lengths(made, options.lengths, overwrite=options.overwrite)
+    return public
+
+
 def lock_of_options(
-    options: argparse.Namespace, *, tokens: bool = False, out: str = "", amend: str | None = None
+    options: argparse.Namespace,
+    *,
+    tokens: bool = False,
+    sha256: bool = False,
+    out: str = "",
+    amend: str | None = None,
 ) -> Lock:
     """Return the lock of a recipe or of a run that flags describe.
 
     Args:
         options: those of `megaindex.cli.plan.add_run_arguments`.
         tokens: hash every byte of the .bin files too.
+        sha256: hash .idx and .bin by SHA-256.
         out: name of the lock, beside which changes of the mix are written that no file holds.
         amend: file of the changes of a framework's run.
     """
     from megaindex.lock.make import make_lock
-    from megaindex.progress import copying, counting_samples
+    from megaindex.progress import copying, counting_samples, silent
 
     options.skip = skips_of_options(options)
     run: Any = recipe_of(options, besides=("skip",))
@@ -76,10 +128,11 @@ def lock_of_options(
         made: Lock = make_lock(
             resolve(read_settings(vars(options))) if run is None else run,
             tokens=tokens,
+            sha256=sha256,
             cache_dir=options.cache_dir,
             amend=amend,
             progress=progress,
-            **({"bar": bar} if tokens else {}),
+            bar=bar if tokens or sha256 else silent,
         )
     return made
 
@@ -94,7 +147,14 @@ def _parser() -> argparse.ArgumentParser:
     amend = "how a framework's run began and its blend changed since, as for install(amend=…)"
     add("--amend", metavar="FILE", help=amend)
     add("--tokens", action="store_true", help="hash every byte of the .bin files too")
+    add("--sha256", action="store_true", help="hash the .idx and .bin files by SHA-256")
     add_flags(built, "--cache-dir", "--overwrite", "--json")
+    add = parser.add_argument_group("publication (RUN may be a lock)").add_argument
+    add("--lock", metavar="FILE", help="a lock to publish, in place of the settings of a run")
+    add("--public", action="store_true", help="write names without folders")
+    add("--about", metavar="FILE", help="title, licence, version, address of the run and sources")
+    lengths = "write the lengths of all sources, with which others verify the lock"
+    add("--lengths", metavar="FILE", help=lengths)
     return parser
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _OF_REPAIR = ("dialect", "dtype", "eod")
 _OF_LOCK = {"step": None, "subset": "train", "all": False, "tokens": False, "search": None,
-            "cache_dir": None}  # fmt: skip
+            "lengths": None, "cache_dir": None}  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     lock.add_argument("--all", action="store_true", help="the samples of all steps")
     lock.add_argument("--tokens", action="store_true", help="every byte of the .bin files")
     lock.add_argument("--search", metavar="DIR", help="find pairs that were moved, below DIR")
+    lengths = "lengths of the sources, from `megaindex lock --lengths`, in place of the pairs"
+    lock.add_argument("--lengths", metavar="FILE", help=lengths)
     add_flags(lock, "--cache-dir")
     add = parser.add_argument_group("repair (in place of the check)").add_argument
     meaning = (
@@ -133,8 +135,8 @@ def _lock_report(options: argparse.Namespace) -> Report:
     for path in options.paths:
         if len(options.paths) > 1 or [each.kind for each in subjects(path)] != ["lock"]:
             raise InvalidArgument(
-                f"{path}: --step, --all, --tokens, --search, --subset and --cache-dir check one "
-                "lock; give a file of `megaindex lock`"
+                f"{path}: --step, --all, --tokens, --search, --lengths, --subset and --cache-dir "
+                "check one lock; give a file of `megaindex lock`"
             )
     for name, value in (("vocab_size", None), ("eod", None), ("inputs", False),
                         ("engine", "local"), ("workers", None)):  # fmt: skip
@@ -151,6 +153,7 @@ def _lock_report(options: argparse.Namespace) -> Report:
             whole=options.all or options.full,
             tokens=options.tokens,
             search=options.search,
+            lengths=options.lengths,
             cache_dir=options.cache_dir,
             progress=progress,
             bar=bar if options.tokens else silent,

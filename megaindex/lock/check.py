@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -23,6 +24,7 @@ from megaindex.format.findings import Collector, Report
 from megaindex.format.header import Fault
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import Index
+from megaindex.lock.lengths import pairs_of_lengths
 from megaindex.lock.lock_file import Lock, parse_lock
 from megaindex.lock.pinned_files import (
     RESTORE,
@@ -32,10 +34,13 @@ from megaindex.lock.pinned_files import (
     located,
     located_files,
     pin_fault,
+    provenance_fault,
+    provenance_hash,
     source_fault,
     token_hashes,
 )
 from megaindex.lock.settings import most_samples, read_settings, unlike
+from megaindex.lock.shape import HASH_DIGITS
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.run.subset import block_bounds, first_step, step_bounds_of
@@ -54,6 +59,7 @@ def verify_lock(
     whole: bool = False,
     tokens: bool = False,
     search: Folder | None = None,
+    lengths: Folder | None = None,
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
     bar: Bar = silent,
@@ -71,6 +77,7 @@ def verify_lock(
         whole: compute the receipts of all samples.
         tokens: read the .bin files too; the lock must have been made with ``tokens``.
         search: folder in which pairs are sought that are not at their paths.
+        lengths: file of the lengths of the sources, in place of the pairs.
         cache_dir: cache of built indices; None: build in memory.
         progress: called with (done, total) samples of which receipts are computed.
         bar: function of the total bytes of the .bin files that returns a function called with the
@@ -91,30 +98,22 @@ def verify_lock(
         reason = str(error).removeprefix(f"{name}: ")
         found.add(name, pin_fault("lock", "the file", reason, "a lock"))
         return found.report(name, "lock", full=False, counted={})
-    check = _Check(lock=lock, cache_dir=cache_dir, progress=progress, bar=bar)
+    check = _Check(lock=lock, lengths=lengths, cache_dir=cache_dir, progress=progress, bar=bar)
     if edited is not None:
         check.found.add(name, edited)
-    if tokens and lock.content["tokens"] is None:
-        raise InvalidArgument(
-            f"{name}: has no hashes of tokens; lock the run with --tokens, or leave it out"
-        )
-    if step is not None and subset not in lock.content["subsets"]:
-        raise InvalidArgument(
-            f"{name}: has no subset {subset}, only {', '.join(lock.content['subsets'])}"
-        )
+    _check_arguments(lock, tokens, lengths, None if step is None else subset)
     counted = {"pairs": 0}
     try:
-        paths = check.places(search)
-        if None not in paths and check.files_of(search):
-            counted["pairs"] = len(paths)
-            there = [place for place in paths if place is not None]
-            if step is None:
-                counted["samples"] = check.everything(there, whole=whole)
-            else:
-                steps = step if isinstance(step, range) else range(step, step + 1)
-                counted["samples"] = check.steps(there, subset, steps)
-            if tokens:
-                counted["bytes"] = check.tokens(there)
+        with check.places(search) as there:
+            if there and check.files_of(search):
+                counted["pairs"] = len(there)
+                if step is None:
+                    counted["samples"] = check.everything(there, whole=whole)
+                else:
+                    steps = step if isinstance(step, range) else range(step, step + 1)
+                    counted["samples"] = check.steps(there, subset, steps)
+                if tokens:
+                    counted["bytes"] = check.tokens(there)
     except MegaIndexError as error:  # of values that were edited
         is_of_step = isinstance(error, OutOfRange) and step is not None and edited is None
         if isinstance(error, StorageError) or is_of_step:
@@ -138,11 +137,28 @@ def verify_lock(
     )
 
 
+def _check_arguments(lock: Lock, tokens: bool, lengths: Folder | None, subset: str | None) -> None:
+    """Refuse the comparison of what a lock does not have."""
+    if tokens and lock.content["tokens"] is None:
+        raise InvalidArgument(
+            f"{lock.path}: has no hashes of tokens; lock the run with --tokens, or leave it out"
+        )
+    if tokens and lengths is not None:
+        raise InvalidArgument(
+            f"--tokens: {os.fspath(lengths)} has lengths alone; leave one of them out"
+        )
+    if subset is not None and subset not in lock.content["subsets"]:
+        raise InvalidArgument(
+            f"{lock.path}: has no subset {subset}, only {', '.join(lock.content['subsets'])}"
+        )
+
+
 @dataclass(kw_only=True)
 class _Check:
     """A check in progress."""
 
     lock: Lock
+    lengths: Folder | None
     cache_dir: Folder | None
     progress: Progress | None
     bar: Bar
@@ -171,14 +187,25 @@ class _Check:
         fault = pin_fault(rule, where, value, expected, remedy)
         self.found.add(file or self.lock.path, fault, count=count)
 
-    def places(self, search: Folder | None) -> list[str | None]:
-        """Return `located`; a missing pair is a finding."""
-        paths = located(self.lock, search)
-        for source, place in zip(self.lock.sources, paths, strict=True):
-            if place is None:
-                self.add("missing", "the pair", "no .idx or no .bin", "both files",
-                         file=source.path, remedy=SEARCH)  # fmt: skip
-        return paths
+    @contextlib.contextmanager
+    def places(self, search: Folder | None) -> Iterator[list[str]]:
+        """Return `located`, or pairs of the lengths; empty if one is missing, with findings."""
+        with contextlib.ExitStack() as opened:
+            found: list[str | None] = []
+            if self.lengths is None:
+                found = located(self.lock, search)
+                for source, place in zip(self.lock.sources, found, strict=True):
+                    if place is None:
+                        self.add("missing", "the pair", "no .idx or no .bin", "both files",
+                                 file=source.path, remedy=SEARCH)  # fmt: skip
+            else:
+                try:
+                    found += opened.enter_context(pairs_of_lengths(self.lengths, self.lock))
+                except FormatError as error:
+                    name = os.fspath(self.lengths)
+                    reason = error_text(error, 300).removeprefix(f"{name}: ")
+                    self.add("lengths", "the file", reason, "the lengths of the lock", file=name)
+            yield [place for place in found if place is not None and None not in found]
 
     def files_of(self, search: Folder | None) -> bool:
         """Find the files of skipped documents; return True if all are what they were."""
@@ -197,9 +224,8 @@ class _Check:
 
     def everything(self, paths: Sequence[str], *, whole: bool) -> int:
         """Check sources, settings and receipts; return the samples that were computed."""
-        if not self._are_sound(map(source_fault, self.lock.sources, paths)):
+        if not self._pinned(paths):
             return 0
-        self.compared.append("every .idx")
         self._settings(paths)
         self.compared.append("the settings")
         dialect = self.lock.content["dialect"]
@@ -212,6 +238,23 @@ class _Check:
         self.compared.append(f"{self.receipts:,} of {blocks:,} receipts")
         return samples
 
+    def _pinned(self, paths: Sequence[str]) -> bool:
+        """Compare the files of the pairs, or their lengths; return True if they can be read."""
+        if self.lengths is not None:  # compared as the pairs were made of them
+            self.compared.append("the lengths of the sources")
+            return True
+        if not self._are_sound(map(source_fault, self.lock.sources, paths)):
+            return False
+        self.compared.append("every .idx")
+        pinned = [source.provenance is not None for source in self.lock.sources]
+        pairs = zip(paths, pinned, strict=True)
+        hashes = [provenance_hash(path) if is_pinned else None for path, is_pinned in pairs]
+        self._are_sound(map(provenance_fault, self.lock.sources, paths, hashes))
+        if any(pinned):
+            compared = sum(found is not None for found in hashes)
+            self.compared.append(f"{compared:,} of {sum(pinned):,} .provenance")
+        return True
+
     def _facts(self, number: int, dataset: IndexedDataset) -> None:
         """Compare the facts about a pair whose files are those of the lock."""
         source = self.lock.sources[number]
@@ -220,6 +263,7 @@ class _Check:
             "sequences": len(dataset),
             "documents": dataset.document_indices.size - 1,
             "tokens": dataset.num_tokens,
+            "token_type": dataset.dtype.name,
         }
         for name, value in facts.items():
             locked = getattr(source, name)
@@ -273,17 +317,19 @@ class _Check:
 
     def tokens(self, paths: Sequence[str]) -> int:
         """Compare the chunks of the .bin files; return the bytes read."""
-        chunk = self.lock.content["tokens"]["chunk_bytes"]
+        chunk, algorithm = self.lock.content["tokens"]["chunk_bytes"], self.lock.content["hash"]
         infos = [info for info in (stat_path(f"{path}.bin") for path in paths) if info is not None]
-        hashes = token_hashes(infos, chunk, self.bar)
+        hashes = token_hashes(infos, chunk, algorithm, self.bar)
         for info, ours, theirs in zip(
             infos, hashes, self.lock.content["tokens"]["hashes"], strict=True
         ):
-            chunks = zip_longest(_words(ours), _words(theirs), fillvalue="nothing")
+            digits = HASH_DIGITS[algorithm]
+            chunks = zip_longest(_words(ours, digits), _words(theirs, digits), fillvalue="nothing")
             differing = [(number, *pair) for number, pair in enumerate(chunks) if len({*pair}) > 1]
             for number, found, expected in differing[:1]:
-                end = min((number + 1) * chunk, info.nbytes)
-                self.add("tokens", f"bytes {number * chunk} to {end}", found, expected,
+                begin, end = number * (chunk or 0), info.nbytes
+                end = end if chunk is None else min(begin + chunk, end)
+                self.add("tokens", f"bytes {begin} to {end}", found, expected,
                          file=info.path, count=len(differing))  # fmt: skip
         self.compared.append("every .bin")
         return sum(info.nbytes for info in infos)
@@ -357,5 +403,5 @@ def _receipt(text: str) -> Receipt:
     return Receipt.from_dict({"receipt": text, "samples": 0})
 
 
-def _words(text: str) -> list[str]:
-    return [text[k : k + 16] for k in range(0, len(text), 16)]
+def _words(text: str, digits: int) -> list[str]:
+    return [text[k : k + digits] for k in range(0, len(text), digits)]

@@ -18,14 +18,20 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.header import Fault
 from megaindex.io.atomic import Damaged, read_named, write_file
 from megaindex.io.paths import check_local, is_remote
-from megaindex.lock.shape import FORMAT, VERSION, Misshapen, check_shape, parse_text
+from megaindex.lock.shape import (
+    FORMAT,
+    HASH_DIGITS,
+    SECTIONS,
+    VERSION,
+    Misshapen,
+    check_shape,
+    parse_text,
+)
 from megaindex.run.identity import canonical_forms, short_hash
 from megaindex.validation import shown
 
-SECTIONS = ("settings", "sources", "tokens", "files", "subsets")
-"""Fields with a digest of their own."""
-_FIELDS = ("format", "version", "written_by", "settings", "root", "sources", "dialect", "tokens",
-           "files", "subsets")  # fmt: skip
+_FIELDS = ("format", "version", "written_by", "settings", "root", "hash", "sources", "tokenizers",
+           "about", "dialect", "tokens", "files", "subsets")  # fmt: skip
 _WIDTH = 100
 _END = b'"\n}\n'
 _LONGEST = 1 << 28  # bytes
@@ -39,11 +45,15 @@ class LockedSource:
     Attributes:
         path: prefix of the pair as the lock names it, absolute or a URL.
         fingerprint: `corpus_fingerprint`, 32 hex digits.
-        idx: XXH3-64 of the .idx, 16 hex digits.
+        idx: hash of the .idx, by the algorithm of the lock.
         bin_bytes: size of the .bin.
         sequences: number of sequences.
         documents: number of documents.
         tokens: sum of all sequence lengths.
+        token_type: type of a token, such as uint16.
+        tokenizers: rows of the tokenizers that its provenance names.
+        provenance: SHA-256 of its provenance, 64 hex digits; None without one.
+        url: address of the pair without .idx and .bin, if it was given.
     """
 
     path: str
@@ -53,6 +63,15 @@ class LockedSource:
     sequences: int
     documents: int
     tokens: int
+    token_type: str
+    tokenizers: Sequence[int]
+    provenance: str | None
+    url: str | None
+
+    @property
+    def hash(self) -> str:
+        """Algorithm of ``idx``."""
+        return next(name for name, digits in HASH_DIGITS.items() if digits == len(self.idx))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,19 @@ from megaindex.builders.extend import ExtendedRun
 from megaindex.builders.recipe import ValidationCache
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.format.provenance import RecordedTokenizer, open_provenance
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import datasets_of
 from megaindex.io.paths import absolute, is_remote, sha256_of
 from megaindex.lock.framework_settings import FrameworkSettings
 from megaindex.lock.lock_file import Lock
-from megaindex.lock.pinned_files import Folder, all_token_hashes, file_facts, idx_hash
+from megaindex.lock.pinned_files import (
+    Folder,
+    all_token_hashes,
+    file_facts,
+    file_hash,
+    provenance_hash,
+)
 from megaindex.lock.settings import LockedSettings, resolved_subset, settings_of
 from megaindex.lock.shape import FORMAT, SOURCE_COLUMNS, VERSION
 from megaindex.objects.files import each_of
@@ -40,6 +47,7 @@ def make_lock(
     run: Recipe | RunSettings | None = None,
     *,
     tokens: bool = False,
+    sha256: bool = False,
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
     bar: Bar = silent,
@@ -51,6 +59,7 @@ def make_lock(
     Args:
         run: a recipe, or a run under a framework.
         tokens: hash every chunk of the .bin files too; without them, a .bin is known by its size.
+        sha256: hash the whole .idx and .bin files by SHA-256, in place of XXH3-64.
         cache_dir: cache of built indices; None: build in memory.
         progress: called with (done, total) samples of which the receipts are computed.
         bar: function of the total bytes of the .bin files that returns a function called with the
@@ -75,14 +84,15 @@ def make_lock(
         )
     if amend is not None and not isinstance(amend, AmendedBlend):
         amend = AmendedBlend.read(amend)
+    hashed = ("sha256" if sha256 else "xxh3-64", tokens or sha256)
     if run is not None:
         if settings:
             raise InvalidArgument(
                 f"a recipe has all settings, also {next(iter(settings))}; change the recipe"
             )
-        return _lock_of(settings_of(run, cache_dir, amend), tokens, cache_dir, progress, bar)
+        return _lock_of(settings_of(run, cache_dir, amend), hashed, cache_dir, progress, bar)
     with given_run(None, settings) as given:
-        return _lock_of(settings_of(given, cache_dir, amend), tokens, cache_dir, progress, bar)
+        return _lock_of(settings_of(given, cache_dir, amend), hashed, cache_dir, progress, bar)
 
 
 def identity_of(settings: RunSettings, run: Run, cache_dir: Folder | None = None) -> str:
@@ -122,7 +132,7 @@ def _pairs(
 
 def _lock_of(
     settings: LockedSettings,
-    tokens: bool,
+    hashed: tuple[str, bool],
     cache_dir: Folder | None,
     progress: Progress | None,
     bar: Bar,
@@ -131,6 +141,9 @@ def _lock_of(
     rows, files, dialect = rows_of(paths), rows_of(named), settings.dialect
     datasets, fingerprints = _pairs(settings, cache_dir)
     root = _root([*paths, *named])
+    algorithm, with_tokens = hashed
+    pins = each_of(lambda path: file_hash(f"{path}.idx", algorithm), paths)
+    tokenizers, named_by = _tokenizers(paths)
     table = [
         [
             _relative(path, root),
@@ -140,9 +153,13 @@ def _lock_of(
             len(dataset),
             dataset.document_indices.size - 1,
             dataset.num_tokens,
+            dataset.dtype.name,
+            rows_of_pair,
+            provenance_hash(path),
+            None,
         ]
-        for path, dataset, fingerprint, idx in zip(
-            paths, datasets, fingerprints, each_of(idx_hash, paths), strict=True
+        for path, dataset, fingerprint, idx, rows_of_pair in zip(
+            paths, datasets, fingerprints, pins, named_by, strict=True
         )
     ]
     subsets = {
@@ -158,13 +175,41 @@ def _lock_of(
         "written_by": f"megaindex {megaindex.__version__}",
         "settings": {"kind": settings.kind, settings.kind: settings.to_json(rows, files)},
         "root": root,
+        "hash": algorithm,
         "sources": {"columns": list(SOURCE_COLUMNS), "rows": table},
+        "tokenizers": tokenizers,
+        "about": None,
         "dialect": dialect,
-        "tokens": all_token_hashes(paths, bar) if tokens else None,
+        "tokens": all_token_hashes(paths, algorithm, bar) if with_tokens else None,
         "files": [{"path": _relative(path, root), **file_facts(path)} for path in named],
         "subsets": subsets,
     }
     return Lock(path="", content=content)
+
+
+def _tokenizers(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Return the tokenizers that provenances name, and their rows for each pair.
+
+    Raises:
+        FormatError: a provenance is damaged, or of another pair.
+    """
+    rows: dict[RecordedTokenizer, int] = {}
+    named = []
+    for path in paths:
+        found = open_provenance(path)
+        files = () if found is None else found.files
+        own = dict.fromkeys(file.tokenizer for file in files if file.tokenizer is not None)
+        named.append([rows.setdefault(tokenizer, len(rows)) for tokenizer in own])
+    tokenizers = [
+        {
+            "name": each.path,
+            "fingerprint": each.fingerprint,
+            "special_tokens": each.add_special_tokens,
+            "eod": each.eod,
+        }
+        for each in rows
+    ]
+    return tokenizers, named
 
 
 def _root(paths: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import xxhash
 from megaindex.errors import FormatError, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.format.header import Fault
+from megaindex.format.provenance import provenance_path
 from megaindex.io.paths import FileInfo, absolute, sha256_of
 from megaindex.lock.lock_file import Lock, LockedFile, LockedSource
 from megaindex.lock.shape import LEAST_CHUNK
@@ -23,6 +25,8 @@ RESTORE = "restore the file, or lock the run again if the change is intended"
 SEARCH = "restore it, or give the folder that it was moved to with --search"
 _PIECE = 16 << 20  # bytes read at a time
 _MOST_CHUNKS = 1024
+_HASHES: dict[str, Callable[[], Any]] = {"xxh3-64": xxhash.xxh3_64, "sha256": hashlib.sha256}
+_NAMES = {"xxh3-64": "XXH3-64", "sha256": "SHA-256"}  # in messages
 
 
 def file_facts(path: str) -> dict[str, Any]:
@@ -39,14 +43,20 @@ def file_facts(path: str) -> dict[str, Any]:
     return {"bytes": size, "sha256": digest}
 
 
-def idx_hash(prefix: str) -> str:
-    """Return XXH3-64 of all bytes of the .idx of a pair, 16 hex digits.
+def file_hash(path: str, algorithm: str = "sha256") -> str:
+    """Return the hash of all bytes of a file or object, in hex digits.
 
     Raises:
         MissingFile, StorageError: it cannot be read.
     """
-    info = _file_info(f"{prefix}.idx")
-    return next(_hashes(info, max(1, info.nbytes)), xxhash.xxh3_64_hexdigest(b""))
+    (digest,) = _hashes(_file_info(path), None, algorithm)
+    return digest
+
+
+def provenance_hash(prefix: str) -> str | None:
+    """Return SHA-256 of the provenance of a pair, 64 hex digits; None without one."""
+    path = provenance_path(prefix)
+    return None if stat_path(path) is None else file_hash(path)
 
 
 def _file_info(path: str) -> FileInfo:
@@ -56,12 +66,17 @@ def _file_info(path: str) -> FileInfo:
     return info
 
 
-def _hashes(info: FileInfo, chunk: int, read: Callable[[int], None] | None = None) -> Iterator[str]:
-    """Yield XXH3-64 of each chunk of a file."""
+def _hashes(
+    info: FileInfo,
+    chunk: int | None,
+    algorithm: str,
+    read: Callable[[int], None] | None = None,
+) -> Iterator[str]:
+    """Yield the hash of each chunk of a file; of all of it, also of no bytes, if chunk is None."""
     buffer = memoryview(bytearray(min(_PIECE, max(1, info.nbytes))))
-    for first in range(0, info.nbytes, chunk):
-        digest = xxhash.xxh3_64()
-        end = min(first + chunk, info.nbytes)
+    for first in (0,) if chunk is None else range(0, info.nbytes, chunk):
+        digest = _HASHES[algorithm]()
+        end = info.nbytes if chunk is None else min(first + chunk, info.nbytes)
         for begin in range(first, end, _PIECE):
             piece = buffer[: min(_PIECE, end - begin)]
             read_ranges(info, [(begin, piece)])
@@ -71,20 +86,23 @@ def _hashes(info: FileInfo, chunk: int, read: Callable[[int], None] | None = Non
         yield digest.hexdigest()
 
 
-def all_token_hashes(paths: Sequence[str], bar: Bar) -> dict[str, Any]:
+def all_token_hashes(paths: Sequence[str], algorithm: str, bar: Bar) -> dict[str, Any]:
     """Return ``tokens`` of a lock: the size of a chunk, and the hashes of those of each .bin."""
     infos = [_file_info(f"{path}.bin") for path in paths]
-    total = sum(info.nbytes for info in infos)
-    chunk = LEAST_CHUNK
-    while total > _MOST_CHUNKS * chunk:
-        chunk *= 2
-    return {"chunk_bytes": chunk, "hashes": token_hashes(infos, chunk, bar)}
+    total, chunk = sum(info.nbytes for info in infos), None
+    if algorithm != "sha256":  # which others compute of whole files
+        chunk = LEAST_CHUNK
+        while total > _MOST_CHUNKS * chunk:
+            chunk *= 2
+    return {"chunk_bytes": chunk, "hashes": token_hashes(infos, chunk, algorithm, bar)}
 
 
-def token_hashes(infos: Sequence[FileInfo], chunk: int, bar: Bar = silent) -> list[str]:
-    """Return the hashes of the chunks of each .bin, one text of 16 hex digits a chunk."""
+def token_hashes(
+    infos: Sequence[FileInfo], chunk: int | None, algorithm: str, bar: Bar = silent
+) -> list[str]:
+    """Return the hashes of the chunks of each .bin as one text; of all of it if chunk is None."""
     read = bar(sum(info.nbytes for info in infos))
-    return ["".join(_hashes(info, chunk, read)) for info in infos]
+    return ["".join(_hashes(info, chunk, algorithm, read)) for info in infos]
 
 
 def located(lock: Lock, search: Folder | None = None) -> list[str | None]:
@@ -101,7 +119,8 @@ def located(lock: Lock, search: Folder | None = None) -> list[str | None]:
             same_size = [p for p, size in candidates.items() if size == source.bin_bytes]
             # of several with the same content, that of the same name
             same_size.sort(key=lambda p: os.path.basename(p) != os.path.basename(source.path))
-            found[number] = next((p for p in same_size if idx_hash(p) == source.idx), None)
+            same = (p for p in same_size if file_hash(f"{p}.idx", source.hash) == source.idx)
+            found[number] = next(same, None)
     return found
 
 
@@ -173,10 +192,24 @@ def source_fault(source: LockedSource, path: str) -> tuple[str, Fault] | None:
     size = "no file" if info is None else str(info.nbytes)
     if size != expected:
         return f"{path}.bin", pin_fault("size", "its size in bytes", size, expected)
-    found = idx_hash(path)
+    found = file_hash(f"{path}.idx", source.hash)
     if found != source.idx:
-        return f"{path}.idx", pin_fault("idx", "XXH3-64 of all bytes", found, source.idx)
+        where = f"{_NAMES[source.hash]} of all bytes"
+        return f"{path}.idx", pin_fault("idx", where, found, source.idx)
     return None
+
+
+def provenance_fault(
+    source: LockedSource, path: str, found: str | None
+) -> tuple[str, Fault] | None:
+    """Return the provenance of a pair, if its hash is another than that of a lock, or None.
+
+    It may be missing: the samples do not depend on it, and it names input files.
+    """
+    if found is None or source.provenance in (None, found):
+        return None
+    fault = pin_fault("provenance", "SHA-256 of all bytes", found, str(source.provenance))
+    return provenance_path(path), fault
 
 
 def refuse(lock: Lock, found: tuple[str, Fault] | None, note: str = "") -> None:

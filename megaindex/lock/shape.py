@@ -20,7 +20,12 @@ from megaindex.validation import shown
 
 FORMAT = "megaindex run lock"
 VERSION = 2
-SOURCE_COLUMNS = ("path", "fingerprint", "idx", "bin_bytes", "sequences", "documents", "tokens")
+SOURCE_COLUMNS = ("path", "fingerprint", "idx", "bin_bytes", "sequences", "documents", "tokens",
+                  "token_type", "tokenizers", "provenance", "url")  # fmt: skip
+HASH_DIGITS = {"xxh3-64": 16, "sha256": 64}
+"""Algorithms of the hashes of .idx and .bin, with the hexadecimal digits of one."""
+SECTIONS = ("settings", "sources", "tokenizers", "about", "tokens", "files", "subsets")
+"""Fields with a digest of their own."""
 LEAST_CHUNK = 64 << 20  # bytes of a .bin that one hash covers
 MOST_STEPS = 1 << 24  # of a subset; their bounds are an array in memory
 _DEEPEST = 8  # values of settings inside each other
@@ -41,17 +46,30 @@ class _Given:
     Attributes:
         sources: rows of ``sources``, by the numbers used at the place.
         files: number of rows of ``files``.
+    tokenizers: number of rows of ``tokenizers``.
+    digits: digits of a hash of an .idx or .bin.
         most: positions that a node of several sources may have.
         depth: values that this one lies in.
     """
 
     sources: Sequence[Any] = ()
     files: int = 0
+    tokenizers: int = 0
+    digits: int = 0
     most: int = 0
     depth: int = 0
 
 
-Rule = Callable[[Any, str, _Given], None]
+@dataclass(frozen=True)
+class Rule:
+    """A rule of a table: a check, and the JSON schema of the values that it allows."""
+
+    check: Callable[[Any, str, _Given], None]
+    schema: Mapping[str, Any]
+
+    def __call__(self, value: Any, where: str, given: _Given) -> None:
+        """Raise `Misshapen` for a value that breaks the rule."""
+        self.check(value, where, given)
 
 
 def parse_text(text: bytes) -> dict[str, Any]:
@@ -87,8 +105,17 @@ def check_shape(content: Mapping[str, Any]) -> None:
         Misshapen: a field is missing, unknown, of another type or out of its bounds, or
             contradicts another.
     """
-    _object(_LOCK)(content, "", _Given())
-    given = _Given(sources=content["sources"]["rows"], files=len(content["files"]))
+    algorithm, tokenizers = content.get("hash"), content.get("tokenizers")
+    top = _Given(
+        digits=HASH_DIGITS.get(algorithm, 16) if isinstance(algorithm, str) else 16,
+        tokenizers=len(tokenizers) if isinstance(tokenizers, list) else 0,
+    )
+    _object(_LOCK)(content, "", top)
+    given = replace(top, sources=content["sources"]["rows"], files=len(content["files"]))
+    about = content["about"]
+    if about is not None:
+        rows, named = len(given.sources), about["sources"]
+        _require(len(named) == rows, "about.sources", f"{rows}, one of each source", named)
     _tokens(content["tokens"], "tokens", given)
     kind = content["settings"].get("kind")
     _one_of(*_SETTINGS)(kind, "settings.kind", given)
@@ -108,19 +135,23 @@ def _require(is_right: bool, where: str, expected: str, value: object) -> None:
 
 def _integer(least: int = 0, most: int = INT64_MAX) -> Rule:
     bounds = f"an integer from {least}" + (f" to {most}" if most < INT64_MAX else "")
-    return lambda value, where, _: _require(
-        type(value) is int and least <= value <= most, where, bounds, value
+    return Rule(
+        lambda value, where, _: _require(
+            type(value) is int and least <= value <= most, where, bounds, value
+        ),
+        {"type": "integer", "minimum": least, "maximum": most},
     )
 
 
 def _text(pattern: str = ".*", expected: str = "text") -> Rule:
     form = re.compile(pattern, re.DOTALL)
 
-    def rule(value: Any, where: str, _: _Given) -> None:
+    def check(value: Any, where: str, _: _Given) -> None:
         is_text = isinstance(value, str) and _WRITABLE.fullmatch(value)
         _require(bool(is_text and form.fullmatch(value)), where, expected, value)
 
-    return rule
+    is_free = {".*": {}, ".+": {"minLength": 1}}
+    return Rule(check, {"type": "string", **is_free.get(pattern, {"pattern": f"^({pattern})$"})})
 
 
 _WRITABLE = re.compile("[^\0\ud800-\udfff]*")  # in UTF-8, as a path
@@ -131,50 +162,63 @@ def _hex(digits: int) -> Rule:
 
 
 def _number_text(most: int) -> Rule:
-    return lambda value, where, _: _require(
-        value in map(str, range(most + 1)), where, f"a number from 0 to {most} as text", value
+    return Rule(
+        lambda value, where, _: _require(
+            value in map(str, range(most + 1)), where, f"a number from 0 to {most} as text", value
+        ),
+        {"type": "string"},
     )
 
 
 def _one_of(*values: Any) -> Rule:
     expected = " or ".join(map(shown, values))
-    return lambda value, where, _: _require(
-        any(value == each and type(value) is type(each) for each in values), where, expected, value
+    return Rule(
+        lambda value, where, _: _require(
+            any(value == each and type(value) is type(each) for each in values),
+            where,
+            expected,
+            value,
+        ),
+        {"enum": list(values)},
     )
 
 
 def _either(*rules: Rule, expected: str) -> Rule:
-    def rule(value: Any, where: str, given: _Given) -> None:
+    def check(value: Any, where: str, given: _Given) -> None:
         for each in rules:
             with contextlib.suppress(Misshapen):
                 return each(value, where, given)
         raise Misshapen(where, expected, value)
 
-    return rule
+    return Rule(check, {"anyOf": [rule.schema for rule in rules]})
 
 
 def _or_null(rule: Rule) -> Rule:
-    return lambda value, where, given: None if value is None else rule(value, where, given)
+    return Rule(
+        lambda value, where, given: None if value is None else rule(value, where, given),
+        {"anyOf": [{"type": "null"}, rule.schema]},
+    )
 
 
 def _list(rule: Rule, least: int = 0) -> Rule:
-    def each(value: Any, where: str, given: _Given) -> None:
+    def check(value: Any, where: str, given: _Given) -> None:
         is_list = isinstance(value, list) and len(value) >= least
         _require(is_list, where, f"a list of at least {least} values", value)
         for number, one in enumerate(value):
             rule(one, f"{where}[{number}]", given)
 
-    return each
+    return Rule(check, {"type": "array", "minItems": least, "items": rule.schema})
 
 
 def _tuple(*rules: Rule) -> Rule:
-    def each(value: Any, where: str, given: _Given) -> None:
+    def check(value: Any, where: str, given: _Given) -> None:
         is_tuple = isinstance(value, list) and len(value) == len(rules)
         _require(is_tuple, where, f"a list of {len(rules)} values", value)
         for number, (rule, one) in enumerate(zip(rules, value, strict=True)):
             rule(one, f"{where}[{number}]", given)
 
-    return each
+    sizes = {"minItems": len(rules), "maxItems": len(rules)}
+    return Rule(check, {"type": "array", "prefixItems": [rule.schema for rule in rules], **sizes})
 
 
 def _object(fields: Mapping[str, Rule]) -> Rule:
@@ -182,7 +226,7 @@ def _object(fields: Mapping[str, Rule]) -> Rule:
     others = rules.pop("*", None)
     needed = [name for name in rules if name in fields]
 
-    def each(value: Any, where: str, given: _Given) -> None:
+    def check(value: Any, where: str, given: _Given) -> None:
         _require(isinstance(value, dict), where, "an object", value)
         for name in needed:
             _require(name in value, where, f"an object with {name}", [*value])
@@ -192,27 +236,30 @@ def _object(fields: Mapping[str, Rule]) -> Rule:
                 raise Misshapen(where, f"an object of {', '.join(rules)}", name)
             rule(one, f"{where}.{name}", given)
 
-    return each
+    schema = {
+        "type": "object",
+        "properties": {name: rule.schema for name, rule in rules.items()},
+        "required": needed,
+        "additionalProperties": False if others is None else others.schema,
+    }
+    return Rule(check, schema)
 
 
-def _row(value: Any, where: str, given: _Given) -> None:
-    """Check a row of ``sources``."""
+def _check_row(value: Any, where: str, given: _Given) -> None:
     _integer(0, len(given.sources) - 1)(value, where, given)
 
 
-def _file(value: Any, where: str, given: _Given) -> None:
-    """Check a row of ``files``."""
+def _check_file(value: Any, where: str, given: _Given) -> None:
     is_row = type(value) is int and 0 <= value < given.files
     _require(is_row, where, f"a row of the {given.files} files", value)
 
 
-def _range(value: Any, where: str, given: _Given) -> None:
-    """Check [begin, end)."""
-    _tuple(_COUNT, _COUNT)(value, where, given)
+def _check_range(value: Any, where: str, given: _Given) -> None:
+    _PAIR(value, where, given)
     _require(value[0] < value[1], where, "a range [begin, end) with begin < end", value)
 
 
-def _value(value: Any, where: str, given: _Given) -> None:
+def _check_value(value: Any, where: str, given: _Given) -> None:
     """Check a value of a recipe, whose reader has rules of its own."""
     _require(given.depth < _DEEPEST, where, f"at most {_DEEPEST} values deep", value)
     inner = replace(given, depth=given.depth + 1)
@@ -226,12 +273,18 @@ def _value(value: Any, where: str, given: _Given) -> None:
         _TEXT(value, where, given)
 
 
-def _path(value: Any, where: str, given: _Given) -> None:
-    """Check a row in place of a path; sources in a mix may have such a name too."""
-    (_row if type(value) is int else _value)(value, where, given)
-
-
 _COUNT, _SIZE, _TEXT = _integer(), _integer(1), _text()
+_ANY = Rule(lambda *_: None, {})
+_row = Rule(_check_row, _COUNT.schema)
+"""A row of ``sources``."""
+_file = Rule(_check_file, _COUNT.schema)
+"""A row of ``files``."""
+_PAIR = _tuple(_COUNT, _COUNT)
+_range = Rule(_check_range, _PAIR.schema)
+"""[begin, end)."""
+_value = Rule(_check_value, {})
+_path = Rule(lambda value, *more: (_row if type(value) is int else _value)(value, *more), {})
+"""A row in place of a path; sources in a mix may have such a name too."""
 _FLAG, _LENGTH, _SEED = _one_of(True, False), _integer(1, INT32_MAX - 1), _integer(0, 2**32 - 1)
 PATHS = ("path", "labels", "loss_mask")
 _NUMBER = _either(
@@ -310,29 +363,50 @@ _RECIPE = {
     "*": _value,
 }  # fmt: skip
 _SETTINGS = {"run": _object(_RUN), "recipe": _object(_RECIPE)}
+ADDRESS = r"[a-z][a-z0-9+.-]*://\S{1,2000}"
+_ADDRESS = _text(ADDRESS, "an address such as https://example.org/data")
+_ABOUT = _object({"title?": _TEXT, "licence?": _TEXT, "version?": _TEXT, "address?": _ADDRESS})
+_tokenizer = Rule(
+    lambda value, where, given: _integer(0, given.tokenizers - 1)(value, where, given),
+    _COUNT.schema,
+)
+"""A row of ``tokenizers``."""
+_hashes = Rule(
+    lambda value, where, given: _hex(given.digits)(value, where, given),
+    _text("|".join(f"[0-9a-f]{{{digits}}}" for digits in HASH_DIGITS.values())).schema,
+)
+"""A hash by the algorithm of the lock."""
+_SOURCE = _tuple(
+    _text(".+"), _hex(32), _hashes, *4 * [_COUNT], _text(r"[a-z]+\d+", "a token type"),
+    _list(_tokenizer), _or_null(_hex(64)), _or_null(_ADDRESS),
+)  # fmt: skip
+_TOKENIZER = {"name": _text(".+"), "fingerprint": _TEXT, "special_tokens": _FLAG,
+              "eod": _or_null(_COUNT)}  # fmt: skip
 _LOCK = {
     "format": _one_of(FORMAT),
     "version": _one_of(VERSION),
     "written_by": _TEXT,
-    "settings": _object({"*": lambda *_: None}),
+    "settings": _object({"*": _ANY}),
     "root": _TEXT,
+    "hash": _one_of(*HASH_DIGITS),
     "sources": _object({
         "columns": _tuple(*(_one_of(name) for name in SOURCE_COLUMNS)),
-        "rows": _list(_tuple(_text(".+"), _hex(32), _hex(16), *4 * [_COUNT]), 1),
+        "rows": _list(_SOURCE, 1),
     }),
+    "tokenizers": _list(_object(_TOKENIZER)),
+    "about": _or_null(_object({"run": _ABOUT, "sources": _list(_or_null(_ABOUT))})),
     "dialect": _one_of("megatron", "neox", "paddlenlp"),
-    "tokens": _or_null(_object({"chunk_bytes": _COUNT, "hashes": _list(_text("[0-9a-f]*"))})),
+    "tokens": _or_null(_object({
+        "chunk_bytes": _or_null(_COUNT), "hashes": _list(_text("[0-9a-f]*"))})),
     "files": _list(_object({"path": _text(".+"), "bytes": _COUNT, "sha256": _hex(64)})),
-    "subsets": _object({name: lambda *_: None for name in ("train", "valid?", "test?")}),
-    "digests": _object({
-        name: _hex(64) for name in ("settings", "sources", "tokens", "files", "subsets")
-    }),
+    "subsets": _object(dict.fromkeys(("train", "valid?", "test?"), _ANY)),
+    "digests": _object({name: _hex(64) for name in SECTIONS}),
     "digest": _hex(64),
 }  # fmt: skip
 _SUBSET = {
     "samples": _SIZE,
     "sources": _list(_row, 1),
-    "index": _object({"order": _TEXT, "*": lambda *_: None}),
+    "index": _object({"order": _TEXT, "*": _ANY}),
     "steps": _list(_tuple(_COUNT, _COUNT, _SIZE), 1),
     "past_steps": _COUNT,
     "masked_rows": _integer(0, INT32_MAX),
@@ -350,7 +424,6 @@ _SUBSET = {
     ),
     "receipts": _object({"block_steps": _SIZE, "blocks": _list(_hex(32), 1), "total": _hex(32)}),
 }
-_ANY: Rule = lambda *_: None  # noqa: E731, nodes inside are checked by `_node`
 _SAMPLES = {"order": _TEXT, "documents": _range, "sequence_length": _LENGTH,
             "extra": _integer(0, 1), "seed": _SEED, "samples": _SIZE, "epochs": _SIZE}  # fmt: skip
 _TABLE = {"order": _TEXT, "common": _object({"*": _ANY}), "columns": _list(_TEXT),
@@ -396,14 +469,22 @@ _RULES: dict[str, dict[str, Rule]] = {
 
 
 def _tokens(tokens: Any, where: str, given: _Given) -> None:
+    is_whole = given.digits == HASH_DIGITS["sha256"]
     if tokens is None:
+        _require(not is_whole, where, "hashes of every .bin, as hash is sha256", tokens)
         return
     chunk, hashes = tokens["chunk_bytes"], tokens["hashes"]
-    is_size = chunk >= LEAST_CHUNK and not chunk & (chunk - 1)
-    _require(is_size, f"{where}.chunk_bytes", f"a power of two from {LEAST_CHUNK}", chunk)
     sizes = [row[SOURCE_COLUMNS.index("bin_bytes")] for row in given.sources]
-    digits, expected = [16 * ceil_div(size, chunk) for size in sizes], "16 digits for each chunk"
-    _require(list(map(len, hashes)) == digits, f"{where}.hashes", expected, hashes)
+    if is_whole:
+        _require(chunk is None, f"{where}.chunk_bytes", "null, as hash is sha256", chunk)
+        counts = [1] * len(sizes)
+    else:
+        is_size = chunk is not None and chunk >= LEAST_CHUNK and not chunk & (chunk - 1)
+        _require(is_size, f"{where}.chunk_bytes", f"a power of two from {LEAST_CHUNK}", chunk)
+        counts = [ceil_div(size, chunk) for size in sizes]
+    expected = f"{given.digits} digits for each chunk"
+    is_long = list(map(len, hashes)) == [given.digits * count for count in counts]
+    _require(is_long, f"{where}.hashes", expected, hashes)
 
 
 def _subset(subset: Any, where: str, given: _Given) -> None:
@@ -548,3 +629,38 @@ def _stage(stage: Any, where: str, given: _Given, fields: dict[str, Rule]) -> No
             _require(len(value) == count, f"{where}.{name}", f"of {streams} streams", value)
     if stage["rule"] == "changed" and "first" in stage:
         _stage(stage["first"], f"{where}.first", replace(given, sources=[None] * streams), {})
+
+
+def lock_schema() -> dict[str, Any]:
+    """Return the tables as a JSON schema (2020-12); rules between fields are not in it."""
+
+    def tagged(field: str, tables: Mapping[str, Mapping[str, Rule]], **more: Rule) -> Any:
+        objects = {tag: {**more, **fields, field: _one_of(tag)} for tag, fields in tables.items()}
+        return {"anyOf": [_object(fields).schema for fields in objects.values()]}
+
+    node, draws, stage = ({"$ref": f"#/$defs/{name}"} for name in ("node", "draws", "stage"))
+    nodes = {name: dict(fields) for name, fields in _NODES.items()}
+    nodes["skipped"]["index"] = Rule(_ANY.check, node)
+    nodes["stages"]["stages"] = _list(Rule(_ANY.check, stage), 1)
+    ranges = _list(_tuple(_COUNT, _COUNT, _SIZE), 1)
+    nodes["sequence"]["parts"] = _list(_object({"ranges": ranges, "index": Rule(_ANY.check, node)}))
+    rules = {name: dict(fields) for name, fields in _RULES.items()}
+    rules["changed"]["first?"] = Rule(_ANY.check, draws)
+    plain = {name: fields for name, fields in rules.items() if name != "changed"}
+    subset = Rule(_ANY.check, _object({**_SUBSET, "index": Rule(_ANY.check, node)}).schema)
+    settings = [_object({"kind": _one_of(kind), kind: rule}) for kind, rule in _SETTINGS.items()]
+    fields = {
+        **_LOCK,
+        "settings": _either(*settings, expected="settings"),
+        "subsets": _object({"train": subset, "valid?": subset, "test?": subset}),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": FORMAT,
+        **_object(fields).schema,
+        "$defs": {
+            "node": tagged("order", nodes),
+            "stage": tagged("rule", rules, **_STAGE),
+            "draws": tagged("rule", plain),
+        },
+    }

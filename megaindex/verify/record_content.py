@@ -17,6 +17,7 @@ from megaindex.loader.targets import targets_of, targets_text
 from megaindex.lock.lock_file import Lock
 from megaindex.lock.opening import LockedFiles
 from megaindex.lock.pinned_files import token_hashes
+from megaindex.lock.shape import HASH_DIGITS
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.run.from_recipe import evaluation_of_opened
@@ -52,14 +53,14 @@ class HeldContent:
         sources: sources of training.
         evaluation: settings and subsets of the evaluation; None: not held.
         evaluated: sources of each subset of the evaluation.
-        chunk_bytes: bytes that one of the hashes covers; 0 without any.
+        chunk_bytes: bytes that one of the hashes covers, None for whole files; 0 without any.
         without: description of a record that holds no hashes of tokens.
     """
 
     sources: Sequence[HeldSource]
     evaluation: Mapping[str, Any] | None = None
     evaluated: Mapping[str, Sequence[HeldSource]] = field(default_factory=dict)
-    chunk_bytes: int = 0
+    chunk_bytes: int | None = 0
     without: str
 
     @property
@@ -170,7 +171,7 @@ def with_contents(
     infos = [
         info for info in (stat_path(f"{path}.bin") for path in opened.paths) if info is not None
     ]
-    found = token_hashes(infos, held.chunk_bytes, bar)
+    found = token_hashes(infos, held.chunk_bytes, lock.content["hash"], bar)
     for info, ours, theirs in zip(infos, found, lock.content["tokens"]["hashes"], strict=True):
         if ours != theirs:
             raise FormatError(
@@ -236,12 +237,11 @@ def compare_content(first: HeldContent, second: HeldContent) -> ContentCheck:
         reasons = [
             f"the {which} is {held.without}"
             for which, held in (("first", first), ("second", second))
-            if not held.chunk_bytes and not held.has_contents
+            if held.chunk_bytes == 0 and not held.has_contents
         ]
         if not reasons and first.chunk_bytes != second.chunk_bytes:
-            reasons = [
-                f"chunks of {first.chunk_bytes} and of {second.chunk_bytes} bytes are hashed"
-            ]
+            sizes = (held.chunk_bytes or "all" for held in (first, second))
+            reasons = [f"chunks of {next(sizes)} and of {next(sizes)} bytes are hashed"]
         reason = ", ".join(reasons) or "those of sources of other lengths"
         lacking.insert(0, f"tokens not compared: {reason}")
     tokens = next(level for level in ("none", "sampled", "whole") if level in levels)
@@ -282,14 +282,17 @@ def _source_differences(
                     yield f"{name}: {difference}"
         elif a.hashes and b.hashes and first.chunk_bytes == second.chunk_bytes:
             for part in a.hashes.keys() & b.hashes.keys():
-                yield from _chunk_difference(f"{name}: {part}", a.hashes[part], b.hashes[part])
+                digits = HASH_DIGITS["sha256" if first.chunk_bytes is None else "xxh3-64"]
+                pair = a.hashes[part], b.hashes[part]
+                yield from _chunk_difference(f"{name}: {part}", *pair, digits)
         else:
             levels.add("none")
 
 
-def _chunk_difference(what: str, first: str, second: str) -> Iterator[str]:
-    """Yield the first chunk whose hashes, of 16 digits each, differ."""
-    for at in range(0, max(len(first), len(second)), 16):
-        if first[at : at + 16] != second[at : at + 16]:
-            yield from apart(f"{what}: chunk {at // 16}", first[at : at + 16], second[at : at + 16])
+def _chunk_difference(what: str, first: str, second: str, digits: int) -> Iterator[str]:
+    """Yield the first chunk whose hashes, of so many digits each, differ."""
+    for at in range(0, max(len(first), len(second)), digits):
+        ours, theirs = first[at : at + digits], second[at : at + digits]
+        if ours != theirs:
+            yield from apart(f"{what}: chunk {at // digits}", ours, theirs)
             return

@@ -8,6 +8,7 @@ of the skips.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,6 +149,8 @@ class RecordProof:
         content: comparison of tokens, loss targets and evaluation.
         behind: differences of the runs behind ``end``, which the records do not have.
         differences: other differences than those of the skips, the first of each kind.
+        beside: of two locks, what differs and does not enter the identity: tokenizers, provenance,
+            about; None: a record is no lock.
     """
 
     first: RunRecord
@@ -160,6 +163,7 @@ class RecordProof:
     content: ContentCheck
     behind: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
+    beside: tuple[str, ...] | None = None
 
     @property
     def holds(self) -> bool:
@@ -182,6 +186,7 @@ class RecordProof:
             "added": [_text(skip) for skip in self.added],
             "removed": [_text(skip) for skip in self.removed],
             "differences": list(self.differences),
+            "beside": None if self.beside is None else list(self.beside),
         }
 
     def __str__(self) -> str:
@@ -219,9 +224,31 @@ class RecordProof:
             return []
         if ours == theirs:
             compared = f"{self.common_samples:,} samples of it compared"
-            return [f"identity: {ours} in both, {compared}"]
-        names = (f"{name or 'not known'} in the" for name in (ours, theirs))
-        return [f"identity: {next(names)} first, {next(names)} second"]
+            lines = [f"identity: {ours} in both, {compared}"]
+        else:
+            names = (f"{name or 'not known'} in the" for name in (ours, theirs))
+            lines = [f"identity: {next(names)} first, {next(names)} second"]
+        if self.beside is not None:
+            other = ", ".join(self.beside) or "no other tokenizer, provenance or about"
+            lines.append(f"beside it: {f'other {other}' if self.beside else other}")
+        return lines
+
+
+def _beside(first: Lock, second: Lock) -> Iterator[str]:
+    """Yield what two locks say of the data of training that differs beside their identity."""
+    kinds: dict[str, list[Any]] = {"token type": [], "tokenizer": [], "provenance": []}
+    for lock in (first, second):
+        tokenizers = lock.content["tokenizers"]
+        used = [lock.sources[row] for row in lock.content["subsets"]["train"]["sources"]]
+        kinds["token type"].append([each.token_type for each in used])
+        kinds["tokenizer"].append([[tokenizers[row] for row in s.tokenizers] for s in used])
+        kinds["provenance"].append([each.provenance for each in used])
+    for kind, (ours, theirs) in kinds.items():
+        pairs = enumerate(itertools.zip_longest(ours, theirs))
+        for number in [number for number, (a, b) in pairs if a != b][:_MOST_LINES]:
+            yield f"{kind} of source {number}"
+    if first.content["about"] != second.content["about"]:
+        yield "about"
 
 
 def _text(skip: Skip) -> str:
@@ -290,7 +317,7 @@ def compare_records(
     content = compare_content(
         *(
             with_contents(plan.held, plan.lock, search, bar)
-            if plan.lock is not None and plan.held.chunk_bytes and other.held.has_contents
+            if plan.lock is not None and plan.held.chunk_bytes != 0 and other.held.has_contents
             else plan.held
             for plan, other in ((ours, theirs), (theirs, ours))
         )
@@ -306,6 +333,7 @@ def compare_records(
         content=replace(content, not_compared=(*content.not_compared, *unknown[:1])),
         behind=tuple(_behind(plans, common)),
         differences=(*found.causes, *content.differences),
+        beside=None if not is_whole else tuple(_beside(*records)),
     )
 
 

@@ -3,6 +3,7 @@
 //       prints "position source:document:offset:length ..." (no span if skipped), or "padding"
 //   node lock.js run.lock SUBSET receipts FIRST END     receipts of blocks FIRST to END - 1
 //   node lock.js run.lock identity                      the identity, and the content identity
+//   node lock.js verify run.lock [LENGTHS]              compares all receipts; exit status 1 if one differs
 const { createHash } = require('crypto'), fs = require('fs'), path = require('path');
 const LOW = 0xffffffffn, u64 = (x) => BigInt.asUintN(64, x), total = (values) => values.reduce((a, b) => a + b);
 const range = (n, value = (i) => i) => Array.from({ length: n }, (_, i) => value(i));
@@ -340,13 +341,27 @@ function receiptOf(position, spans, sources) {
   BigInt(position)), ENDS[k]));
   return spans.length ? high << 64n | low : 0n;
 }
-function openSource(pathOf, { path: prefix, fingerprint, bin_bytes: bytes }) {
-  const idx = fs.readFileSync(pathOf(`${prefix}.idx`)), [n, m] = [18, 26].map((at) => Number(idx.readBigUInt64LE(at)));
-  const sizes = new Uint8Array(BigInt64Array.of(BigInt(bytes), BigInt(idx.length), BigInt(n)).buffer);
-  const table = idx.subarray(34, 34 + 4 * n), bounds = idx.subarray(34 + 12 * n, 34 + 12 * n + 8 * m);
-  const key = hash(Buffer.concat([sizes, table, bounds])), found = hex(key[0] << 64n | key[1]);
-  if (found !== fingerprint) throw new Error(`${prefix}.idx: fingerprint ${found}, not ${fingerprint}`);
+const int64 = (...values) => new Uint8Array(BigInt64Array.from(values, BigInt).buffer);
+function sourceOf(where, { fingerprint }, sizes, table, bounds) { // of sizes of .bin and .idx, lengths and bounds
+  const key = hash(Buffer.concat([int64(...sizes, table.length / 4), table, bounds])), found = hex(key[0] << 64n | key[1]);
+  if (found !== fingerprint) throw new Error(`${where}: fingerprint ${found}, not ${fingerprint}`);
   return { key, lengths: new Int32Array(new Uint8Array(table).buffer) };
+}
+function openSource(pathOf, row, algorithm) {
+  const file = `${row.path}.idx`, idx = fs.readFileSync(pathOf(file)), [n, m] = [18, 26].map((at) => Number(idx.readBigUInt64LE(at)));
+  if (algorithm === 'sha256' && sha256(idx) !== row.idx) throw new Error(`${file}: SHA-256 ${sha256(idx)}, not ${row.idx}`);
+  return sourceOf(file, row, [row.bin_bytes, idx.length], idx.subarray(34, 34 + 4 * n), idx.subarray(34 + 12 * n, 34 + 12 * n + 8 * m));
+}
+function openLengths(file, rows) { // returns what openSource returns for a row, from a file of lengths
+  const data = fs.readFileSync(file), number = (at) => Number(data.readBigInt64LE(at)), heads = rows.map((_, k) => 16 + 48 * k);
+  let at = 16 + 48 * rows.length; const next = (size) => data.subarray(at, at += size);
+  const bounds = heads.map((head) => next(8 * number(head + 40))), tables = heads.map((head) => next(4 * number(head + 32)));
+  const isOf = (row, head) => data.toString('hex', head, head + 16) === row.fingerprint && number(head + 16) === row.bin_bytes;
+  if (data.toString('latin1', 0, 8) !== 'MIDXLENS' || number(8) !== rows.length || at !== data.length || !heads.every((head, k) => isOf(rows[k], head))) {
+    throw new Error(`${file}: no lengths of this lock`);
+  }
+  return (k) => sourceOf(`${file}: source ${k}`, rows[k], [rows[k].bin_bytes, number(heads[k] + 24)], tables[k],
+    bounds[k].length ? bounds[k] : int64(...range(number(heads[k] + 32) + 1)));
 }
 function tableIn(file, isArray = file.endsWith('.npy')) { // returns rows of integers, of one number each in a text
   const data = fs.readFileSync(file);
@@ -361,7 +376,8 @@ const KEYS = new Set(`format version written_by settings root sources columns ro
   sha256 subsets train valid test samples index steps past_steps masked_rows shapes targets rounds every skip receipts move
   block_steps blocks total digests digest order documents without members last sequence_length extra seed epochs source parts final_epoch_apart least_seen
   name epochs_mixed left_over block_tokens max_documents long_documents align capacity packed common weights rule uncounted stages from
-  first_position shares begins batch period file changes position first ranges end left_out moved masks from_step note names settings`.split(/\s+/));
+  first_position shares begins batch period file changes position first ranges end left_out moved masks from_step note names settings
+  hash tokenizers fingerprint special_tokens eod about run title licence address`.split(/\s+/));
 const isPlain = (x) => x === null || typeof x !== 'object', sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex');
 const keysIn = (x) => (isPlain(x) ? [] : Object.entries(x).flatMap(([k, y]) => [...(Array.isArray(x) ? [] : [k]), ...keysIn(y)]));
 const textOf = (x) => JSON.stringify(x).replace(/^"\\u0000(\d+)"$/, '$1') // an integer that is no double, see below
@@ -374,29 +390,55 @@ function parse(data) { // refuses what a lock does not have
   const bare = text.replace(/"(?:[^"\\]|\\.)*"/g, '""'), { settings, ...rest } = lock, unknown = keysIn(rest).find((k) => !KEYS.has(k));
   const faults = { [`unknown key ${unknown}`]: unknown !== undefined, 'number that is no integer': /\d[.eE]/.test(bare),
     'key given twice': bare.match(/""\s*:/g).length > keysIn(lock).length, dialect: !/^(megatron|neox|paddlenlp)$/.test(lock.dialect),
-    'format or version': `${lock.format} ${lock.version}` !== 'megaindex run lock 2',
+    hash: !/^(xxh3-64|sha256)$/.test(lock.hash), 'format or version': `${lock.format} ${lock.version}` !== 'megaindex run lock 2',
     digest: sha256(data.subarray(0, data.lastIndexOf(lock.digest))) !== lock.digest,
     digests: Object.keys(lock.digests).some((name) => sha256(canonical(exact[name])) !== lock.digests[name]) };
   for (const [fault, found] of Object.entries(faults)) if (found) throw new Error(`run.lock: ${fault}`); return [lock, exact];
 }
-function main([file, name, what, ...numbers]) {
-  const [lock, exact] = parse(fs.readFileSync(file)), [a, b] = numbers.map(Number), rows = rowsOf(lock.sources);
-  const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named), short = (x) => sha256(canonical(x)).slice(0, 32);
+function openLock(file, lengths) {
+  const [lock, exact] = parse(fs.readFileSync(file)), rows = rowsOf(lock.sources), short = (x) => sha256(canonical(x)).slice(0, 32);
+  const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named);
+  const sourceIn = memo(lengths ? openLengths(lengths, rows) : (k) => openSource(pathOf, rows[k], lock.hash));
   const forms = Object.fromEntries(Object.entries(exact.subsets).map(([key, each]) => [key, canonicalForm(key, each, rows, lock.files)]));
   const contentOf = ({ chunk_bytes, hashes }) => short({ chunk_bytes, hashes: lock.subsets.train.sources.map((row) => hashes[row]) });
-  if (name === 'identity') return console.log(`${short(forms)}\n${lock.tokens ? contentOf(lock.tokens) : 'not hashed'}`);
-  const subset = lock.subsets[name], form = JSON.parse(canonical(forms[name])); // all that decides samples is in it
-  const sources = subset.sources.map((row) => openSource(pathOf, rows[row]));
-  const tableOf = (sha, isArray) => tableIn(pathOf(lock.files.find((each) => each.sha256 === sha).path), isArray);
-  const read = serving(form, sources, tableOf), spansOf = (p) => read(p)[0];
-  const steps = form.steps.flatMap(([first, n, count]) => range(count, (k) => [first + k * n, n, n]));
-  steps.at(-1)[2] += subset.masked_rows; const made = steps.filter(([, n]) => n > 0), size = subset.receipts.block_steps;
-  const workOf = numbers[2] && ((p) => squares(...read(p))), batches = memo((step) => dealt(steps[step], a, b, workOf));
+  const tableOf = (sha, isArray, named = pathOf(lock.files.find((each) => each.sha256 === sha).path)) => {
+    if (sha256(fs.readFileSync(named)) !== sha) throw new Error(`${named}: SHA-256 is not ${sha}`); return tableIn(named, isArray);
+  };
+  const open = (name) => {
+    const subset = lock.subsets[name], form = JSON.parse(canonical(forms[name])); // all that decides samples is in it
+    const sources = subset.sources.map(sourceIn), read = serving(form, sources, tableOf), size = subset.receipts.block_steps;
+    const steps = form.steps.flatMap(([first, n, count]) => range(count, (k) => [first + k * n, n, n]));
+    steps.at(-1)[2] += subset.masked_rows; const made = steps.filter(([, n]) => n > 0);
+    const hashesOf = ([first, n]) => range(n, (i) => receiptOf(first + i, read(first + i)[0], sources));
+    const receipt = (served) => hex(BigInt.asUintN(128, total([0n, ...served.flatMap(hashesOf)])));
+    return { ...subset.receipts, read, steps, blockOf: (k) => receipt(made.slice(k * size, (k + 1) * size)) };
+  };
+  return { lock, open, identity: short(forms), content: lock.tokens ? contentOf(lock.tokens) : 'not hashed' };
+}
+function verify(file, lengths) {
+  const { lock, open, identity, content } = openLock(file, lengths), names = Object.keys(lock.subsets);
+  console.log(`identity of the run ${identity}\nidentity of the tokens ${content}${lock.tokens ? ', by the hashes in the lock' : ''}`);
+  const isSame = names.map((name) => {
+    const { blocks, blockOf, total: stated } = open(name), found = blocks.map((_, k) => blockOf(k)), first = found.findIndex((x, k) => x !== blocks[k]);
+    const sum = hex(BigInt.asUintN(128, total(found.map((x) => BigInt(`0x${x}`))))), same = first < 0 && sum === stated;
+    console.log(`${name}: ${found.filter((x, k) => x === blocks[k]).length} of ${found.length} receipts as in the lock${same ? ''
+      : first < 0 ? `; total ${sum}, not ${stated}` : `; block ${first}: ${found[first]}, not ${blocks[first]}`}`);
+    return same;
+  });
+  const whole = !lengths && lock.hash === 'sha256';
+  console.log(`compared the fingerprints of the sources of samples${lengths ? ` in ${lengths}` : whole ? ' and SHA-256 of their .idx' : ''}; ` +
+    `not compared: tokens, settings, .provenance${whole ? '' : `, ${lengths ? 'the .idx' : 'XXH3-64 of the .idx'}`}`);
+  process.exitCode = Number(!isSame.every((same) => same));
+}
+function main([file, name, what, ...numbers]) {
+  if (file === 'verify') return verify(name, what);
+  const [a, b] = numbers.map(Number), { open, identity, content } = openLock(file);
+  if (name === 'identity') return console.log(`${identity}\n${content}`);
+  const { read, steps, blockOf } = open(name), workOf = numbers[2] && ((p) => squares(...read(p)));
+  const batches = memo((step) => dealt(steps[step], a, b, workOf));
   const positionOf = ([step, rank, w]) => batches(step)[Math.floor(w / b) * a + rank][w % b];
-  const shown = (p) => (p === undefined ? 'padding' : [p, ...spansOf(p).map((span) => span.join(':'))].join(' '));
-  const hashesOf = ([first, n]) => range(n, (i) => receiptOf(first + i, spansOf(first + i), sources));
-  const receipt = (served) => hex(BigInt.asUintN(128, total(served.flatMap(hashesOf))));
-  const lines = what === 'receipts' ? range(b - a, (k) => receipt(made.slice((a + k) * size, (a + k + 1) * size)))
+  const shown = (p) => (p === undefined ? 'padding' : [p, ...read(p)[0].map((span) => span.join(':'))].join(' '));
+  const lines = what === 'receipts' ? range(b - a, (k) => blockOf(a + k))
     : fs.readFileSync(0, 'utf8').trim().split('\n').map((line) => shown(positionOf(line.split(' ').map(Number))));
   process.stdout.write(`${lines.join('\n')}\n`);
 }

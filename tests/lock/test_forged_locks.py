@@ -25,9 +25,10 @@ from support.locked_runs import RUNS, write_inputs
 from megaindex import FormatError, InvalidArgument, MegaIndexError, Skip
 from megaindex.audit import run_of_recipe, run_of_settings
 from megaindex.lock import make_lock, open_run, read_lock, run_of_lock, verify_lock
-from megaindex.lock.lock_file import SECTIONS, section_digest
+from megaindex.lock.lock_file import section_digest
 from megaindex.lock.opening import locked_index
 from megaindex.lock.settings import locked_settings
+from megaindex.lock.shape import SECTIONS
 from megaindex.settings.recipe_file import recipe_of
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))

@@ -22,8 +22,9 @@ from support.locked_runs import RUNS, write_inputs
 from megaindex.audit.lock_side import side_from_lock
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
-from megaindex.lock.lock_file import SECTIONS, lock_text
+from megaindex.lock.lock_file import lock_text
 from megaindex.lock.settings import read_settings
+from megaindex.lock.shape import SECTIONS
 from megaindex.recipe import Recipe, read_recipe
 
 
@@ -587,7 +588,7 @@ def test_batches_of_one_stream_whose_weights_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_sources_in_ten_stages_fit_into_320_kb(tmp_path: Path) -> None:
+def test_a_thousand_sources_in_ten_stages_fit_into_345_kb(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus", [40, 50, 60], np.uint16)
     names = [f"common-crawl-{number:04}" for number in range(1000)]
     for name in names:
@@ -606,7 +607,7 @@ def test_a_thousand_sources_in_ten_stages_fit_into_320_kb(tmp_path: Path) -> Non
     )
     recipe = read_recipe(tmp_path / "run.yaml")
     lock: Lock = make_lock(recipe).write(tmp_path / "run.lock")
-    assert (tmp_path / "run.lock").stat().st_size <= 320_000
+    assert (tmp_path / "run.lock").stat().st_size <= 345_000
     assert rules(lock.path) == []
 
 

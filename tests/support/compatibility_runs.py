@@ -623,7 +623,7 @@ def flags() -> dict[str, list[str]]:
     for verb in [*verbs, *imports]:
         status, whole, _ = cli(*verb.split(), "--help-all")
         shown = whole if status == 0 else cli(*verb.split(), "--help")[1]
-        listed = re.findall(r"^  (?:-[a-z], )?(--[a-z][a-z-]*)", shown, re.M)
+        listed = re.findall(r"^  (?:-[a-z], )?(--[a-z][a-z0-9-]*)", shown, re.M)
         found[verb] = sorted({*listed} - {"--help", *ADDED_FLAGS.get(verb, ())})
     return found
 

@@ -34,12 +34,15 @@ from megaindex.index.spans import Spans
 from megaindex.kernels import active
 from megaindex.kernels.reference import bijection, packing
 from megaindex.lock import Lock, make_lock
+from megaindex.lock.lengths import write_lengths
+from megaindex.lock.publication import public_lock, with_about
+from megaindex.lock.shape import lock_schema
 from megaindex.run.identity import canonical_forms
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.settings.recipe_file import recipe_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "lock-format"
-FILES = ("web.idx", "code.idx", "tiny.idx", "mix.npy", "bad.ids")
+FILES = ("web.idx", "code.idx", "tiny.idx", "mix.npy", "bad.ids", "public.lengths")
 """Files that the locks name, beside the `.bin` files, which are not kept."""
 
 _LENGTHS = {"web": [4000], "code": [4000], "tiny": [5, 0, 9, 4, 17, 2, 8, 8, 3, 12]}
@@ -50,6 +53,13 @@ _ONE = {"data_path": "tiny", "sequence_length": 8, "seed": 1, "global_batch_size
 _MIX = {"web": 4, "code": 2}
 _HELD = {"held_out": "1/5", "subset_seed": 3, "shuffle_name": "tiny"}
 _TINY = {"mix": {"tiny": 1}, "batch": {"global_batch_size": 1}}
+
+
+_ABOUT = """
+title: Example data
+version: "1.0"
+sources: {tiny: {licence: CC0-1.0, address: "https://example.org", url: "https://example.org/tiny"}}
+"""
 
 
 def _recipe(sources: Mapping[str, Any], stages: Mapping[str, Any], **words: Any) -> dict[str, Any]:
@@ -72,6 +82,10 @@ LOCKS: Mapping[str, dict[str, Any]] = {
     "blend": {
         "data_path": [1, "web", 2, "code"], "sequence_length": 8, "train_iters": 20,
         "global_batch_size": 4, "eval_iters": 0, "tokens": True,
+    },
+    "public": {
+        "data_path": [1, "web", 2, "tiny"], "sequence_length": 8, "train_iters": 20,
+        "global_batch_size": 4, "eval_iters": 0, "sha256": True,
     },
     "stages": _recipe(
         {"web": "web", "code": {"path": "code", "order": "window"}},
@@ -133,6 +147,11 @@ def _locked(name: str) -> Lock:
         lock = make_lock(recipe_of(settings, "run.yaml", Path()))
     else:
         lock = make_lock(**settings)
+    if name == "public":
+        Path("about.yaml").write_text(_ABOUT)
+        lock = with_about(lock, "about.yaml")
+        write_lengths(lock, "public.lengths", overwrite=True)
+        lock = public_lock(lock)
     return lock.write(f"{name}.lock", overwrite=True)
 
 
@@ -304,6 +323,9 @@ def text_of(value: Mapping[str, Any]) -> str:
     """Return JSON with a line for each entry of the lists and objects that it holds."""
     parts = []
     for name, entries in value.items():
+        if not isinstance(entries, (dict, list)):
+            parts.append(f'  "{name}": {json.dumps(entries)}')
+            continue
         items = entries.items() if isinstance(entries, dict) else enumerate(entries)
         lines = [(f'"{key}": ' if isinstance(entries, dict) else "") + json.dumps(each)
                  for key, each in items]  # fmt: skip
@@ -324,6 +346,7 @@ def main() -> None:
             (FOLDER / name).write_bytes((Path(folder) / name).read_bytes())
     (FOLDER / "vectors.json").write_text(text_of(vectors()))
     (FOLDER / "expected.json").write_text(text_of(found))
+    (FOLDER / "lock.schema.json").write_text(text_of(lock_schema()))
 
 
 if __name__ == "__main__":
