@@ -187,31 +187,7 @@ DEVIATIONS = (
         test="tests/loader/test_batch.py",
     ),
     Deviation(
-        case="megatron.data under megaindex.adapters.neox: sample numbers beyond the dataset",
-        framework="GPT-NeoX",
-        theirs="another one is served, by index modulo length",
-        ours="the same, logged once; with exact=True OutOfRange",
-        test="tests/adapters/test_neox.py",
-    ),
-    Deviation(
-        case="… train_epochs",
-        framework="GPT-NeoX",
-        theirs="one epoch is built and replayed in the same order, after a resume only the rest of "
-        "it; of several paths the small ones are repeated",
-        ours="the same; with exact=True each sample once in every epoch",
-        test="tests/adapters/test_neox_exact.py",
-    ),
-    Deviation(
-        case="… samples requested of a weighted source, and the length of a dataset",
-        framework="GPT-NeoX",
-        theirs="⌈N·w·1.005⌉, at times an epoch more than needed (issue 1164); a dataset counts one "
-        "sample less than it has",
-        ours="the same; with variance_buffer=… as asked; exact=True counts all samples, and "
-        "requests what the blend draws",
-        test="tests/adapters/test_neox_exact.py",
-    ),
-    Deviation(
-        case="… a missing pair",
+        case="megatron.data under megaindex.adapters.neox: a missing pair",
         framework="GPT-NeoX",
         theirs="AttributeError of None; a run without the labels or rewards that were named",
         ours="MissingFile",
@@ -351,7 +327,8 @@ def compatibility_page() -> str:
         "## Where megaindex deliberately gives another answer",
         "",
         "On every other input the arrays are equal bit for bit, dtype included. "
-        "docs/compatibility.py names the test that shows each case.",
+        "docs/compatibility.py names the test that shows each case. [Exact mode]"
+        "(neox.md#exact-mode) of the adapter for GPT-NeoX changes more.",
     ]
     for framework in dict.fromkeys(case.framework for case in DEVIATIONS):
         lines += [
