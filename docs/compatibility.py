@@ -32,16 +32,15 @@ DEVIATIONS = (
     Deviation(
         case="sample count with drop_last_partial_sequence=False",
         framework=_CORE,
-        theirs="counted in float32: wrong from 2^24 tokens on, first at 16777218 tokens with S = "
-        "2048",
+        theirs="counted in float32: wrong from 2^24 tokens on",
         ours="counted in integers",
         test="tests/kernels/test_samples.py",
     ),
     Deviation(
         case="last partial sample where the last documents are empty",
         framework=_CORE,
-        theirs="the last row has offset -1, and the Python wrapper then fails an assertion",
-        ours="the last row names the last token there is",
+        theirs="the last row has offset -1, and the Python wrapper fails an assertion",
+        ours="the last row names the last token",
         test="tests/kernels/test_samples.py",
     ),
     Deviation(
@@ -68,14 +67,14 @@ DEVIATIONS = (
     Deviation(
         case="a dataset of size 0 in build_exhaustive_blending_indices",
         framework=_CORE,
-        theirs="drawn although it holds nothing; writes go past the end of the arrays",
+        theirs="drawn; writes go past the end of the arrays",
         ours="never drawn",
         test="tests/test_helpers.py",
     ),
     Deviation(
         case="weights that are negative, infinite or not a number",
         framework=f"{_CORE}, GPT-NeoX",
-        theirs="drawn or not, depending on comparisons with them",
+        theirs="drawn or not, by how they compare",
         ours="InvalidArgument",
         test="tests/test_helpers.py",
     ),
@@ -152,9 +151,9 @@ DEVIATIONS = (
     Deviation(
         case="the token after a sample of whole documents",
         framework="GPT-NeoX",
-        theirs="where there is room, the first token of the next sample's document follows and is "
-        "trained on, unless its label is masked",
-        ours="the same; nothing with next_token=False, or where the next one is empty",
+        theirs="where there is room, the first token of the next sample's document, trained on "
+        "unless its label is masked",
+        ours="the same; nothing with next_token=False, or where the next document is empty",
         test="tests/loader/test_neox_dataset.py",
     ),
     Deviation(
@@ -169,7 +168,7 @@ DEVIATIONS = (
         framework="Megatron-LM",
         theirs="ranks can have different numbers of micro batches, so samples are served again "
         "beside the next epoch, and a resumed run reads others",
-        ours="every rank ends the epoch after the same number, as Megatron's do when resumed there",
+        ours="every rank has the same number, as in a run of Megatron's that is resumed there",
         test="tests/loader/test_samplers.py",
     ),
     Deviation(
@@ -181,14 +180,6 @@ DEVIATIONS = (
         test="tests/loader/test_evaluation.py",
     ),
     Deviation(
-        case="samples read after a padded one, where masks and position ids are not reset",
-        framework=_CORE,
-        theirs="where the first sample read is padded, later ones are without loss at the same "
-        "places",
-        ours="each sample has its own loss mask",
-        test="tests/loader/test_batch.py",
-    ),
-    Deviation(
         case="a sample that only fills up a batch (index None)",
         framework=_CORE,
         theirs="reads sample 0 and zeroes its loss mask",
@@ -196,32 +187,7 @@ DEVIATIONS = (
         test="tests/loader/test_batch.py",
     ),
     Deviation(
-        case="megatron.data under megaindex.adapters.neox: sample numbers beyond the dataset",
-        framework="GPT-NeoX",
-        theirs="another one is served, by index modulo length",
-        ours="the same, logged once; with exact=True OutOfRange",
-        test="tests/adapters/test_neox.py",
-    ),
-    Deviation(
-        case="… train_epochs",
-        framework="GPT-NeoX",
-        theirs="one epoch is built and replayed in the same order, after a resume only the rest of "
-        "it; of several paths the small ones are repeated",
-        ours="the same; with exact=True every epoch serves each sample once, in an order of its "
-        "own",
-        test="tests/adapters/test_neox_exact.py",
-    ),
-    Deviation(
-        case="… samples requested of a weighted source, and the length of a dataset",
-        framework="GPT-NeoX",
-        theirs="⌈N·w·1.005⌉, at times an epoch more than needed (issue 1164); a dataset counts one "
-        "sample less than it has",
-        ours="the same; with variance_buffer=… as asked; with exact=True what the blend draws, and "
-        "all samples count",
-        test="tests/adapters/test_neox_exact.py",
-    ),
-    Deviation(
-        case="… a missing pair",
+        case="megatron.data under megaindex.adapters.neox: a missing pair",
         framework="GPT-NeoX",
         theirs="AttributeError of None; a run without the labels or rewards that were named",
         ours="MissingFile",
@@ -265,8 +231,8 @@ DEVIATIONS = (
     Deviation(
         case="cached index arrays",
         framework=f"{_CORE}, GPT-NeoX",
-        theirs="found by path and settings, loaded with pickle allowed: a corpus rewritten in "
-        "place keeps its old indices",
+        theirs="found by path and settings, also after the corpus was rewritten; loaded with "
+        "pickle allowed",
         ours="keyed by content and every parameter, verified",
         test="tests/cache/test_cache.py",
     ),
@@ -294,11 +260,11 @@ DEVIATIONS = (
         issue="NVIDIA/Megatron-LM#957",
     ),
     Deviation(
-        case="the loss mask after a padded sample",
+        case="the loss mask after a padded sample, where masks and position ids are not reset",
         framework="megatron-core 0.13 to 0.16.1",
-        theirs="the mask kept for all samples is cleared where the first sample read is padded, up "
-        "to 0.15 where any is",
-        ours="under the adapter every sample has its own",
+        theirs="later samples have no loss at its padding if it was the first read, up to 0.15 "
+        "after any padded one",
+        ours="each sample has its own",
         test="tests/adapters/test_megatron_cases.py",
         issue="NVIDIA/Megatron-LM#1711, #6981",
     ),
@@ -306,8 +272,7 @@ DEVIATIONS = (
         case="a corpus that changed under index arrays which Megatron cached",
         framework=_CORE,
         theirs="served with the old arrays",
-        ours="under the adapter FormatError, nothing is overwritten; arrays that megaindex built "
-        "are rebuilt",
+        ours="under the adapter FormatError; arrays that megaindex built are rebuilt",
         test="tests/adapters/test_megatron_cache.py",
     ),
     Deviation(
@@ -362,7 +327,8 @@ def compatibility_page() -> str:
         "## Where megaindex deliberately gives another answer",
         "",
         "On every other input the arrays are equal bit for bit, dtype included. "
-        "docs/compatibility.py names the test that shows each case.",
+        "docs/compatibility.py names the test that shows each case. [Exact mode]"
+        "(neox.md#exact-mode) of the adapter for GPT-NeoX changes more.",
     ]
     for framework in dict.fromkeys(case.framework for case in DEVIATIONS):
         lines += [
