@@ -404,7 +404,7 @@ def _plan_of(
     plan = replace(
         plan,
         caution=advice.caution(run, sizing, plan),
-        warnings=(*warnings, *_late_skips(run, target)),
+        warnings=(*warnings, *_late_skips(run, target), *(skip.warnings if skip else ())),
         check_failures=failures_of_settings(run, plan),
     )
     if skip is None or steps is None or not skip.changes_counts:

@@ -125,7 +125,7 @@ def plan_of_layout(
         mix_bounds=tuple(earliest_repeats(layout, consumed_samples or 0)) if mix_bounds else (),
         remaining=None if consumed_samples is None else _remaining(layout, consumed_samples, steps),
     )
-    warnings = list(recipe_warnings(layout, plan))
+    warnings = [*recipe_warnings(layout, plan), *(skip.warnings if skip else ())]
     if means:
         reason = f"--coverage {coverage} does not count"
         if counts:
