@@ -54,9 +54,11 @@ def _prove_absence(options: argparse.Namespace) -> int:
     from megaindex.door import open_run
     from megaindex.index.skips import read_ids
     from megaindex.verify.absence import absence
+    from megaindex.verify.record_proof import named_in
 
     path, source = ids_and_source(options.absent)
     run = open_run(options.first).run
+    source = named_in([each.name for each in run.sources], source)
     found = absence(
         run,
         read_ids(path),

@@ -478,7 +478,7 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     names = locked.lock.names("train")
     masks = [
         LossMask(
-            source=_named_in(names, each["source"]),
+            source=named_in(names, each["source"]),
             first=each["from"],
             documents=ids.get(each["digest"]),
             remove=each.get("remove", False),
@@ -507,8 +507,8 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     return with_skips(locked.order, skips, names)
 
 
-def _named_in(names: Sequence[str], source: str | None) -> str | None:
-    """Return a source of a state as a lock names it, whose paths are absolute."""
+def named_in(names: Sequence[str], source: str | None) -> str | None:
+    """Return a source of a state or a user as a lock names it, whose paths are absolute."""
     if source is None or source in names or absolute(source) not in names:
         return source
     return absolute(source)
