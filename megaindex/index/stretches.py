@@ -95,11 +95,14 @@ class Stretch:
             return places + self.samples.start
         return self.samples[places]
 
-    def serve(self, found: ServedTokens, first: int) -> ServedTokens:
-        """Return tokens in samples of the index, sorted by sample, at positions from ``first``."""
+    def serve(self, found: ServedTokens, first: int, *, is_sorted: bool) -> ServedTokens:
+        """Return tokens in samples of the index at positions from ``first``."""
         if isinstance(self.samples, range):
-            low, high = np.searchsorted(found.sample, (self.samples.start, self.samples.stop))
-            once = found.select(slice(low, high))
+            bounds = (self.samples.start, self.samples.stop)
+            if is_sorted:
+                once = found.select(slice(*np.searchsorted(found.sample, bounds)))
+            else:
+                once = found.select((found.sample >= bounds[0]) & (found.sample < bounds[1]))
             once = once._replace(sample=once.sample - self.samples.start + first)
         else:
             places = np.flatnonzero(contains(membership(found.sample), self.samples))
@@ -205,6 +208,7 @@ class MaskedDocuments:
         return np.asarray(found & (documents <= self.ids[-1]))
 
 
+_COMPARED = 8  # stretches that are sought by comparing every sample
 _BITS_PER_ID = 4096  # a bitmap of at most 64 times the bytes of its ids
 _BIT = np.array([1 << k for k in range(8)], np.uint8)
 
@@ -427,16 +431,17 @@ class StretchedIndex(CombinedIndex):
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         known: dict[int, ServedTokens] = {}
-        pieces = []
+        pieces, is_sorted = [], len(self.stretches) > _COMPARED
         for each, first in zip(self.stretches, self._bounds[:-1].tolist(), strict=True):
             index = each.index
             if each.hole or source >= len(separates_documents(index)):
                 continue
             if id(index) not in known:
                 found = served_tokens(index, documents, source)
-                # sorted once for all stretches of an index, which take ranges of samples
-                known[id(index)] = found.select(np.argsort(found.sample, kind="stable"))
-            pieces.append(each.serve(known[id(index)], first))
+                # many stretches of an index take ranges of samples, sorted once for all
+                order = np.argsort(found.sample, kind="stable") if is_sorted else slice(None)
+                known[id(index)] = found.select(order)
+            pieces.append(each.serve(known[id(index)], first, is_sorted=is_sorted))
         found = join_served(pieces)
         for removal in self.masks.get(source, ()):
             if removal.mask.remove:

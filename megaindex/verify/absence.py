@@ -20,10 +20,10 @@ from megaindex.run.run import Run
 _SHOWN = 10  # documents that are printed
 NEVER = -1
 NOT_ESTABLISHED = (
-    "copies and near-duplicates in other documents are not found",
-    "weights that were trained on a document keep what they learned",
-    "this is the order of the run; that it was served is shown by a checkpoint's receipts",
-    "evaluation data is not covered",
+    "that no other document holds a copy or near-duplicate",
+    "that weights which were trained on a document have forgotten it",
+    "that this order was served, which a checkpoint's receipts show",
+    "anything about evaluation data",
 )
 
 
