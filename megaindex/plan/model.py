@@ -97,7 +97,7 @@ class SkipEffect:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on what the plan does not count."""
-        text = "coverage counts the tokens of removed documents as read; the audit does not"
+        text = "coverage is not counted where documents are removed; megaindex audit counts it"
         return () if self.first_removed_step is None else (text,)
 
     @property

@@ -303,6 +303,8 @@ def plan_of_settings(
     """Return the plan of settings; ``coverage`` replaces that of the settings."""
     if coverage is not None:
         run = replace(run, coverage=check_choice("coverage", coverage, COVERAGES))
+    if any(skip.remove for skip in run.skip):  # samples alone do not tell what is read
+        run = replace(run, coverage="none")
     return _plan_of(run, progress)
 
 

@@ -98,7 +98,9 @@ def plan_of_layout(
         num_epochs_built=max(epochs for _, epochs in built.values()),
         max_train_iters_without_repeat=limits[0],
         max_train_iters_same_epochs=limits[1],
-        datasets=rows if steps is None else replace(every, steps=steps).rows(),
+        datasets=rows
+        if steps is None or steps.skips.removes
+        else replace(every, steps=steps).rows(),
         train_iters=layout.num_steps,
         samples_consumed=samples,
         tokens_consumed=sum(draw.tokens for draw in draws),
