@@ -116,7 +116,7 @@ class SampleOptions:
     """Options of the samples: those of Megatron's GPTDataset by their names, and a few more.
 
     Attributes:
-        eod_id: id of the end-of-document token.
+        eod_id: id of the end-of-document token, also in the places of removed documents.
         pad_id: id that fills up short samples. Tokens of the corpus with this id count as
             padding too.
         eod_mask_loss: set the loss mask to 0 where the input is an end-of-document token.
