@@ -44,10 +44,10 @@ class Spans:
         row_splits (int64[samples + 1]): first span of each sample, and the number of spans.
         masked (bool[n]): True for spans whose tokens carry no loss as labels, see `megaindex.Skip`;
             None if every token of the index carries loss.
-        removed (bool[n]): True for masked spans whose places are padding: their tokens are neither
-            inputs nor labels; None without any.
         padding (int64[n]): tokens of padding in its row before each span, those before earlier
             spans included; None without any.
+        removed (bool[n]): True for masked spans whose places are padding: their tokens are neither
+            inputs nor labels; None without any.
     """
 
     source: I32
