@@ -45,7 +45,9 @@ NAVIGATION = {
         *("planning", "orders", "packing", "recipes"),
         *("Tokenizing <tokenize>", "Corpora <corpora>", "objects", "scale"),
     ],
-    "During a run": ["reading", "rows", "balance", "keys", "changing-runs", "Tracing <trace>"],
+    "During a run": [
+        *("reading", "rows", "balance", "keys", "changing-runs", "removal", "Tracing <trace>"),
+    ],
     "After a run": ["Auditing <audit>", "lock", "record", "export"],
     "Trainers": ["Megatron <megatron>", "neox", "trainers"],
     "Coming from": [

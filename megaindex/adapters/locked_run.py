@@ -226,12 +226,16 @@ class LockedRun:
         """
         node = self._lock.content["subsets"]["train"]["index"]
         theirs = {name: node[name] for name in ("end", "left_out", "moved")}
-        theirs["masked from"] = [mask["from"] for mask in node["masks"]]
+        for name, removes in (("masked from", False), ("removed from", True)):
+            theirs[name] = [
+                mask["from"] for mask in node["masks"] if mask.get("remove", False) == removes
+            ]
         ours = {
             "end": skips.end,
             "left_out": skips.holes.tolist(),
             "moved": skips.holes[skips.is_moved].tolist(),
-            "masked from": [mask.first for mask in skips.masks],
+            "masked from": [mask.first for mask in skips.masks if not mask.remove],
+            "removed from": [mask.first for mask in skips.masks if mask.remove],
         }
         for name, value in theirs.items():
             if ours[name] != value:

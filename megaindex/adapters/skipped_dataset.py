@@ -37,8 +37,10 @@ _ITERATIONS = "megaindex_train_iters"
 RECORD = "megaindex_skip"
 """Name of the skips in a framework's checkpoints."""
 
-MaskLabels = Callable[[Any, npt.NDArray[np.bool_]], Any]
-"""Function that returns the samples of a batch without loss at labels, bool[n, S]."""
+Places = npt.NDArray[np.bool_]
+MaskLabels = Callable[[Any, Places, Places | None], Any]
+"""Function that returns the samples of a batch without loss at labels, bool[n, S], and with the end
+token in the places of removed tokens, bool[n, S + 1] or None."""
 
 
 def skips_of_run(skip: Sequence[Skip], *, train_iters: int, global_batch_size: int) -> Skips:
@@ -68,6 +70,21 @@ def lower_iterations(args: Any, skips: Skips, global_batch_size: int) -> None:
     args.train_iters = skips.served_before(skips.run_end) // global_batch_size
 
 
+def end_token(args: Any) -> int:
+    """Return the end token of a framework's arguments, which takes the places of removed documents.
+
+    Raises:
+        InvalidArgument: their tokenizer has none.
+    """
+    try:
+        return int(args.tokenizer.eod)
+    except (AttributeError, NotImplementedError, TypeError):
+        raise InvalidArgument(
+            "skip: remove: the end token takes the places of removed documents, and the tokenizer "
+            "has no eod; use one that has it"
+        ) from None
+
+
 def check_resumed(
     record: Mapping[str, Any] | None, dataset: object, served: int, where: str
 ) -> None:
@@ -94,7 +111,7 @@ class SkippedDataset:
         dataset: the framework's training data, in order of training.
         skips: skips of the run.
         make_index: function that returns the index of the dataset, which masks need.
-        mask_labels: function that removes the loss of labels from samples.
+        mask_labels: function that takes loss and tokens from samples.
         names: name of each source, as in skips.
         documents: number of sequences of each source.
 
@@ -175,7 +192,11 @@ class SkippedDataset:
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int | None]) -> Any:
-        """Return the samples of a batch; None is a row of padding."""
+        """Return the samples of a batch; None is a row of padding.
+
+        Raises:
+            InvalidArgument: the framework cannot take the loss from a place of a removed document.
+        """
         positions = [None if n is None else int(self._skips.positions_of(n)) for n in numbers]
         places = [row for row, position in enumerate(positions) if position is not None]
         at = np.array([positions[row] for row in places], np.int64)
@@ -189,6 +210,10 @@ class SkippedDataset:
         spans = self.index.locate(at)
         if spans.masked is None or not spans.masked.any():
             return samples
-        mask = np.zeros((len(positions), self.index.sequence_length), bool)
-        mask[places] = masked_labels(spans, mask.shape[1])
-        return self._mask_labels(samples, mask)
+        width = self.index.sequence_length
+        mask, removed = np.zeros((len(positions), width), bool), None
+        mask[places] = masked_labels(spans, width)
+        if spans.removed is not None:
+            removed = np.zeros((len(positions), width + 1), bool)
+            removed[places] = spans.tokens_removed(width + 1)
+        return self._mask_labels(samples, mask, removed)

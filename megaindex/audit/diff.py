@@ -133,7 +133,7 @@ def sample_hashes(index: Index) -> U64:
     parts = [np.zeros(0, np.uint64)]
     for begin in range(0, index.num_samples, _SAMPLES_AT_ONCE):
         ids = np.arange(begin, min(index.num_samples, begin + _SAMPLES_AT_ONCE))
-        spans = replace(index.locate(ids), masked=None)
+        spans = replace(index.locate(ids), masked=None, removed=None)
         parts.append(sample_receipts(np.zeros_like(ids), spans, keys)[:, 2].view(np.uint64))
     return np.concatenate(parts)
 
@@ -212,7 +212,10 @@ _EFFECTS = {
     "num_samples": "it decides the number of epochs, and with it the shuffle of the last one",
     "skip": "samples of these steps are left out, or served behind the end",
     "mask": "the loss differs, the order does not: these documents are read without loss",
+    "removal": "inputs and loss differ, the order does not: the places of these documents are "
+    "padding",
 }
+_OF_SKIPS = ("skip", "mask", "removal")
 _SAME_ALL = (
     "the recorded settings and the content fingerprint are the same, but the order differs: one "
     "side was damaged after it was built, or built by another version; build both again"
@@ -250,7 +253,7 @@ def explain(a: Side, b: Side, *, equal: bool) -> tuple[Cause, ...]:
     known = [
         key
         for key in dict.fromkeys([*a.settings, *b.settings])
-        if complete or key in ("skip", "mask") or (key in a.settings and key in b.settings)
+        if complete or key in _OF_SKIPS or (key in a.settings and key in b.settings)
     ]
     found = [
         Cause(setting=key, a=values[0], b=values[1], words=_words(key, a, b))
@@ -274,7 +277,7 @@ def explain(a: Side, b: Side, *, equal: bool) -> tuple[Cause, ...]:
 
 
 def _words(key: str, a: Side, b: Side) -> str:
-    if key in ("skip", "mask") and a.resolved and b.resolved:
+    if key in _OF_SKIPS and a.resolved and b.resolved:
         names = shlex.join([a.name, b.name])
         return f"{_EFFECTS[key]}; megaindex prove {names} compares the runs without their skips"
     if key == "order":

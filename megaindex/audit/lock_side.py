@@ -90,10 +90,11 @@ def _one_or_all(values: list[Any]) -> Any:
 
 
 def _skipped_and_masked(lock: Lock, skips: Skips | None) -> dict[str, str | None]:
-    """Return what a lock skips and masks as text, in one form for all entries; None: nothing."""
+    """Return what a lock skips, masks and removes as text, in one form for all entries; None:
+    nothing."""
     if skips is None:
-        return {"skip": None, "mask": None}
-    train, masks = lock.content["subsets"]["train"], []
+        return {"skip": None, "mask": None, "removal": None}
+    train, masks = lock.content["subsets"]["train"], dict[bool, list[str]]({False: [], True: []})
     for skip, entry in zip(locked_skips(lock), train["skip"], strict=True):
         if not skip.ranges:
             what = "all documents"
@@ -101,7 +102,7 @@ def _skipped_and_masked(lock: Lock, skips: Skips | None) -> dict[str, str | None
                 digest = lock.content["files"][entry["documents"]]["sha256"]
                 what = f"documents of {shown(skip.documents)} (SHA-256 {digest[:8]}…)"
             source = "" if skip.source is None else f" of {shown(skip.source)}"
-            masks.append(f"{what}{source} from step {skip.from_step}")
+            masks[skip.remove].append(f"{what}{source} from step {skip.from_step}")
     bounds = step_bounds_of(train)
     steps = [
         f"{first}-{end - 1}" + (" (moved)" if move else "")
@@ -111,5 +112,6 @@ def _skipped_and_masked(lock: Lock, skips: Skips | None) -> dict[str, str | None
     ]
     return {
         "skip": f"steps {', '.join(steps)}" if steps else None,
-        "mask": ", ".join(sorted(masks)) or None,
+        "mask": ", ".join(sorted(masks[False])) or None,
+        "removal": ", ".join(sorted(masks[True])) or None,
     }

@@ -320,8 +320,10 @@ def _verdict(difference: Difference) -> str:
     count_a, count_b = difference.num_samples
     compared = min(count_a, count_b)
     if difference.equal:
-        masked = any(cause.setting == "mask" for cause in difference.causes)
-        loss = "; the loss differs, see mask" if masked else ""
+        others = {cause.setting for cause in difference.causes}
+        loss = "; the loss differs, see mask" if "mask" in others else ""
+        if "removal" in others:
+            loss += "; inputs and loss differ, see removal"
         return f"equal: {count_a:,} samples, the same in every position{loss}"
     if difference.relation == "prefix":
         longer = "A" if count_a > count_b else "B"

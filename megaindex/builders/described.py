@@ -103,6 +103,7 @@ def skipped_index(
             source=names[mask["source"]],
             first=mask["from"],
             documents=None if mask["file"] is None else read_ids(files[mask["file"]]),
+            remove=mask.get("remove", False),
         )
         for mask in node["masks"]
     )

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         plan: Plan = make_plan(described, progress=progress, **_asked(options))
         plan = in_words_of_files(plan, vars(options))
     balance = None
-    counts_masked = plan.skip is not None and plan.skip.first_masked_step is not None
+    counts_masked = plan.skip is not None and plan.skip.has_masks
     if cost is not None or (counts_masked and all(row.path for row in plan.rows("train"))):
         plan, balance = _modelled(plan, run_of(described), cost)
     if options.print_config:
@@ -207,14 +207,14 @@ def skips_of_options(options: argparse.Namespace) -> tuple[Skip, ...]:
     elif options.move_skipped:
         raise InvalidArgument("--move-skipped needs --skip-steps; give the steps as well")
     for given in options.skip_documents or ():
-        path, colon, source = given.rpartition(":")
-        if not colon or os.path.exists(given):
-            path, source = given, ""
-        found.append(Skip(documents=path, source=source or None, from_step=options.skip_from_step))
-    if options.skip_from_step is not None and not options.skip_documents:
-        raise InvalidArgument(
-            "--skip-from-step needs --skip-documents; give the file of their ids as well"
-        )
+        path, source = ids_and_source(given)
+        step, remove = options.skip_from_step, options.remove_skipped
+        found.append(Skip(documents=path, source=source, from_step=step, remove=remove))
+    for flag in ("skip_from_step", "remove_skipped"):
+        if getattr(options, flag) not in (None, False) and not options.skip_documents:
+            raise InvalidArgument(
+                f"{flag_of(flag)} needs --skip-documents; give the file of their ids as well"
+            )
     if options.skip_file:
         from megaindex.settings.yaml_sections import load_yaml
 
@@ -223,6 +223,12 @@ def skips_of_options(options: argparse.Namespace) -> tuple[Skip, ...]:
             content = content["skip"]
         found += read_skips(content, options.skip_file, Path(options.skip_file).parent)
     return tuple(found)
+
+
+def ids_and_source(given: str) -> tuple[str, str | None]:
+    """Return the file of document ids and the source of the text FILE or FILE:SOURCE."""
+    path, colon, source = given.rpartition(":")
+    return (given, None) if not colon or os.path.exists(given) else (path, source or None)
 
 
 def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recipe | None:
@@ -443,6 +449,7 @@ def _add_skips(group: argparse._ArgumentGroup) -> None:
     ids = "ids whose loss is masked: .npy or text, and the source in a blend"
     add("--skip-documents", nargs="+", metavar="FILE[:SOURCE]", help=ids)
     add("--skip-from-step", type=int, metavar="N", help="first step with the mask; default: 0")
+    add("--remove-skipped", action="store_true", help="remove the documents: no token is input")
     add("--skip", dest="skip_file", metavar="FILE", help="skips in YAML, as in a recipe")
 
 
@@ -541,7 +548,7 @@ def _run_of_lock(options: argparse.Namespace) -> Run:
 
 def check_lock_alone(options: argparse.Namespace) -> None:
     """Raise InvalidArgument if other flags than ``--lock`` describe a run too."""
-    skips = [name for name in ("skip_steps", "skip_documents", "skip_file")
+    skips = [name for name in ("skip_steps", "skip_documents", "skip_file", "remove_skipped")
              if getattr(options, name)]  # fmt: skip
     if others := skips + described_by(options):
         raise InvalidArgument(f"--lock has the whole run, also {flag_of(others[0])}; leave it out")

@@ -28,6 +28,8 @@ from megaindex.validation import CheckpointReader, check_integer, make_plain
 WORD = 2**64
 MASKED_KEY = np.uint64(0x9E3779B97F4A7C15)
 """Constant that changes both words of a source's key, by exclusive or, for masked spans."""
+REMOVED_KEY = np.uint64(0xC2B2AE3D27D4EB4F)
+"""The same for removed spans."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def sample_receipts(positions: I64, spans: Spans, keys: U64) -> I64:
 def add_to_blocks(positions: I64, spans: Spans, keys: U64, blocks: I64, sums: U64) -> None:
     """Add the hash of each sample to its row of ``sums``, uint64[blocks, 2].
 
-    Masked spans have a key of their own, so that two receipts differ by exactly what was masked.
+    Masked and removed spans have keys of their own, so that two receipts differ by exactly these.
     The padding before a span is hashed as 2**32 times it, added to the length.
     """
     source, length = spans.source, spans.length
@@ -141,9 +143,12 @@ def add_to_blocks(positions: I64, spans: Spans, keys: U64, blocks: I64, sums: U6
         # lengths are below 2**32, so the two cannot be confused
         length = length + (spans.padding << 32)
     if spans.masked is not None and spans.masked.any():
-        source = source + len(keys) * spans.masked.astype(source.dtype)
-        # masked spans of source k count as those of source k + len(keys)
-        keys = np.concatenate((keys, keys ^ MASKED_KEY))
+        kind = spans.masked.astype(source.dtype)
+        if spans.removed is not None:
+            kind += spans.removed
+        # masked spans of source k count as those of source k + len(keys), removed ones as the next
+        source = source + len(keys) * kind
+        keys = np.concatenate((keys, keys ^ MASKED_KEY, keys ^ REMOVED_KEY))
     active().receipt_add(
         positions,
         source,

@@ -1,8 +1,9 @@
-"""Skips: steps that a run does not train on, and documents whose loss is masked.
+"""Skips: steps that a run does not train on, documents whose loss is masked or that are removed.
 
 A position is the place of a sample in the order of training. A skipped step leaves a hole in the
 positions, so every other sample keeps its own; moved samples have new positions behind the end of
-the run. A masked document keeps its place as input, and the labels that it holds carry no loss.
+the run. A masked document keeps its place as input, and the labels that it holds carry no loss. The
+place of a removed one is padding.
 
     skips = resolve_skips([Skip(steps="120-124"), Skip(source="code", from_step=300)], schedule,
                           num_samples=index.num_samples)
@@ -41,7 +42,7 @@ from megaindex.io.paths import inside
 from megaindex.kernels import num_threads
 from megaindex.validation import CheckpointReader, check_between, check_flag, check_integer, shown
 
-_KEYS = ("steps", "move", "documents", "source", "from_step")
+_KEYS = ("steps", "move", "documents", "source", "from_step", "remove")
 _MOST_STEP = 2**62
 
 StepRanges: TypeAlias = tuple[tuple[int, int], ...]
@@ -61,6 +62,7 @@ class Skip:
         source: name of the source of the documents, or its number from 0, which is kept as text; an
             index of one source does not need it. Without documents, the whole source is masked.
         from_step: first step with the mask; default: 0.
+        remove: remove the documents: none of their tokens is an input or a label.
 
     Raises:
         InvalidArgument: a setting is out of range, or excludes another.
@@ -71,11 +73,13 @@ class Skip:
     documents: str | os.PathLike[str] | npt.ArrayLike | None = None
     source: str | None = None
     from_step: int | None = None
+    remove: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "steps", _ranges_of(self.steps))
         put(self, "move", check_flag("skip: move", self.move))
+        put(self, "remove", check_flag("skip: remove", self.remove))
         if isinstance(self.documents, (str, os.PathLike)):
             put(self, "documents", os.fspath(self.documents))
         elif self.documents is not None:
@@ -103,6 +107,11 @@ class Skip:
                 "skip: from_step belongs to documents or a source, steps have their own numbers; "
                 "leave it out"
             )
+        if self.remove and not masks:
+            raise InvalidArgument(
+                "skip: remove belongs to documents or a source, skipped steps serve nothing; leave "
+                "it out"
+            )
         if masks and self.move:
             raise InvalidArgument(
                 "skip: move belongs to steps, masked documents stay in place; leave it out"
@@ -118,7 +127,9 @@ class Skip:
         return tuple(ranges)
 
     def _given(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in _KEYS if getattr(self, key) not in ((), None)}
+        return {
+            key: getattr(self, key) for key in _KEYS if getattr(self, key) not in ((), None, False)
+        }
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Skip) and self._identity == other._identity
@@ -131,7 +142,7 @@ class Skip:
         documents = self.documents
         if isinstance(documents, np.ndarray):
             documents = digest_of_ids(documents)
-        return self.steps, self.move, documents, self.source, self.from_step
+        return self.steps, self.move, documents, self.source, self.from_step, self.remove
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str, folder: str | os.PathLike[str]) -> Skip:
@@ -174,7 +185,8 @@ class Skip:
         text = " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in self.ranges)
         if text:
             return {"steps": text, **({"move": True} if self.move else {})}
-        found = {"documents": self.documents, "source": self.source, "from_step": self.from_step}
+        found = {"documents": self.documents, "source": self.source, "from_step": self.from_step,
+                 "remove": self.remove or None}  # fmt: skip
         return {key: value for key, value in found.items() if value is not None}
 
 
@@ -303,7 +315,7 @@ class Skips:
         end: positions of the run without moved samples, which have the positions that follow.
         holes (int64[n, 2]): skipped positions, sorted; none adjoins a hole of the same kind.
         is_moved (bool[n]): True for holes whose samples are served behind the end.
-        masks: documents without loss.
+        masks: documents without loss, or removed.
         num_steps: steps of the run, skipped ones included, moved ones not counted twice.
     """
 
@@ -324,6 +336,11 @@ class Skips:
     def num_skipped(self) -> int:
         """Number of positions that are not served, moved samples included."""
         return int((self.holes[:, 1] - self.holes[:, 0]).sum())
+
+    @property
+    def removes(self) -> bool:
+        """True if documents are removed."""
+        return any(mask.remove for mask in self.masks)
 
     @property
     def run_end(self) -> int:
@@ -536,6 +553,7 @@ def _masks(
             source=entry.source,
             first=min(end, schedule.samples_after(entry.from_step)),
             documents=read_ids(ids) if isinstance(ids, str) else ids,
+            remove=entry.remove,
         )
 
 
@@ -655,15 +673,32 @@ def _check_ids(mask: LossMask, number: int, names: Sequence[str], documents: Seq
 
 
 def masked_labels(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
-    """Return bool[rows, width]: True where the label of an input token is of a masked span."""
+    """Return bool[rows, width]: True where the label of an input token is of a masked span, or the
+    input itself of a removed one."""
     assert spans.masked is not None, "the index has masks"
     begins, ends = spans.bounds_in_samples()
     # token t of a row is the label of input t - 1
-    return spans.ranges(begins - 1, ends - 1, width, spans.masked)
+    last = ends - 1 if spans.removed is None else ends - 1 + spans.removed
+    return spans.ranges(begins - 1, last, width, spans.masked)
+
+
+def removes_documents(index: object) -> bool:
+    """Return True if an index removes documents."""
+    if not isinstance(index, StretchedIndex):
+        return False
+    sets = (each for sets in index.masks.values() for each in sets)
+    return any(each.mask.remove for each in sets) or any(map(removes_documents, index.bases))
+
+
+def refuse_removal(index: object, what: str, remedy: str) -> None:
+    """Raise InvalidArgument if an index removes documents, which ``what`` cannot."""
+    if removes_documents(index):
+        raise InvalidArgument(f"skip: remove: {what}; {remedy}")
 
 
 def masked_tokens(index: StretchedIndex, num_sources: int, end: int | None = None) -> I64:
-    """Return int64[sources]: labels of the samples served that are of masked documents.
+    """Return int64[2, sources]: labels of the samples served that are of masked documents, and
+    tokens of them, inputs or labels, that are of removed ones.
 
     Every sample from the first mask up to ``end``, or the end of the run, is located, with all
     threads.
@@ -675,7 +710,7 @@ def masked_tokens(index: StretchedIndex, num_sources: int, end: int | None = Non
     threads = num_threads()
 
     def share(part: int) -> I64:
-        counts = np.zeros(num_sources, np.int64)
+        counts = np.zeros((2, num_sources), np.int64)
         for positions, spans in iterate_spans(index, begin, last, part, threads):
             masked = spans.masked
             if masked is None or not masked.any():
@@ -683,9 +718,11 @@ def masked_tokens(index: StretchedIndex, num_sources: int, end: int | None = Non
             width = sequence_lengths_at(index, positions)
             if isinstance(width, np.ndarray):
                 width = spans.per_span(width)
+            removed = np.zeros_like(masked) if spans.removed is None else spans.removed
             # tokens 1 to width of a row are labels
-            first, past = (np.clip(n, 1, width + 1) for n in spans.bounds_in_samples())
-            np.add.at(counts, spans.source[masked], (past - first)[masked])
+            first, past = (np.clip(n, ~removed, width + 1) for n in spans.bounds_in_samples())
+            kinds = removed[masked].astype(np.int64)
+            np.add.at(counts, (kinds, spans.source[masked]), (past - first)[masked])
         return counts
 
     with ThreadPoolExecutor(threads, "megaindex-skips") as pool:
@@ -717,6 +754,8 @@ class StoredSkips:
             if mask.field("documents", "must be a number or null") is not None:
                 mask.integer("documents", least=1)
                 mask.hashed("digest")
+            if each.get("remove", True) is not True:
+                raise mask.error("remove must be true, or not there", each["remove"])
         return cls(end=stored.integer("end"), masked=[dict(each) for each in masked], **ranges)
 
     def position_of(self, served: int) -> int:
@@ -788,15 +827,15 @@ def skip_difference(
     for mask in old.masked:
         if mask not in new.masked:
             return (
-                f"the run of the checkpoint masks {_mask_text(mask)}, and this one does not; "
-                f"{_KEEP}, with the same ids"
+                f"the run of the checkpoint {_verb(mask)} {_mask_text(mask)}, and this one does "
+                f"not; {_KEEP}, with the same ids"
             )
     for mask in new.masked:
         if mask not in old.masked and mask["from"] < decided:
             return (
-                f"skip: {_mask_text(mask)}, and {consumed} samples were served without the mask; "
-                "give from_step the step at which the run continues, or resume from an earlier "
-                "checkpoint"
+                f"skip: {_mask_text(mask)}, and {consumed} samples were served before this run "
+                f"{_verb(mask)} them; give from_step the step at which the run continues, or "
+                "resume from an earlier checkpoint"
             )
     return ""
 
@@ -819,3 +858,7 @@ def _mask_text(mask: Mapping[str, Any]) -> str:
     what = "all documents" if mask["documents"] is None else f"{mask['documents']} documents"
     of = "" if mask["source"] is None else f" of {mask['source']}"
     return f"{what}{of} from sample {mask['from']} on"
+
+
+def _verb(mask: Mapping[str, Any]) -> str:
+    return "removes" if mask.get("remove") else "masks"

@@ -46,6 +46,8 @@ class Spans:
             None if every token of the index carries loss.
         padding (int64[n]): tokens of padding in its row before each span, those before earlier
             spans included; None without any.
+        removed (bool[n]): True for masked spans whose places are padding: their tokens are neither
+            inputs nor labels; None without any.
     """
 
     source: I32
@@ -55,6 +57,7 @@ class Spans:
     row_splits: I64
     masked: npt.NDArray[np.bool_] | None = None
     padding: I64 | None = None
+    removed: npt.NDArray[np.bool_] | None = None
 
     @classmethod
     def of_one_source(cls, document: I64, offset: I64, length: I64, row_splits: I64) -> Spans:
@@ -86,6 +89,11 @@ class Spans:
             return np.asarray(np.arange(width) < tokens[:, None])
         return self.ranges(*self.bounds_in_samples(), width)
 
+    def tokens_removed(self, width: int) -> npt.NDArray[np.bool_]:
+        """Return bool[samples, width]: True where a row has a token of a removed span."""
+        assert self.removed is not None, "the samples have removed spans"
+        return self.ranges(*self.bounds_in_samples(), width, self.removed)
+
     def ranges(
         self,
         begins: I64,
@@ -96,8 +104,7 @@ class Spans:
         """Return bool[samples, width]: True at places ``begins`` to ``ends - 1`` in rows.
 
         Args:
-            begins, ends: int64[n], a range of each span, clipped to the row; those of a row do not
-                overlap.
+            begins, ends: int64[n], a range of each span, clipped to the row.
             chosen: the spans whose ranges count.
         """
         edges = np.zeros((self.row_splits.size - 1, width + 1), np.int8)

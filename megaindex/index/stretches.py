@@ -95,11 +95,14 @@ class Stretch:
             return places + self.samples.start
         return self.samples[places]
 
-    def serve(self, found: ServedTokens, first: int) -> ServedTokens:
-        """Return tokens in samples of the index, sorted by sample, at positions from ``first``."""
+    def serve(self, found: ServedTokens, first: int, *, is_sorted: bool) -> ServedTokens:
+        """Return tokens in samples of the index at positions from ``first``."""
         if isinstance(self.samples, range):
-            low, high = np.searchsorted(found.sample, (self.samples.start, self.samples.stop))
-            once = found.select(slice(low, high))
+            bounds = (self.samples.start, self.samples.stop)
+            if is_sorted:
+                once = found.select(slice(*np.searchsorted(found.sample, bounds)))
+            else:
+                once = found.select((found.sample >= bounds[0]) & (found.sample < bounds[1]))
             once = once._replace(sample=once.sample - self.samples.start + first)
         else:
             places = np.flatnonzero(contains(membership(found.sample), self.samples))
@@ -152,13 +155,14 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossMask:
-    """Documents of a source without loss from a position on."""
+    """Documents of a source without loss, or removed, from a position on."""
 
     source: str | None
     first: int
     """First position with the mask."""
     documents: I64 | None
     """Sorted sequence ids; None: the whole source."""
+    remove: bool = False
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -169,6 +173,7 @@ class LossMask:
             "from": self.first,
             "documents": None if ids is None else ids.size,
             "digest": None if ids is None else digest_of_ids(ids),
+            **({"remove": True} if self.remove else {}),
         }
 
 
@@ -203,6 +208,7 @@ class MaskedDocuments:
         return np.asarray(found & (documents <= self.ids[-1]))
 
 
+_COMPARED = 8  # stretches that are sought by comparing every sample
 _BITS_PER_ID = 4096  # a bitmap of at most 64 times the bytes of its ids
 _BIT = np.array([1 << k for k in range(8)], np.uint8)
 
@@ -213,7 +219,7 @@ class StretchedIndex(CombinedIndex):
 
     ``sequence_length`` is the longest; `sequence_lengths_at` has that of each sample. `locate`
     refuses the positions of holes and `iterate_spans` leaves them out. Spans of documents without
-    loss are marked in ``Spans.masked``.
+    loss are marked in ``Spans.masked``, removed ones in ``Spans.removed`` too.
     """
 
     stretches: tuple[Stretch, ...]
@@ -229,14 +235,14 @@ class StretchedIndex(CombinedIndex):
     None: they are in another order."""
 
     @cached_property
-    def _bases(self) -> list[Index]:
+    def bases(self) -> list[Index]:
         """The indices of the stretches, each once."""
         return list({id(each.index): each.index for each in self.stretches}.values())
 
     @cached_property
     def widest(self) -> Index:
         """The first index of the most sources."""
-        return max(self._bases, key=lambda index: len(separates_documents(index)))
+        return max(self.bases, key=lambda index: len(separates_documents(index)))
 
     @property
     def datasets(self) -> tuple[IndexedDataset, ...]:
@@ -271,13 +277,13 @@ class StretchedIndex(CombinedIndex):
 
     @property
     def sequence_length(self) -> int:
-        return max(index.sequence_length for index in self._bases)
+        return max(index.sequence_length for index in self.bases)
 
     @cached_property
     def part_lengths(self) -> tuple[int, ...]:
         """Sequence length of each index, in the order of their first stretches."""
         found: list[int] = []
-        for index in self._bases:
+        for index in self.bases:
             found += getattr(index, "part_lengths", (index.sequence_length,))
         return tuple(found)
 
@@ -325,7 +331,7 @@ class StretchedIndex(CombinedIndex):
         if self.is_one_order:
             return join_runs(each.pass_runs for each in self.stretches)
         firsts = {id(each.index): each.first_passes for each in self.stretches}
-        return join_runs(later_runs(index, firsts[id(index)]) for index in self._bases)
+        return join_runs(later_runs(index, firsts[id(index)]) for index in self.bases)
 
     def pass_numbers(self, sample_ids: I64) -> I64:
         """Return the numbers of samples in `pass_runs`, int64[n]: of one source their positions, of
@@ -341,13 +347,13 @@ class StretchedIndex(CombinedIndex):
     @cached_property
     def _first_numbers(self) -> dict[int, int]:
         """Numbers in `pass_runs` before those of each index, by its identity."""
-        sizes = [pass_runs(index).size for index in self._bases]
-        return dict(zip(map(id, self._bases), accumulate(sizes, initial=0), strict=False))
+        sizes = [pass_runs(index).size for index in self.bases]
+        return dict(zip(map(id, self.bases), accumulate(sizes, initial=0), strict=False))
 
     @cached_property
     def is_one_order(self) -> bool:
         """True if the index has the order of one source, not draws of several."""
-        return all(isinstance(each, ShownIndex) and each.is_one_order for each in self._bases)
+        return all(isinstance(each, ShownIndex) and each.is_one_order for each in self.bases)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         """Return the spans that samples read, see `Index.locate`.
@@ -389,12 +395,12 @@ class StretchedIndex(CombinedIndex):
             samples[mine] = self.stretches[number].samples_at(ids[mine] - self._bounds[number])
         for number in np.unique(bases[which]).tolist():
             places = np.flatnonzero(bases[which] == number)
-            yield places, self._bases[number], samples[places]
+            yield places, self.bases[number], samples[places]
 
     @cached_property
     def _table(self) -> tuple[I64, I64, npt.NDArray[np.bool_]]:
         """Number of the index of each stretch; sample less position; if that is constant."""
-        numbers = {id(index): number for number, index in enumerate(self._bases)}
+        numbers = {id(index): number for number, index in enumerate(self.bases)}
         bases = [numbers[id(each.index)] for each in self.stretches]
         simple = [each.times == 1 and isinstance(each.samples, range) for each in self.stretches]
         shifts = np.array([each.first for each in self.stretches], np.int64) - self._bounds[:-1]
@@ -405,7 +411,10 @@ class StretchedIndex(CombinedIndex):
         if not self.masks:
             return spans
         position = spans.per_span(positions)
-        masked = np.zeros(len(spans), bool) if spans.masked is None else spans.masked.copy()
+        masked, removed = (
+            np.zeros(len(spans), bool) if given is None else given.copy()
+            for given in (spans.masked, spans.removed)
+        )
         for number, sets in self.masks.items():
             for each in sets:
                 chosen = spans.source == number
@@ -413,23 +422,33 @@ class StretchedIndex(CombinedIndex):
                 if each.first > 0:
                     chosen &= position >= each.first
                 mine = np.flatnonzero(chosen)
-                masked[mine] |= each.marks(spans.document[mine])
-        return replace(spans, masked=masked)
+                marks = each.marks(spans.document[mine])
+                masked[mine] |= marks
+                if each.mask.remove:
+                    removed[mine] |= marks
+        return replace(spans, masked=masked, removed=removed if removed.any() else None)
 
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         known: dict[int, ServedTokens] = {}
-        pieces = []
+        pieces, is_sorted = [], len(self.stretches) > _COMPARED
         for each, first in zip(self.stretches, self._bounds[:-1].tolist(), strict=True):
             index = each.index
             if each.hole or source >= len(separates_documents(index)):
                 continue
             if id(index) not in known:
                 found = served_tokens(index, documents, source)
-                # sorted once for all stretches of an index, which take ranges of samples
-                known[id(index)] = found.select(np.argsort(found.sample, kind="stable"))
-            pieces.append(each.serve(known[id(index)], first))
-        return join_served(pieces)
+                # many stretches of an index take ranges of samples, sorted once for all
+                order = np.argsort(found.sample, kind="stable") if is_sorted else slice(None)
+                known[id(index)] = found.select(order)
+            pieces.append(each.serve(known[id(index)], first, is_sorted=is_sorted))
+        found = join_served(pieces)
+        for removal in self.masks.get(source, ()):
+            if removal.mask.remove:
+                kept = found.sample < removal.first
+                kept[~kept] = ~removal.marks(found.document[~kept])
+                found = found.select(kept)
+        return found
 
     def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over the positions that are served, each index in its fastest order."""
@@ -457,7 +476,7 @@ class StretchedIndex(CombinedIndex):
         Of a source that several indices serve at one length, as after an extension, in the first.
         """
         found: EpochSizes = {}
-        for index in self._bases:
+        for index in self.bases:
             # the first index wins
             found = {**epoch_sizes(index), **found}
         return found
@@ -474,7 +493,7 @@ class StretchedIndex(CombinedIndex):
         behind the end of a run with skips, move none.
         """
         moved = range(getattr(self.skips, "end", 0), getattr(self.skips, "run_end", 0))
-        reached = {id(index): 0 for index in self._bases}
+        reached = {id(index): 0 for index in self.bases}
         for each, first, _, stop in self._between(0, position):
             end = int(each.samples[(stop - 1) % len(each.samples)]) + 1
             in_order = getattr(each.index, "least_seen", None)
@@ -486,7 +505,7 @@ class StretchedIndex(CombinedIndex):
             if end > 0 and first not in moved:  # nor of a past in another system
                 reached[id(each.index)] = end
         found: Cursors = {}
-        for index in self._bases:
+        for index in self.bases:
             end = reached[id(index)]
             begun = draws_before(index, end)
             for reading, sample in cursors(index, end).items():
@@ -495,8 +514,8 @@ class StretchedIndex(CombinedIndex):
         return found
 
     def _repr_html_(self) -> str:
-        names = [f"samples of {index.sequence_length} tokens" for index in self._bases]
-        return sources_html(repr(self), self._bases, names)
+        names = [f"samples of {index.sequence_length} tokens" for index in self.bases]
+        return sources_html(repr(self), self.bases, names)
 
 
 def sequence(indices: Sequence[Index], *, first: int = 0) -> Index:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from megaindex._types import I64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.index.receipts import fingerprint_keys, sample_receipts
-from megaindex.index.skips import masked_labels
+from megaindex.index.skips import masked_labels, refuse_removal
 from megaindex.index.spans import (
     PADDING,
     Index,
@@ -116,7 +116,7 @@ class SampleOptions:
     """Options of the samples: those of Megatron's GPTDataset by their names, and a few more.
 
     Attributes:
-        eod_id: id of the end-of-document token.
+        eod_id: id of the end-of-document token, also in the places of removed documents.
         pad_id: id that fills up short samples. Tokens of the corpus with this id count as
             padding too.
         eod_mask_loss: set the loss mask to 0 where the input is an end-of-document token.
@@ -186,6 +186,17 @@ class SampleOptions:
     def resets_positions(self) -> bool:
         """True if positions are counted from the start of each document."""
         return self.reset_position_ids or self.cu_seqlens
+
+    @property
+    def can_fill(self) -> bool:
+        """True if `fill` is given, or no token attends to it."""
+        apart = self.cu_seqlens or (self.create_attention_mask and self.reset_attention_mask)
+        return self.eod_id is not None or (apart and self.boundaries == "documents")
+
+    @property
+    def fill(self) -> int:
+        """Token in the places of removed documents."""
+        return 0 if self.eod_id is None else self.eod_id
 
     @property
     def row_fields(self) -> dict[str, str]:
@@ -258,6 +269,13 @@ class BatchMaker:
         self._targets = targets_within_documents(index, targets)
         self._reader = reader
         self._options = options or SampleOptions()
+        if not self._options.can_fill:
+            refuse_removal(
+                index,
+                "the tokens of removed documents become eod_id, which is not given",
+                "give it, or keep documents apart with cu_seqlens or reset_attention_mask, and "
+                "boundaries='documents'",
+            )
         self._num_threads = check_integer("num_threads", num_threads)
         self._keys = None if fingerprints is None else fingerprint_keys(fingerprints)
         check_datasets(index, reader.datasets)
@@ -396,6 +414,9 @@ class BatchMaker:
         if spans.masked is not None and spans.masked.any():
             arrays["loss_mask"][masked_labels(spans, labels.shape[1])] = 0
             buffers.constant_loss_mask = False
+        if spans.removed is not None:
+            removed = spans.tokens_removed(labels.shape[1] + 1)
+            tokens[removed[:, :-1]] = labels[removed[:, 1:]] = self._options.fill
         if self._options.dataset_id:
             _first_sources(spans, arrays["dataset_id"])
         if self._rows is not None:

@@ -14,6 +14,7 @@ from megaindex._types import I64
 from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex, arrays_of, has_arrays
+from megaindex.index.skips import refuse_removal
 from megaindex.index.spans import IGNORED_LABEL, Index, Spans, check_same_lengths
 from megaindex.io.mapping import DescriptorCache, RangeReader
 from megaindex.kernels import active
@@ -154,6 +155,7 @@ class NeoxDataset(_BatchDataset):
 
     Raises:
         FormatError: the lengths of a label, reward or reference dataset do not fit the text.
+        InvalidArgument: the index removes documents.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class NeoxDataset(_BatchDataset):
         reward_dataset: IndexedDataset | None = None,
         ref_dataset: IndexedDataset | None = None,
     ) -> None:
+        refuse_removal(index, "NeoxDataset reads every token", "give GPTDataset, or Loader")
         self.index = index
         self._readers = {"text": plain_reader([dataset])}
         for name, companion in (("label", label_dataset), ("ref", ref_dataset)):

@@ -77,7 +77,7 @@ class RowFields:
             spans.source,
             spans.document,
             spans.offset,
-            spans.length if spans.padding is None else spans.input_lengths(width),
+            _hashed_lengths(spans, width),
             spans.row_splits,
             width,
             self._contents,
@@ -112,3 +112,10 @@ class RowFields:
                 self._contents[number] = fingerprint_keys([content])[0]
                 self._is_known[number] = True
         self._all_known = bool(self._is_known.all())
+
+
+def _hashed_lengths(spans: Spans, width: int) -> I64:
+    """Return int64[n], the tokens of each span that a key hashes: none of removed spans."""
+    if spans.removed is not None:
+        return spans.input_lengths(width) * ~spans.removed
+    return spans.length if spans.padding is None else spans.input_lengths(width)

@@ -295,7 +295,7 @@ _NUMBER = _either(
 _LONG = _one_of("split", "truncate", "skip")
 _SKIPS = _list(
     _object({"steps?": _TEXT, "move?": _FLAG, "documents?": _file, "source?": _TEXT,
-             "from_step?": _COUNT})
+             "from_step?": _COUNT, "remove?": _FLAG})
 )  # fmt: skip
 _SUBSET_SHARE = _either(
     _COUNT, _text(r"\d{1,400}/\d{1,400}|0x[0-9a-f]{16}"), expected="a share or a threshold"
@@ -452,7 +452,8 @@ _NODES: dict[str, dict[str, Rule]] = {
     "sequence": {"order": _TEXT, "parts": _list(_object({
         "ranges": _list(_tuple(_COUNT, _COUNT, _SIZE), 1), "index": _ANY}), 1)},
     "skipped": {"order": _TEXT, "end": _SIZE, "left_out": _list(_range), "moved": _list(_range),
-                "masks": _list(_object({"source": _row, "from": _COUNT, "file": _or_null(_file)})),
+                "masks": _list(_object({"source": _row, "from": _COUNT, "file": _or_null(_file),
+                                        "remove?": _one_of(True)})),
                 "index": _ANY},
 }  # fmt: skip
 _OF_ONE = tuple(name for name, fields in _NODES.items() if "sequence_length" in fields)
@@ -514,7 +515,8 @@ def _subset(subset: Any, where: str, given: _Given) -> None:
     skips, index = subset["skip"], subset["index"]
     masks = [each for each in skips or () if "steps" not in each]
     is_same = (skips is not None) == (index["order"] == "skipped")
-    is_same = is_same and len(index.get("masks", ())) == len(masks)
+    removes = [each.get("remove", False) for each in masks]
+    is_same = is_same and [each.get("remove", False) for each in index.get("masks", ())] == removes
     _require(is_same, f"{where}.skip", "the skips of its index", skips)
     rows = [given.sources[row] for row in subset["sources"]]
     inside = replace(given, sources=rows, most=samples)

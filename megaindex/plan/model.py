@@ -29,11 +29,13 @@ _SHOWN_MASKED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class MaskEffect:
-    """Tokens of one source whose loss is masked."""
+    """Tokens of one source whose loss is masked, or that are removed."""
 
     source: str
     tokens: int
     """Labels of the samples served that are tokens of masked documents."""
+    removed: int = 0
+    """Inputs and labels of them that are tokens of removed documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,9 @@ class SkipEffect:
         samples_to_read: samples of these steps that are not consumed yet.
         samples_padded: rows of the last step that are padding.
         first_masked_step: first step with masked documents; None without any.
+        first_removed_step: first step with removed documents; None without any.
         masked_documents: documents named in the skips, whole sources not counted.
-        masked: tokens without loss for each source; None where they were not counted.
+        masked: tokens without loss, and removed, for each source; None where they were not counted.
     """
 
     steps_dropped: int
@@ -63,6 +66,7 @@ class SkipEffect:
     samples_to_read: int
     samples_padded: int
     first_masked_step: int | None
+    first_removed_step: int | None
     masked_documents: int
     masked: tuple[MaskEffect, ...] | None
 
@@ -74,17 +78,28 @@ class SkipEffect:
     def counted(self, index: Index, names: Sequence[str]) -> SkipEffect:
         """Return the effect with the tokens without loss in an index with skips."""
         skips = skips_of(index)
-        if self.first_masked_step is None or skips is None:
+        if not self.has_masks or skips is None:
             return self
         assert isinstance(index, StretchedIndex), "it has skips"
         end = skips.run_end - self.samples_left_over
         counts = masked_tokens(index, len(names), end)
         masked = [
-            MaskEffect(source=name, tokens=count)
-            for name, count in zip(names, counts.tolist(), strict=True)
-            if count
+            MaskEffect(source=name, tokens=masked, removed=removed)
+            for name, (masked, removed) in zip(names, counts.T.tolist(), strict=True)
+            if masked or removed
         ]
         return replace(self, masked=tuple(masked))
+
+    @property
+    def has_masks(self) -> bool:
+        """True with documents that are masked or removed."""
+        return self.first_masked_step is not None or self.first_removed_step is not None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on what the plan does not count."""
+        text = "coverage is not counted where documents are removed; megaindex audit counts it"
+        return () if self.first_removed_step is None else (text,)
 
     @property
     def changes_counts(self) -> bool:
@@ -104,17 +119,24 @@ class SkipEffect:
             yield f"{left} of an incomplete last step not served; tail pad serves them"
         if self.steps_dropped or self.steps_moved:
             yield f"{_count(self.steps_made, 'step')} made in all"
-        if self.first_masked_step is not None:
-            start = f"from step {self.first_masked_step:,} on"
-            if self.masked is None:
-                yield f"loss masked {start}; the tokens were not counted, which needs the files"
-            else:
-                most = sorted(self.masked, key=lambda row: -row.tokens)[:_SHOWN_MASKED]
-                rows = ", ".join(f"{row.source} {row.tokens:,}" for row in most)
-                if others := len(self.masked) - len(most):
-                    rows += f" and {others:,} more"
-                total = _count(self.tokens_masked or 0, "token")
-                yield f"loss of {total} masked {start}" + (f": {rows}" if rows else "")
+        yield from self._mask_lines(self.first_masked_step, "loss of ", "masked", "tokens")
+        yield from self._mask_lines(self.first_removed_step, "", "removed", "removed")
+
+    def _mask_lines(self, step: int | None, of: str, what: str, field: str) -> Iterator[str]:
+        if step is None:
+            return
+        start = f"from step {step:,} on"
+        if self.masked is None:
+            subject = "loss" if of else "documents"
+            yield f"{subject} {what} {start}; the tokens were not counted, which needs the files"
+            return
+        counts = {row.source: getattr(row, field) for row in self.masked if getattr(row, field)}
+        most = sorted(counts, key=lambda name: -counts[name])[:_SHOWN_MASKED]
+        rows = ", ".join(f"{name} {counts[name]:,}" for name in most)
+        if others := len(counts) - len(most):
+            rows += f" and {others:,} more"
+        total = _count(sum(counts.values()), "token")
+        yield f"{of}{total} {what} {start}" + (f": {rows}" if rows else "")
 
 
 def _count(count: int, what: str) -> str:
@@ -130,7 +152,10 @@ def effect_of(skips: Skips, bounds: I64, *, masked_rows: int = 0, consumed: int 
     numbers = {False: 0, True: 0}
     for setting in skips.settings:
         numbers[setting.move] += sum(last + 1 - first for first, last in setting.ranges)
-    firsts = [s.from_step for s in skips.settings if s.from_step is not None]
+    firsts: dict[bool, list[int]] = {False: [], True: []}
+    for each in skips.settings:
+        if each.from_step is not None:
+            firsts[each.remove].append(each.from_step)
     return SkipEffect(
         steps_dropped=numbers[False],
         samples_dropped=skips.num_skipped - skips.num_moved,
@@ -140,9 +165,10 @@ def effect_of(skips: Skips, bounds: I64, *, masked_rows: int = 0, consumed: int 
         steps_made=bounds.size - 1 - sum(numbers.values()),
         samples_to_read=skips.served_before(int(bounds[-1])) - skips.served_before(consumed),
         samples_padded=masked_rows,
-        first_masked_step=min(firsts, default=None),
+        first_masked_step=min(firsts[False], default=None),
+        first_removed_step=min(firsts[True], default=None),
         masked_documents=sum(m.documents.size for m in skips.masks if m.documents is not None),
-        masked=None if firsts else (),
+        masked=None if firsts[False] or firsts[True] else (),
     )
 
 

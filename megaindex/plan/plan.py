@@ -304,6 +304,8 @@ def plan_of_settings(
     """Return the plan of settings; ``coverage`` replaces that of the settings."""
     if coverage is not None:
         run = replace(run, coverage=check_choice("coverage", coverage, COVERAGES))
+    if any(skip.remove for skip in run.skip):  # samples alone do not tell what is read
+        run = replace(run, coverage="none")
     return _plan_of(run, progress)
 
 
@@ -406,7 +408,7 @@ def _plan_of(
     plan = replace(
         plan,
         caution=advice.caution(run, sizing, plan),
-        warnings=(*warnings, *_late_skips(run, target)),
+        warnings=(*warnings, *_late_skips(run, target), *(skip.warnings if skip else ())),
         check_failures=failures_of_settings(run, plan),
     )
     if skip is None or steps is None or not skip.changes_counts:

@@ -99,7 +99,9 @@ def plan_of_layout(
         num_epochs_built=max(epochs for _, epochs in built.values()),
         max_train_iters_without_repeat=limits[0],
         max_train_iters_same_epochs=limits[1],
-        datasets=rows if steps is None else replace(every, steps=steps).rows(),
+        datasets=rows
+        if steps is None or steps.skips.removes
+        else replace(every, steps=steps).rows(),
         train_iters=layout.num_steps,
         samples_consumed=samples,
         tokens_consumed=sum(draw.tokens for draw in draws),
@@ -127,7 +129,7 @@ def plan_of_layout(
         mix_bounds=tuple(earliest_repeats(layout, consumed_samples or 0)) if mix_bounds else (),
         remaining=None if consumed_samples is None else _remaining(layout, consumed_samples, steps),
     )
-    warnings = list(recipe_warnings(layout, plan))
+    warnings = [*recipe_warnings(layout, plan), *(skip.warnings if skip else ())]
     if means:
         reason = f"--coverage {coverage} does not count"
         if counts:

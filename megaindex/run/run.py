@@ -292,7 +292,7 @@ class Run:
         spans = self.index.locate(ids)
         length = spans.input_lengths(sequence_lengths_at(self.index, ids))
         sample = spans.per_span(ids)
-        kept = length > 0
+        kept = length > 0 if spans.removed is None else (length > 0) & ~spans.removed
         return TokenRuns(
             sample=sample[kept],
             source=spans.source[kept],

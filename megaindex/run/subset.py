@@ -95,6 +95,7 @@ def _node_of(run: Run, files: Mapping[str, int]) -> dict[str, Any]:
                 "source": source_number(mask.source, names),
                 "from": mask.first,
                 "file": files[skip.documents] if isinstance(skip.documents, str) else None,
+                **({"remove": True} if mask.remove else {}),
             }
             for mask, skip in zip(skips.masks, masking, strict=True)
         ],

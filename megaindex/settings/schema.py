@@ -67,6 +67,7 @@ def recipe_schema() -> Schema:
         {
             "steps": {"anyOf": [_STEPS, {"type": "array", "items": _STEPS}]},
             "move": {"type": "boolean"},
+            "remove": {"type": "boolean"},
             "documents": _TEXT,
             "source": _STEPS,
             "from_step": _integer("from_step", least=0),

@@ -85,6 +85,7 @@ class RunRecord:
         samples_skipped: positions before ``consumed_samples`` that were not served.
         samples_moved: moved samples that were served.
         tokens_masked: labels of the samples served that are of masked documents.
+        tokens_removed: tokens of them, inputs or labels, that are of removed documents.
         skip: the skips of the run.
         is_lock: True for a lock, which plans samples and has served none.
         first_sample: position of the first sample, behind those of a past in another system.
@@ -96,6 +97,7 @@ class RunRecord:
     samples_skipped: int
     samples_moved: int
     tokens_masked: int
+    tokens_removed: int
     skip: tuple[Skip, ...]
     is_lock: bool = False
     first_sample: int = 0
@@ -114,6 +116,7 @@ class RunRecord:
             "samples_skipped": self.samples_skipped,
             "samples_moved": self.samples_moved,
             "tokens_masked": self.tokens_masked,
+            "tokens_removed": self.tokens_removed,
         }
 
     def __str__(self) -> str:
@@ -124,6 +127,8 @@ class RunRecord:
         more = "".join(f", {count:,} {what}" for count, what in counts if count)
         if self.tokens_masked:
             more += f"; loss of {self.tokens_masked:,} tokens masked"
+        if self.tokens_removed:
+            more += f"; {self.tokens_removed:,} tokens removed"
         if self.is_lock:
             return (
                 f"lock of {self.consumed_samples - self.first_sample:,} samples{more}; its "
@@ -257,7 +262,7 @@ def _text(skip: Skip) -> str:
     what = "all documents" if skip.documents is None else "documents"
     given = f" of {skip.documents}" if isinstance(skip.documents, str) else ""
     source = "" if skip.source is None else f", source {skip.source}"
-    return f"{what}{given}{source}, from step {skip.from_step}"
+    return f"{what}{given}{source}, from step {skip.from_step}" + ", removed" * skip.remove
 
 
 def compare_records(
@@ -501,9 +506,10 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     names = locked.lock.names("train")
     masks = [
         LossMask(
-            source=_named_in(names, each["source"]),
+            source=named_in(names, each["source"]),
             first=each["from"],
             documents=ids.get(each["digest"]),
+            remove=each.get("remove", False),
         )
         for each in stored.masked
     ]
@@ -514,7 +520,9 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     for mask in masks:
         step = int(np.searchsorted(bounds, mask.first))
         name = None if mask.source is None else names[source_number(mask.source, names)]
-        settings.append(Skip(documents=mask.documents, source=name, from_step=step))
+        settings.append(
+            Skip(documents=mask.documents, source=name, from_step=step, remove=mask.remove)
+        )
     skips = Skips(
         settings=tuple(settings),
         num_samples=locked.order.num_samples,
@@ -527,8 +535,8 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     return with_skips(locked.order, skips, names)
 
 
-def _named_in(names: Sequence[str], source: str | None) -> str | None:
-    """Return a source of a state as a lock names it, whose paths are absolute."""
+def named_in(names: Sequence[str], source: str | None) -> str | None:
+    """Return a source of a state or a user as a lock names it, whose paths are absolute."""
     if source is None or source in names or absolute(source) not in names:
         return source
     return absolute(source)
@@ -544,19 +552,21 @@ def _record(
     is_lock: bool = False,
 ) -> RunRecord:
     skips = skips_of(index)
-    skipped = moved = masked = 0
+    skipped = moved = masked = removed = 0
     if skips is not None:
         served = min(consumed, skips.num_positions)
         skipped = served - skips.served_before(served)
         moved = max(0, min(served, skips.run_end) - skips.end)
     if isinstance(index, StretchedIndex) and index.masks:
-        masked = int(masked_tokens(index, max(index.masks) + 1, consumed).sum())
+        counts = masked_tokens(index, max(index.masks) + 1, consumed).sum(axis=1)
+        masked, removed = counts.tolist()
     return RunRecord(
         consumed_samples=consumed,
         check=check,
         samples_skipped=skipped,
         samples_moved=moved,
         tokens_masked=masked,
+        tokens_removed=removed,
         skip=tuple(skip),
         is_lock=is_lock,
         first_sample=getattr(index, "first_position", 0),
@@ -601,7 +611,7 @@ def _skipped_steps(plan: _Plan, move: bool) -> list[tuple[int, int]]:
 
 
 def _masks(plan: _Plan) -> Iterator[tuple[tuple[Any, ...], Skip]]:
-    """Yield source, first position and documents of each mask, and its entry."""
+    """Yield source, first position, documents and kind of each mask, and its entry."""
     index = plan.index
     skips = skips_of(index)
     if not isinstance(index, StretchedIndex) or skips is None:
@@ -609,7 +619,7 @@ def _masks(plan: _Plan) -> Iterator[tuple[tuple[Any, ...], Skip]]:
     numbers = {id(each.mask): number for number, sets in index.masks.items() for each in sets}
     entries = [skip for skip in plan.record.skip if not skip.ranges]
     for mask, skip in zip(skips.masks, entries, strict=True):
-        yield (numbers[id(mask)], mask.first, mask.record["digest"]), skip
+        yield (numbers[id(mask)], mask.first, mask.record["digest"], mask.remove), skip
 
 
 def read_record(path: str) -> Lock | list[Mapping[str, Any]]:

@@ -102,6 +102,50 @@ def test_masked_documents_keep_their_place(training: Any, tmp_path: Path) -> Non
             assert found or chunk == ids[:12]
 
 
+def test_removed_documents_are_end_tokens_without_loss(training: Any, tmp_path: Path) -> None:
+    with one_process(training.core, tmp_path / "store") as core:
+        corpora = write_corpora(tmp_path)
+        adapter.install()
+        train, *_ = build(
+            core, (60, 9, 0), tmp_path / "cache", blend=(corpora, [1.0, 2.0, 3.0, 2.0, 1.0]),
+            split="80,20,0", mid_level_dataset_surplus=1.0,
+        )  # fmt: skip
+        from megaindex.adapters.megatron.batches import samples_index
+
+        index, end = samples_index(train), train.config.tokenizer.eod
+        start(training, 12)
+        adapter.install(skip=[
+            Skip(source=corpora[2], from_step=2, remove=True),
+            Skip(documents=[0, 3], source=corpora[1], remove=True),
+            Skip(source=corpora[1]),
+        ])  # fmt: skip
+        served = loader_of(training, train).dataset
+        ids = list(range(len(served)))
+        for batch in ([served[k] for k in ids], served.__getitems__(ids)):
+            found = 0
+            for k, sample in zip(ids, batch, strict=True):
+                spans, plain = index.locate([k]), train[k]
+                kinds = [
+                    ("removed" if document in (0, 3) else "masked") if source == 1
+                    else "removed" if source == 2 and k >= 24 else ""
+                    for source, document in zip(*map(list, list(spans)[:2]), strict=True)
+                ]  # fmt: skip
+                kind = np.repeat(kinds, spans.length)
+                gone = kind == "removed"
+                found += int(gone.sum())
+                expected = np.where(gone[:-1], end, plain["tokens"])
+                assert sample["tokens"].tolist() == expected.tolist()
+                expected = np.where(gone[1:], end, plain["labels"])
+                assert sample["labels"].tolist() == expected.tolist()
+                assert sample["loss_mask"].tolist() == ((kind[1:] == "") & ~gone[:-1]).tolist()
+                assert sample["position_ids"].tolist() == plain["position_ids"].tolist()
+                assert plain["loss_mask"].all()
+            assert found > 100
+        train.datasets[0].config.tokenizer = SimpleNamespace()
+        with pytest.raises(InvalidArgument, match="remove: .* eod"):
+            loader_of(training, train)
+
+
 def test_balanced_steps_are_those_that_are_served(training: Any, tmp_path: Path) -> None:
     dataset = dataset_of(training, tmp_path)
     training.args.micro, training.args.size = 1, 2

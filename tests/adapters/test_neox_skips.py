@@ -13,7 +13,7 @@ from support import neox_stand_in
 from support.neox_running import arguments, batches, loaders_of
 
 import megaindex.adapters.neox as adapter
-from megaindex import FormatError, InvalidArgument, Skip
+from megaindex import FormatError, IndexedDataset, InvalidArgument, Skip
 from megaindex.adapters.neox.skips import samples_index
 from megaindex.index.balance import CostModel
 
@@ -78,6 +78,53 @@ def test_documents_are_masked_in_their_labels(neox: Any, tmp_path: Path) -> None
                 at += length
             assert batch["label"][row].tolist() == expected.tolist()
     assert rows
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_documents_are_removed(neox: Any, tmp_path: Path, labels: bool) -> None:
+    """With labels, or without where every document ends in an end token."""
+    end = 7
+    own = {"labels": labels, "eod_mask_loss": True, "tokenizer": SimpleNamespace(eod=end)}
+    adapter.install()
+    path = settings(tmp_path, **own).paths[0]
+    tokens = np.memmap(path + ".bin", IndexedDataset(path).dtype, "r+")
+    if not labels:
+        tokens[np.cumsum(LENGTHS) - 1] = end
+    tokens.flush()
+    plain = batches(settings(tmp_path, **own), 20)
+    index = samples_index(loaders_of(settings(tmp_path, **own))["train"].dataset)
+    skip = Skip(documents=[3, 7, 8, 40], from_step=3, remove=True)
+    adapter.install(skip=skip)
+    rows = 0
+    found = batches(settings(tmp_path, **own), 20)
+    for number, (batch, other) in enumerate(zip(found, plain, strict=True)):
+        for row in range(2):
+            spans = index.locate([2 * number + row])
+            removed = np.isin(np.repeat(spans.document, spans.length), (3, 7, 8, 40))
+            removed &= 2 * number + row >= 12
+            rows += int(removed.any())
+            expected = np.where(removed, end, other["text"][row])
+            assert batch["text"][row].tolist() == expected.tolist()
+            lost = removed | np.append(False, removed[:-1])
+            if labels:
+                expected = np.where(lost, -100, other["label"][row])
+                assert batch["label"][row].tolist() == expected.tolist()
+            else:
+                assert (batch["text"][row][:-1][lost[1:]] == end).all()
+    assert rows > 2
+    if labels:
+        return
+    with pytest.raises(InvalidArgument, match="remove: without labels.* eod_mask_loss"):
+        loaders_of(settings(tmp_path, **{**own, "eod_mask_loss": False}))
+    with pytest.raises(InvalidArgument, match="remove: .* eod"):
+        loaders_of(settings(tmp_path, **{**own, "tokenizer": SimpleNamespace()}))
+    served = loaders_of(settings(tmp_path, **own))["train"].dataset
+    tokens[np.cumsum(LENGTHS) - 1] = end + 1
+    tokens.flush()
+    with pytest.raises(InvalidArgument, match="each document must end with one, 7"):
+        loaders_of(settings(tmp_path, **own))  # of documents looked at
+    with pytest.raises(InvalidArgument, match="each document must end with one, 7"):
+        served.__getitems__(list(range(12, len(served))))  # of those before removed ones
 
 
 def test_a_checkpoint_holds_the_skips(neox: Any, tmp_path: Path) -> None:

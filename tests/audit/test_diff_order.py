@@ -135,6 +135,8 @@ def locked(
         ([Skip(documents="a.ids")], [Skip(documents="b.ids")], {}, "equal", ["mask"]),
         ([Skip(documents="a.ids")], [Skip(documents="a.ids", from_step=1)], {}, "equal", ["mask"]),
         ([Skip(documents="a.ids")], [Skip(documents="a.ids")], {}, "equal", []),
+        ([Skip(documents="a.ids")], [Skip(documents="a.ids", remove=True)], {}, "equal",
+         ["mask", "removal"]),
         ([], [Skip(steps="2"), Skip(documents="a.ids")], {"seed": 5}, "other samples",
          ["skip", "mask", "run.seed"]),
     ],
@@ -150,9 +152,11 @@ def test_skips_of_locks_are_causes(
     content = diff(None, *sides)
     assert (content["relation"], settings_of(content)) == (relation, causes)
     for cause in content["causes"]:
-        asks = cause["setting"] in ("skip", "mask")
+        asks = cause["setting"] in ("skip", "mask", "removal")
         assert (f"megaindex prove {sides[0]} {sides[1]}" in cause["words"]) == asks
-    assert ("the loss differs" in cli("diff-order", *sides)[1]) == ("mask" in causes)
+    printed = cli("diff-order", *sides)[1]
+    assert ("the loss differs" in printed) == ("mask" in causes)
+    assert ("inputs and loss differ" in printed) == ("removal" in causes)
 
 
 def test_identities_of_two_locks_are_shown_behind_what_was_compared(

@@ -81,9 +81,9 @@ def test_a_plan_and_an_audit_agree(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert plan["skip"] | {"masked": None} == {
         "steps_dropped": 0, "samples_dropped": 0, "steps_moved": 3, "samples_moved": 24,
         "samples_left_over": 0, "steps_made": 13, "samples_to_read": 100, "samples_padded": 4,
-        "first_masked_step": 5, "masked_documents": 3, "masked": None,
+        "first_masked_step": 5, "first_removed_step": None, "masked_documents": 3, "masked": None,
     }  # fmt: skip
-    assert plan["skip"]["masked"] == [{"source": "web", "tokens": masked}]
+    assert plan["skip"]["masked"] == [{"source": "web", "tokens": masked, "removed": 0}]
     assert plan["samples_per_rank"] == 52
     assert documents_of(stream, 2) == []
     moved = [s.document for s in documents_of(stream, 13)]

@@ -306,12 +306,12 @@ function serving({ steps, pieces, left_out: holes, moved, masks }, sources, tabl
     return [samples * times, (p, [q, j] = draw(first + p % samples), [source, begin, node] = streams[q]) =>
       [children[q](wrapped(begin + j, node.samples)).map((span) => [source, ...span]), node]];
   });
-  const masked = masks.map((mask) => ({ ...mask, ids: mask.file !== null && new Set(tableOf(mask.file).flat()) }));
-  const isMasked = (p, [q, d]) => masked.some(({ source, from, ids }) => source === q && p >= from && (!ids || ids.has(d)));
+  const masked = masks.map(({ file, remove, ...mask }) => ({ ...mask, kind: remove ? 'removed' : 'masked', ids: file !== null && new Set(tableOf(file).flat()) }));
+  const marksOf = (p, [q, d]) => masked.filter(({ source, from, ids }) => source === q && p >= from && (!ids || ids.has(d))).map(({ kind }) => kind).sort().slice(-1);
   const [last, size, count] = steps.at(-1), end = last + size * count - total([0, ...moved.map(([a, b]) => b - a)]);
   const behind = moved.map(([begin, stop]) => [stop - begin, (p) => read(begin + p)]);
   const read = (p) => (p < end ? oneAfterAnother(drawn, p - steps[0][0]) : oneAfterAnother(behind, p - end));
-  const marked = (p, [spans, node]) => [spans.map((span) => (isMasked(p, span) ? [...span, 'masked'] : span)), node];
+  const marked = (p, [spans, node]) => [spans.map((span) => [...span, ...marksOf(p, span)]), node];
   return (p) => (holes.some(([begin, stop]) => p >= begin && p < stop) ? [[]] : marked(p, read(p)));
 }
 // ---- steps, rows, receipts, files ------------------------------------------------------------------------
@@ -334,10 +334,10 @@ const squares = (spans, { parts, ...node }) => spans.reduce(([sum, room], [, , ,
   [sum + Math.min(length, room) ** 2, room - Math.min(length, room)], [0, (parts?.[0].index ?? node).sequence_length])[0];
 const LANES = [[0x6A09E667F3BCC909n, 0xBB67AE8584CAA73Bn, 0x3C6EF372FE94F82Bn, 0xA54FF53A5F1D36F1n],
   [0x510E527FADE682D1n, 0x9B05688C2B3E6C1Fn, 0x1F83D9ABFB41BD6Bn, 0x5BE0CD19137E2179n]];
-const ENDS = [[33n, 0xFF51AFD7ED558CCDn, 33n, 0xC4CEB9FE1A85EC53n, 33n], SPLIT_MIX];
+const MARKS = { masked: 0x9E3779B97F4A7C15n, removed: 0xC2B2AE3D27D4EB4Fn }, ENDS = [[33n, 0xFF51AFD7ED558CCDn, 33n, 0xC4CEB9FE1A85EC53n, 33n], SPLIT_MIX];
 function receiptOf(position, spans, sources) {
   const [high, low] = LANES.map(([a, b, c, d], k) => finish(spans.reduce((h, [source, x, y, z, ...more]) => u64(end32(h) * a + BigInt(x) * b + BigInt(y) * c
-    + (sources[source].key[k] ^ (more.includes('masked') ? 0x9E3779B97F4A7C15n : 0n)) + (BigInt(z) + (BigInt(more[0] | 0) << 32n)) * d),
+    + (sources[source].key[k] ^ (MARKS[more.at(-1)] ?? 0n)) + (BigInt(z) + (BigInt(more[0] | 0) << 32n)) * d),
   BigInt(position)), ENDS[k]));
   return spans.length ? high << 64n | low : 0n;
 }
@@ -376,7 +376,7 @@ const KEYS = new Set(`format version written_by settings root sources columns ro
   sha256 subsets train valid test samples index steps past_steps masked_rows shapes targets rounds every skip receipts move
   block_steps blocks total digests digest order documents without members last sequence_length extra seed epochs source parts final_epoch_apart least_seen
   name epochs_mixed left_over block_tokens max_documents long_documents align capacity packed common weights rule uncounted stages from
-  first_position shares begins batch period file changes position first ranges end left_out moved masks from_step note names settings
+  first_position shares begins batch period file changes position first ranges end left_out moved masks remove from_step note names settings
   hash tokenizers fingerprint special_tokens eod about run title licence address`.split(/\s+/));
 const isPlain = (x) => x === null || typeof x !== 'object', sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex');
 const keysIn = (x) => (isPlain(x) ? [] : Object.entries(x).flatMap(([k, y]) => [...(Array.isArray(x) ? [] : [k]), ...keysIn(y)]));

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.inputs import for_each
-from support.lock_vectors import FOLDER, LOCKS
+from support.lock_vectors import FOLDER, LOCKS, span_texts
 
 from megaindex import AmendedBlend, BlendChange, IndexedDataset, IndexedDatasetWriter, Skip
 from megaindex.audit import Run, run_of_recipe, run_of_settings
@@ -86,6 +86,7 @@ skip:
   - {documents: bad.ids, source: web, from_step: 5}
   - {documents: bad.npy, source: code}
   - {source: chat, from_step: 30}
+  - {documents: bad.npy, source: web, from_step: 20, remove: true}
 """
 MIXES = """
 mix_changes: {file: mix.npy, sources: [chat, web, code]}
@@ -175,7 +176,7 @@ RUNS: Mapping[str, Any] = {
             Skip(steps="2-3 70"),
             Skip(steps="8", move=True),
             Skip(documents="bad.ids", source="code", from_step=20),
-            Skip(source="2", from_step=40),
+            Skip(source="2", from_step=40, remove=True),
         ],
     },
     "megatron": {"data_path": BLEND, "train_iters": 90, "split": "90,10,0", "eval_iters": 2},
@@ -361,15 +362,7 @@ def texts_of(stream: Run) -> dict[int, list[str]]:
     if stream.skips is not None:
         positions = positions[~stream.skips.is_hole(positions)]
     spans = stream.index.locate(positions)
-    padding = [0] * len(spans) if spans.padding is None else spans.padding.tolist()
-    gaps = [f":{gap}" if gap else "" for gap in padding]
-    marks = ["" if spans.masked is None or not m else ":masked" for m in
-             (np.zeros(len(spans)) if spans.masked is None else spans.masked)]  # fmt: skip
-    rows = zip(*(column.tolist() for column in spans), strict=True)
-    texts = [
-        ":".join(map(str, row)) + gap + mark
-        for row, gap, mark in zip(rows, gaps, marks, strict=True)
-    ]
+    texts = span_texts(spans)
     splits = pairwise(spans.row_splits.tolist())
     return {p: texts[a:b] for p, (a, b) in zip(positions.tolist(), splits, strict=True)}
 

@@ -175,7 +175,8 @@ def random_run(rng: random.Random) -> Any:
         words = [word for path in paths.values() for word in (rng.randint(1, 9), path)]
         steps = rng.randint(4, 40)
         skip = rng.choice([(), [Skip(steps="1-2")], [Skip(steps="1", move=True)],
-                           [Skip(source=words[1], from_step=2)]])  # fmt: skip
+                           [Skip(source=words[1], from_step=2, remove=rng.random() < 0.5)]
+                           ])  # fmt: skip
         return {
             "data_path": words if len(names) > 1 else words[1], "order": order, "seed": seed,
             "seq_length": length, "global_batch_size": batch, "eval_iters": rng.randint(0, 2),
@@ -375,6 +376,36 @@ def test_a_blend_draws_no_more_than_the_samples_of_its_sources() -> None:
             continue
         with pytest.raises(FormatError, match="index.samples must be"):
             read_lock("drawn.lock")
+
+
+def test_removal_is_that_of_the_entries_of_skip() -> None:
+    make_lock(
+        data_path="data/web", sequence_length=8, global_batch_size=4, train_iters=9,
+        split="100,0,0", eval_iters=0,
+        skip=[Skip(source="data/web", from_step=2, remove=True), Skip(source="data/web")],
+    ).write("removed.lock", overwrite=True)  # fmt: skip
+    content = json.loads(Path("removed.lock").read_bytes())
+    train = content["subsets"]["train"]
+    first, second = train["index"]["masks"]
+    assert (first["remove"], "remove" in second) == (True, False)
+    for change, message in (
+        ((first, "remove", 1), r"masks\[0\].remove must be"),
+        ((first, "remove", False), "skip must be"),
+        ((second, "remove", True), "skip must be"),
+        ((train["skip"][0], "remove", False), "skip must be"),
+        ((train["skip"][1], "remove", False), None),
+    ):
+        inside, key, value = change
+        before = dict(inside)
+        inside[key] = value
+        Path("forged.lock").write_bytes(signed(content))
+        if message is None:
+            assert read_lock("forged.lock").identity == read_lock("removed.lock").identity
+        else:
+            with pytest.raises(FormatError, match=message):
+                read_lock("forged.lock")
+        inside.clear()
+        inside.update(before)
 
 
 def test_what_would_be_refused_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

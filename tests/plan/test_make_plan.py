@@ -224,8 +224,8 @@ def test_names_are_those_of_the_flags() -> None:
     flags = {flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", out, re.MULTILINE)}
     own = {"recipe", "lock", "nanotron_config", "llm_foundry_config", "json", "print_config",
            "check", "help", "help_all", "as", "balance", "cost_model", "state", "mix_bounds",
-           "context_parallel_partition",
-           "skip_steps", "move_skipped", "skip_documents", "skip_from_step"}  # fmt: skip
+           "context_parallel_partition", "skip_steps", "move_skipped", "skip_documents",
+           "skip_from_step", "remove_skipped"}  # fmt: skip
     names = set(inspect.signature(megaindex.make_plan).parameters) - {"run", "progress"}
     assert names == flags - own - {"seq_length"} | {"sequence_length"}
 

@@ -103,7 +103,10 @@ LOCKS: Mapping[str, dict[str, Any]] = {
          "b": {"steps": 6, "mix": {"web": 2, "tiny": 1}, "batching": "per_stream"},
          "c": {"samples": 30, "mix": {"web": 3, "code": 1, "tiny": 1}}},
         tail="pad", skip=[{"steps": "2 7-8"}, {"steps": "12", "move": True},
-                          {"documents": "bad.ids", "source": "tiny", "from_step": 10}],
+                          {"documents": "bad.ids", "source": "tiny", "from_step": 10},
+                          {"source": "code", "from_step": 3, "remove": True},
+                          {"documents": "bad.ids", "source": "tiny", "from_step": 12,
+                           "remove": True}],
         mix_changes={"file": "mix.npy", "sources": ["web", "code", "tiny"]},
     ),
     "past": _recipe(
@@ -158,8 +161,7 @@ def _locked(name: str) -> Lock:
 def expected(lock: Lock) -> dict[str, Any]:
     """Return what follows from a lock: canonical forms, identities, and the spans of positions.
 
-    A span is a text ``source:document:offset:length``, with the padding before it, if there is any,
-    and ``:masked``, if it is.
+    A span is one of `span_texts`.
     """
     files = [file.sha256 for file in lock.files]
     pairs = [source.fingerprint for source in lock.sources]
@@ -178,18 +180,22 @@ def _spans_of(lock: Lock, name: str) -> dict[str, list[str]]:
     index = build_described(subset["index"], pairs, files=[file.path for file in lock.files])
     holes = subset["index"].get("left_out", [])
     return {
-        str(p): [] if any(a <= p < b for a, b in holes) else _texts(index.locate([p]))
+        str(p): [] if any(a <= p < b for a, b in holes) else span_texts(index.locate([p]))
         for p in range(subset["steps"][0][0], subset["samples"])
     }
 
 
-def _texts(spans: Spans) -> list[str]:
+def span_texts(spans: Spans) -> list[str]:
+    """Return each span as a text ``source:document:offset:length``, with the padding before it, if
+    there is any, and ``:masked`` or ``:removed``, if it is."""
     padding = [0] * len(spans) if spans.padding is None else spans.padding.tolist()
-    masked = [False] * len(spans) if spans.masked is None else spans.masked.tolist()
+    kinds = np.zeros(len(spans), int)
+    for marks in (spans.masked, spans.removed):
+        kinds += 0 if marks is None else marks
     rows = zip(*(column.tolist() for column in spans), strict=True)
     return [
-        ":".join(map(str, row)) + (f":{gap}" if gap else "") + (":masked" if mark else "")
-        for row, gap, mark in zip(rows, padding, masked, strict=True)
+        ":".join(map(str, row)) + (f":{gap}" if gap else "") + ("", ":masked", ":removed")[kind]
+        for row, gap, kind in zip(rows, padding, kinds, strict=True)
     ]
 
 

@@ -307,6 +307,8 @@ KINDS = (
     Kind("moved steps", one("epoch", skip_steps=["2", "5-6"], move_skipped=True)),
     Kind("skipped documents", blend("megatron", 3, 1, skip_documents=["ids.txt:code"],
          skip_from_step=3), files={"ids.txt": "0 1 2 3 4 5 6 7 8 9"}),
+    Kind("removed documents", blend("megatron", 3, 1, skip_documents=["ids.txt:code"],
+         skip_from_step=3, remove_skipped=True), files={"ids.txt": "0 1 2 3 4 5 6 7 8 9"}),
     Kind("iterations that Megatron-LM skips", one(
         "megatron", iterations_to_skip=[2, 3], split="80,10,10", eval_interval=4, eval_iters=1),
          cells={"evaluation": YES}),

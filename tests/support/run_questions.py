@@ -31,13 +31,14 @@ from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.spans import datasets_of
-from megaindex.loader import Loader, Recorder, join_states
+from megaindex.loader import Loader, Recorder, SampleOptions, join_states
 from megaindex.loader.run_sampler import sampler_of
 from megaindex.lock import Lock, make_lock, read_lock, run_of_lock
 from megaindex.plan import make_plan
 
 RECIPE_FILES = {"recipe", "nanotron_config", "llm_foundry_config", "maxtext_config"}
 FILES = {*RECIPE_FILES, "neox_config", "megatron_args"}
+END = 10**9  # no token of a corpus
 
 
 class Alone(Exception):
@@ -161,12 +162,19 @@ class Asked:
     def loader(self, rank: int, ranks: int, **loading: Any) -> Any:
         """The loader of a rank, by its settings."""
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
+        loading |= self.options
         if self.made is None and (self.is_recipe or not self.run.past_steps):
             sizes |= {} if self.is_recipe else {"recorder": self.recorder}
             return self.opened.loader(**sizes, micro_batch_size=1, **loading)
         run = replace(self.run, past_steps=0)
         sampler = sampler_of(run, **sizes, micro_batch_size=1)
         return Loader(run.index, sampler, recorder=self.recorder, **loading)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of loaders: the end token, where documents are removed."""
+        removes = self.run.skips is not None and self.run.skips.removes
+        return {"options": SampleOptions(eod_id=END)} if removes else {}
 
     @property
     def recorder(self) -> Recorder:
@@ -202,7 +210,7 @@ def command(verb: str, *words: object, statuses: tuple[int, ...] = (0,)) -> str:
 
 def python_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings, as arguments."""
-    of_skips = ("skip_steps", "skip_documents", "skip_from_step", "move_skipped")
+    of_skips = ("skip_steps", "skip_documents", "skip_from_step", "move_skipped", "remove_skipped")
     found = {name: value for name, value in flags.items() if name not in of_skips}
     if "seq_length" in found:
         found["sequence_length"] = found.pop("seq_length")
@@ -212,8 +220,8 @@ def python_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
         skips.append({"steps": steps, "move": bool(flags.get("move_skipped"))})
     for given in flags.get("skip_documents", ()):
         path, _, source = given.partition(":")
-        first = flags.get("skip_from_step")
-        skips.append({"documents": path, "source": source, "from_step": first})
+        first, remove = flags.get("skip_from_step"), flags.get("remove_skipped", False)
+        skips.append({"documents": path, "source": source, "from_step": first, "remove": remove})
     return {**found, **({"skip": [Skip(**skip) for skip in skips]} if skips else {})}
 
 
@@ -240,9 +248,9 @@ def rows_of(batches: list[Any]) -> list[bytes]:
 
 def served_counts(asked: Asked) -> list[int]:
     """Samples of each source in the batches, by their first token."""
-    firsts = np.concatenate([batch["tokens"][:, 0] for batch in asked.batches])
+    first = [batch["tokens"][0, (batch["tokens"] != END).argmax()] for batch in asked.batches]
     owned = [tokens_of(source) for source in asked.run.sources]
-    return [int(np.isin(firsts, tokens).sum()) for tokens in owned]
+    return [int(np.isin(first, tokens).sum()) for tokens in owned]
 
 
 def run_counts(run: Run) -> list[int]:
@@ -315,7 +323,8 @@ def plan(asked: Asked) -> None:
 def check_coverage(asked: Asked, rows: Sequence[Mapping[str, Any]]) -> None:
     """Compare the share of tokens by times seen with the audit's, where one row has a source."""
     for row, counted in zip(rows, asked.audit["sources"], strict=False):
-        if "phase" not in row or row["phase"] is not None or row["coverage_method"] == "expected":
+        method = row.get("coverage_method")
+        if "phase" not in row or row["phase"] is not None or method in ("expected", "none"):
             continue
         by_times = np.trim_zeros(counted["tokens_by_times_seen"]["total"], "b")
         planned = np.trim_zeros(shares_by_times(row["coverage"]), "b")
@@ -456,7 +465,7 @@ def load(asked: Asked) -> None:
     if asked.made is not None and asked.kind.locked is None:
         return
     opened = megaindex.open_run(asked.lock.path)
-    loader = opened.loader(data_parallel_size=1, micro_batch_size=1)
+    loader = opened.loader(data_parallel_size=1, micro_batch_size=1, **asked.options)
     theirs = [as_arrays(batch) for batch in loader]
     ours = asked.batches[asked.past :]
     assert [rows_of([each]) for each in theirs] == [rows_of([each]) for each in ours]

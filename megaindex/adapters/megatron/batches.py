@@ -38,8 +38,10 @@ from megaindex.adapters.megatron.indexed_dataset import mapped
 from megaindex.adapters.reports import MEGATRON
 from megaindex.adapters.skipped_dataset import (
     RECORD,
+    Places,
     SkippedDataset,
     check_resumed,
+    end_token,
     lower_iterations,
     skips_of_run,
     whole_iterations,
@@ -338,7 +340,7 @@ def check_checkpoint_args(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def skipped(dataset: Any, loader_function: Callable[..., Any]) -> SkippedDataset:
-    """Return the training data of a run without skipped steps, and with masked documents.
+    """Return the training data of a run without skipped steps, with masked and removed documents.
 
     Raises:
         InvalidArgument: a skip does not fit the run or its data.
@@ -352,10 +354,23 @@ def skipped(dataset: Any, loader_function: Callable[..., Any]) -> SkippedDataset
         dataset,
         skips,
         samples_index,
-        without_loss,
+        functools.partial(without_loss, fill=_fill(datasets, skips)),
         names=[str(getattr(each, "dataset_path", "")) for each in datasets],
         documents=[len(each.dataset) for each in datasets] if skips.masks else [],
     ).log()
+
+
+def _fill(datasets: Sequence[Any], skips: Skips) -> int:
+    """Return the end token, which takes the places of removed documents; 0 if none are removed."""
+    if not skips.removes:
+        return 0
+    for each in datasets:
+        if not core().is_plain(type(each), "GPTDataset", "__getitem__"):
+            raise InvalidArgument(
+                f"skip: remove: {type(each).__name__} has a __getitem__ of its own, whose fields "
+                "may hold removed tokens; use GPTDataset"
+            )
+    return end_token(datasets[0].config)
 
 
 def _skips(args: Any, num_samples: int) -> Skips:
@@ -394,17 +409,23 @@ def _global_batch() -> int:
     return sizes[0]
 
 
-def without_loss(samples: Any, mask: npt.NDArray[np.bool_]) -> Any:
-    """Return the samples of a batch without loss where ``mask``, bool[n, S], is True."""
+def without_loss(samples: Any, mask: Places, removed: Places | None, fill: int) -> Any:
+    """Return the samples of a batch without loss where ``mask``, bool[n, S], is True, and with the
+    token ``fill`` where ``removed``, bool[n, S + 1] or None, is True."""
+    places = {"loss_mask": (mask, 0)}
+    if removed is not None:
+        places |= {"tokens": (removed[:, :-1], fill), "labels": (removed[:, 1:], fill)}
     if isinstance(samples, SampleList) and samples.is_whole:
-        samples.batch["loss_mask"][torch.from_numpy(mask)] = 0
+        for name, (where, value) in places.items():
+            samples.batch[name][torch.from_numpy(where)] = value
         return samples
     found = []
-    for sample, row in zip(samples, mask, strict=True):
-        if row.any():  # Megatron shares one loss mask between samples
-            loss_mask = sample["loss_mask"].clone()
-            loss_mask[torch.from_numpy(row)] = 0
-            sample = {**sample, "loss_mask": loss_mask}
+    for row, sample in enumerate(samples):
+        if mask[row].any():  # Megatron shares one loss mask between samples
+            changed = {name: sample[name].clone() for name in places}
+            for name, (where, value) in places.items():
+                changed[name][torch.from_numpy(where[row])] = value
+            sample = {**sample, **changed}
         found.append(sample)
     return found
 

@@ -475,7 +475,7 @@ def install(
         skip: steps that are not trained on, and documents whose loss is masked, see docs/record.md.
             Steps are those of ``train_iters`` without skips, from 0; the run makes fewer iterations
             by those dropped. Documents are masked in their labels, so they need
-            train_label_data_paths.
+            train_label_data_paths; to be removed, eod_mask_loss is enough, see docs/removal.md.
         lock: path of a run.lock of this run, or the lock, that the run must agree with: steps and
             batch sizes, the .idx files, and on rank 0 all samples. They are compared when datasets
             and loaders are made, and others are refused. Its skips take the place of ``skip``.

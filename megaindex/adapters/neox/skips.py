@@ -1,4 +1,4 @@
-"""Skipped steps and masked documents under GPT-NeoX, for ``install(skip=…)``.
+"""Skipped steps, masked and removed documents under GPT-NeoX, for ``install(skip=…)``.
 
 GPT-NeoX counts iterations. Its training dataset is replaced by one of the samples served, and
 ``neox_args.train_iters`` is lowered by the steps dropped, on every rank. The skips are written into
@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from megaindex.adapters.neox.datasets import BatchRows
 from megaindex.adapters.neox.framework import framework
@@ -22,13 +22,16 @@ from megaindex.adapters.neox.samples import NeoxSamples
 from megaindex.adapters.reports import on_rank_0
 from megaindex.adapters.skipped_dataset import (
     RECORD,
+    Places,
     SkippedDataset,
     check_resumed,
+    end_token,
     lower_iterations,
     skips_of_run,
     whole_iterations,
 )
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.array_index import distinct
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.skips import Skips
 from megaindex.index.spans import IGNORED_LABEL, Index
@@ -43,7 +46,7 @@ def is_training(dataset: Any) -> bool:
 
 
 def skipped(dataset: Any, neox_args: Any) -> SkippedDataset:
-    """Return the training data of a run without skipped steps, and with masked documents.
+    """Return the training data of a run without skipped steps, with masked and removed documents.
 
     Raises:
         InvalidArgument: a skip does not fit the run or its data.
@@ -53,13 +56,14 @@ def skipped(dataset: Any, neox_args: Any) -> SkippedDataset:
     if lock is not None:
         lock.check_skips(skips)
     if skips.masks:
-        _check_masks(dataset)
+        _check_masks(dataset, skips, neox_args)
+    fill = end_token(neox_args) if skips.removes else None
     datasets = getattr(dataset, "datasets", [dataset])
     return SkippedDataset(
         dataset,
         skips,
         samples_index,
-        without_loss,
+        partial(without_loss, fill=fill),
         names=[str(each.megaindex.data_prefix) for each in datasets] if skips.masks else [],
         documents=[len(each.megaindex.text) for each in datasets] if skips.masks else [],
     ).log()
@@ -142,23 +146,57 @@ def _packed_samples(dataset: Any, what: str, remedy: str) -> Iterator[NeoxSample
         yield samples
 
 
-def _check_masks(dataset: Any) -> None:
+def _check_masks(dataset: Any, skips: Skips, neox_args: Any) -> None:
     what = "skip: documents are masked in GPT2Dataset with pack_impl packed"
     for samples in _packed_samples(dataset, what, "skip steps instead"):
-        if samples.companions["label"] is None:
+        if samples.companions["label"] is not None:
+            continue
+        if not all(mask.remove for mask in skips.masks):
             raise InvalidArgument(
                 "skip: GPT-NeoX reads the loss of a document from its labels, which the training "
                 "data does not have; give train_label_data_paths, such as a copy of the text, or "
                 "skip steps instead"
             )
+        if not neox_args.eod_mask_loss:
+            raise InvalidArgument(
+                "skip: remove: without labels, GPT-NeoX takes the loss from end tokens alone, and "
+                "only with eod_mask_loss; set it, or give train_label_data_paths"
+            )
+        some = np.linspace(0, len(samples.text) - 1, _LOOKED_AT).astype(np.int64)
+        lengths, end = samples.text.sequence_lengths, end_token(neox_args)
+        for document in distinct(some[lengths[some] > 0]).tolist():
+            if samples.text.get(document, lengths[document] - 1)[0] != end:
+                raise _loss_remains(end)
 
 
-def without_loss(samples: Any, mask: npt.NDArray[np.bool_]) -> Any:
-    """Return the samples of a batch without loss where ``mask``, bool[n, S], is True."""
-    rows = [{**sample, "label": np.array(sample["label"])} for sample in samples]
-    for row, masked in zip(rows, mask, strict=True):
-        row["label"][1:][masked] = IGNORED_LABEL
-    whole = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+_LOOKED_AT = 1000  # documents whose last token is compared before the first step
+
+
+def _loss_remains(end: int) -> InvalidArgument:
+    return InvalidArgument(
+        "skip: remove: without labels, GPT-NeoX takes the loss from end tokens alone, so each "
+        f"document must end with one, {end}, got another token; write the corpus with "
+        "--append-eod, or give train_label_data_paths"
+    )
+
+
+def without_loss(samples: Any, mask: Places, removed: Places | None, fill: int | None) -> Any:
+    """Return the samples of a batch without loss where ``mask``, bool[n, S], is True, and with the
+    token ``fill`` where ``removed``, bool[n, S + 1] or None, is True.
+
+    Raises:
+        InvalidArgument: there are no labels, and a token without loss is not ``fill``.
+    """
+    whole = {name: np.stack([row[name] for row in samples]) for name in samples[0]}
+    if removed is not None:
+        whole["text"][removed] = fill
+    if "label" in whole:
+        whole["label"][:, 1:][mask] = IGNORED_LABEL
+        if removed is not None:
+            whole["label"][removed] = IGNORED_LABEL
+    elif (whole["text"][:, :-1][mask] != fill).any():
+        assert fill is not None, "documents are masked in labels alone"
+        raise _loss_remains(fill)
     return BatchRows(whole)
 
 
