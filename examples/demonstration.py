@@ -6,6 +6,7 @@ It writes into the folder ``demonstration``, and stops with an error if a claim 
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from pydoc_data.topics import topics
+from textwrap import wrap
 
 import numpy as np
 import torch
@@ -60,7 +62,8 @@ def run_command(*words: str) -> None:
         text=True,
         check=False,
     )
-    print(done.stdout.rstrip())
+    for line in done.stdout.rstrip().splitlines():
+        print("\n".join(wrap(line, 80)) if len(line) > 80 else line)
     if done.returncode:
         raise SystemExit(f"{done.stderr}{words[0]} ended with {done.returncode}")
 
@@ -261,12 +264,9 @@ def show_falls(log: dict[int, Step], around: int = 10) -> list[int]:
     return begins
 
 
-def spike_of(log: dict[int, Step]) -> tuple[int, float]:
-    """Return the step of the highest loss for those of the 20 steps before it, and how often."""
-    steps = sorted(log)
-    losses = np.array([log[step].loss for step in steps])
-    times = [losses[k] / np.median(losses[k - 20 : k]) for k in range(20, len(steps))]
-    return steps[int(np.argmax(times)) + 20], float(max(times))
+def excess(log: dict[int, Step], step: int) -> float:
+    """Return how many times the median loss of the 20 steps before it the loss of a step is."""
+    return log[step].loss / float(np.median([log[k].loss for k in range(step - 20, step)]))
 
 
 def cause_of(step: int, rows: dict[int, float]) -> Origin:
@@ -296,17 +296,19 @@ path { fill: none; stroke-width: 1.6; stroke-linejoin: round }"""
 def draw(name: str, curves: dict[tuple[str, str], dict[int, float]], marks: dict[int, str]) -> None:
     """Write curves over steps, by their words and colours, with marked steps, as SVG."""
     steps = sorted({step for curve in curves.values() for step in curve})
-    highest = 1.05 * max(max(curve.values()) for curve in curves.values())
+    losses = [loss for curve in curves.values() for loss in curve.values()]
+    lowest, highest = 0.95 * min(losses), 1.05 * max(losses)
 
     def x(step: int) -> float:
         return round(LEFT + (RIGHT - LEFT) * (step - steps[0]) / (steps[-1] - steps[0]), 1)
 
     def y(loss: float) -> float:
-        return round(BOTTOM - (BOTTOM - TOP) * loss / highest, 1)
+        height = (BOTTOM - TOP) / math.log(highest / lowest)
+        return round(BOTTOM - height * math.log(loss / lowest), 1)
 
     parts = [f"<title>Loss: {', '.join(words for words, _ in curves)}</title>"]
     parts += [f"<style>{STYLE}</style>", '<rect width="100%" height="100%" fill="var(--back)"/>']
-    for loss in range(int(highest) + 1):
+    for loss in range(math.ceil(lowest), int(highest) + 1):
         parts.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y(loss)}" y2="{y(loss)}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(loss) + 4}" text-anchor="end">{loss}</text>')
     for step, words in marks.items():
@@ -316,7 +318,8 @@ def draw(name: str, curves: dict[tuple[str, str], dict[int, float]], marks: dict
     for step in range(steps[0] + -steps[0] % 50, steps[-1] - 20, 50):
         parts += [f'<text x="{x(step)}" {below}="middle">{step}</text>']
     parts.append(f'<text x="{RIGHT}" {below}="end">step</text>')
-    at = 2
+    parts.append('<text x="2" y="18">loss:</text>')
+    at = 46
     for (words, colour), curve in curves.items():
         points = " ".join(f"{x(step):g} {y(loss):g}" for step, loss in sorted(curve.items()))
         parts.append(f'<path stroke="var(--{colour})" d="M{points}"/>')
@@ -330,10 +333,11 @@ def draw(name: str, curves: dict[tuple[str, str], dict[int, float]], marks: dict
 def draw_passes(log: dict[int, Step], begins: list[int], every: int = 4) -> None:
     """Draw the losses of the sources, means of some steps, and of the text that is held out."""
     both = {step: means(log, step, step + every) for step in range(0, max(log) + 1, every)}
+    heldout = {step: each.heldout for step, each in log.items() if each.heldout}
     draw(
         "passes.svg",
         {
-            ("held out", "grey"): {k: each.heldout for k, each in log.items() if each.heldout},
+            ("held out", "grey"): heldout,
             ("code, read once", "red"): {step: each[0] for step, each in both.items()},
             (f"prose, read {PASSES} times", "blue"): {step: each[1] for step, each in both.items()},
         },
@@ -344,8 +348,8 @@ def draw_passes(log: dict[int, Step], begins: list[int], every: int = 4) -> None
 # ---- the demonstration -----------------------------------------------------------------------
 
 
-def demonstrate(prose_bytes: int, rows: int) -> None:
-    """Print all parts, and write their files into the working directory."""
+def prepare(prose_bytes: int, rows: int) -> str:
+    """Tokenize and plan; return the planted document, as FILE:LINE."""
     title("Text that every Python has, and a planted document")
     planted = write_texts(prose_bytes)
     print("\nprose.jsonl     topics of Python's help()")
@@ -361,7 +365,11 @@ def demonstrate(prose_bytes: int, rows: int) -> None:
     print("\nrun.yaml, whose seed is the first to serve the planted document late:\n")
     print(Path("run.yaml").read_text().rstrip())
     run_command("megaindex", "plan", "run.yaml")
+    return planted
 
+
+def demonstrate(planted: str) -> None:
+    """Train, find the spike and its cause, skip it, prove it, and lock the run."""
     title("Train, as if nothing was planted")
     log, before = train("run.yaml")
     check_passes(log)
@@ -369,7 +377,8 @@ def demonstrate(prose_bytes: int, rows: int) -> None:
     draw_passes(log, show_falls(log))
 
     title("A spike, and its cause")
-    step, times = spike_of(log)
+    step = max(sorted(log)[20:], key=lambda each: excess(log, each))
+    times = excess(log, step)
     claim(f"the loss of step {step} is {times:.1f} times that of the 20 steps before", times > 1.5)
     cause = cause_of(step, log[step].rows)
     found = f"{Path(cause.file).name}:{cause.row}"
@@ -377,8 +386,8 @@ def demonstrate(prose_bytes: int, rows: int) -> None:
     run_command("megaindex", "trace", "run.yaml", "--rows", found)
 
     title("Skip its loss, from a checkpoint before it")
-    first = int(steps_of_line(megaindex.open_run("run.yaml").run, found)[0])
-    resumed = first - first % SAVED_EVERY
+    steps = steps_of_line(megaindex.open_run("run.yaml").run, found).tolist()
+    resumed, last = steps[0] - steps[0] % SAVED_EVERY, steps[-1]
     Path("bad.txt").write_text(f"{cause.serving.document}\n")
     skip = f"skip: [{{documents: bad.txt, source: code, from_step: {resumed}}}]\n"
     Path("skipped.yaml").write_text(Path("run.yaml").read_text() + skip)
@@ -393,10 +402,18 @@ def demonstrate(prose_bytes: int, rows: int) -> None:
         },
         {step: f"step {step}"},
     )
-    times = spike_of({**log, **again})[1]
-    claim(f"no step has more than {times:.1f} times the loss of the 20 steps before", times < 1.5)
+    now = excess({**log, **again}, step)
+    claim(f"the loss of step {step} is now {now:.1f} times that of those steps", now < times / 2)
+    behind = [log[k].loss for k in range(last + 1, last + 11)]
+    again_behind = [again[k].loss for k in range(last + 1, last + 11)]
+    claim(
+        f"the 10 steps after the document have a loss of {np.mean(again_behind):.2f} in place of\n"
+        f"        {np.mean(behind):.2f}, of the same rows",
+        np.mean(again_behind) < np.mean(behind)
+        and all(log[k].rows.keys() == again[k].rows.keys() for k in again),
+    )
 
-    title("Prove, from the checkpoints of both runs, that they differ by the skip alone")
+    title("Prove, from both checkpoints, that the runs differ by the skip alone")
     for name, state in (("before", before), ("after", after)):
         Path(f"{name}.json").write_text(json.dumps(state))
     run_command("megaindex", "prove", "before.json", "after.json")
@@ -422,7 +439,7 @@ def main() -> None:
     shutil.rmtree(options.dir, ignore_errors=True)
     os.makedirs(options.dir)
     os.chdir(options.dir)
-    demonstrate(options.bytes, options.rows)
+    demonstrate(prepare(options.bytes, options.rows))
 
 
 if __name__ == "__main__":
