@@ -9,12 +9,14 @@ import json
 import os
 import re
 import runpy
+import shutil
 import socket
 import subprocess
 import sys
 import traceback
 import warnings
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -33,6 +35,7 @@ NEEDED = {
     "accelerate_loop": ["accelerate"],
     "torchtitan_config": ["torchtitan"],
     "automodel_recipe": ["nemo_automodel"],
+    "demonstration": ["torch"],
 }
 APART = ("lightning_trainer", "hf_trainer", "accelerate_loop")  # they set up the whole process
 
@@ -188,6 +191,22 @@ def test_automodel_recipe(corpus: None) -> None:
 def test_accelerate_loop(corpus: None) -> None:
     for _ in range(2):  # the second continues after ten steps
         assert "26 steps to sample 104" in run_example("accelerate_loop")
+
+
+@pytest.mark.slow
+def test_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of its text and steps; it stops where one of its claims does not hold."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    program = str(EXAMPLES / "demonstration.py")
+    text = run_python(program, "--bytes", "12500", "--rows", "4")
+    assert text.count("[holds] ") == 6
+    assert "the records differ by exactly their skips, up to sample " in text
+    assert "every .bin: no findings" in text
+    assert ("$ node lock.js verify run.lock" in text) == (shutil.which("node") is not None)
+    assert max(map(len, text.splitlines())) <= 80
+    for picture in ("passes", "spike"):
+        assert ElementTree.parse(f"demonstration/{picture}.svg").getroot().findall("{*}path")
 
 
 def test_the_notebook_stores_its_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from megaindex.io.atomic import Damaged, parse_object
 from megaindex.validation import shown
 
 FORMAT = "megaindex run lock"
-VERSION = 2
+VERSION = 3
 SOURCE_COLUMNS = ("path", "fingerprint", "idx", "bin_bytes", "sequences", "documents", "tokens",
                   "token_type", "tokenizers", "provenance", "url")  # fmt: skip
 HASH_DIGITS = {"xxh3-64": 16, "sha256": 64}
