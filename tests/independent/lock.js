@@ -390,7 +390,7 @@ function parse(data) { // refuses what a lock does not have
   const bare = text.replace(/"(?:[^"\\]|\\.)*"/g, '""'), { settings, ...rest } = lock, unknown = keysIn(rest).find((k) => !KEYS.has(k));
   const faults = { [`unknown key ${unknown}`]: unknown !== undefined, 'number that is no integer': /\d[.eE]/.test(bare),
     'key given twice': bare.match(/""\s*:/g).length > keysIn(lock).length, dialect: !/^(megatron|neox|paddlenlp)$/.test(lock.dialect),
-    hash: !/^(xxh3-64|sha256)$/.test(lock.hash), 'format or version': `${lock.format} ${lock.version}` !== 'megaindex run lock 2',
+    hash: !/^(xxh3-64|sha256)$/.test(lock.hash), 'format or version': `${lock.format} ${lock.version}` !== 'megaindex run lock 3',
     digest: sha256(data.subarray(0, data.lastIndexOf(lock.digest))) !== lock.digest,
     digests: Object.keys(lock.digests).some((name) => sha256(canonical(exact[name])) !== lock.digests[name]) };
   for (const [fault, found] of Object.entries(faults)) if (found) throw new Error(`run.lock: ${fault}`); return [lock, exact];
