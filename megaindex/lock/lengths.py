@@ -29,7 +29,8 @@ from megaindex.lock.lock_file import Lock, LockedSource
 from megaindex.lock.pinned_files import Folder, sound_paths
 from megaindex.objects.files import local_copy, stat_path
 
-MAGIC = b"MIDXLENS"
+_KIND, VERSION = b"MIDXLEN", 1
+MAGIC = _KIND + bytes([VERSION])
 _ROW = np.dtype([("fingerprint", "V16"), ("bin_bytes", "<i8"), ("idx_bytes", "<i8"),
                  ("sequences", "<i8"), ("bounds", "<i8")])  # fmt: skip
 _AT_ONCE = 1 << 20  # sequences
@@ -106,6 +107,11 @@ def _read(name: str, lock: Lock) -> list[tuple[Any, ...]]:
         raise MissingFile(f"{name}: does not exist; {_AGAIN}")
     data = map_readonly(local_copy(info))
     begin = len(MAGIC) + 8
+    if data.size >= begin and data[:7].tobytes() == _KIND and data[7] != VERSION:
+        raise FormatError(
+            f"{name}: has version {data[7]} of the format, and this megaindex reads {VERSION}; use "
+            "the release that wrote it"
+        )
     if data[: len(MAGIC)].tobytes() != MAGIC or data.size < begin:
         raise FormatError(f"{name}: is not a file of lengths of `megaindex lock`; {_AGAIN}")
     count, sources = int.from_bytes(data[len(MAGIC) : begin].tobytes(), "little"), lock.sources

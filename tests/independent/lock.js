@@ -357,7 +357,7 @@ function openLengths(file, rows) { // returns what openSource returns for a row,
   let at = 16 + 48 * rows.length; const next = (size) => data.subarray(at, at += size);
   const bounds = heads.map((head) => next(8 * number(head + 40))), tables = heads.map((head) => next(4 * number(head + 32)));
   const isOf = (row, head) => data.toString('hex', head, head + 16) === row.fingerprint && number(head + 16) === row.bin_bytes;
-  if (data.toString('latin1', 0, 8) !== 'MIDXLENS' || number(8) !== rows.length || at !== data.length || !heads.every((head, k) => isOf(rows[k], head))) {
+  if (data.toString('latin1', 0, 8) !== 'MIDXLEN\x01' || number(8) !== rows.length || at !== data.length || !heads.every((head, k) => isOf(rows[k], head))) {
     throw new Error(`${file}: no lengths of this lock`);
   }
   return (k) => sourceOf(`${file}: source ${k}`, rows[k], [rows[k].bin_bytes, number(heads[k] + 24)], tables[k],
