@@ -235,7 +235,7 @@ def test_extended_and_iterated_indices_are_the_same(corpus: IndexedDataset, kind
         ladder = planned_block_receipts(old, n(3), n(90), KEYS, stride=n(32))
         between = explain(old, build(8), n(0), n(9), KEYS)
         stream = run_of_index(
-            old, [RunSource(name="c", lengths=corpus.sequence_lengths)],
+            old, [RunSource(name="c", sequence_lengths=corpus.sequence_lengths)],
             global_batch_size=n(8), num_steps=n(9), consumed_samples=n(16),
             micro_batch_size=n(2), data_parallel_size=n(2),
         )  # fmt: skip

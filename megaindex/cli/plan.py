@@ -328,13 +328,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--coverage", metavar="HOW", help="auto (default), exact, expected or none")
     add_flags(group, "--json")
     add("--print-config", metavar="F", help="print settings of neox or megatron, or a recipe")
+    add("--check", action="store_true", help="exit 1 on repeated or unseen data")
+    more = parser.add_argument_group("small runs, and counts")
+    add = more.add_argument
     scale = "plan a recipe of this share of the tokens, with the same repetition, and write it"
     add("--scale", metavar="SHARE", help=scale)
     add("--out", metavar="FILE", help="of --scale; default: NAME-1-16.yaml")
-    add_flags(group, "--overwrite", help="replace the file of --out")
-    add("--check", action="store_true", help="exit 1 on repeated or unseen data")
-    more = parser.add_argument_group("counts")
-    add = more.add_argument
+    add_flags(more, "--overwrite", help="replace the file of --out")
     add("--blend-counts", metavar="HOW", help="auto (default), exact or bounds")
     add("--mix-bounds", action="store_true", help="first step at which any mix can repeat a source")
     parser.hide(more)

@@ -90,12 +90,12 @@ class RecipeSource:
             of them, as in OLMo-core. It limits the number of samples, and does not select them:
             1/16 with 4 epochs is a quarter of one epoch, not a sixteenth of the source four times,
             which ``subset: 1/16`` with ``max_epochs: 4`` is.
+        tokens: tokens of one epoch, for planning without files.
         subset: share of the tokens, of whole documents chosen by a hash, that makes an epoch, see
             `SubsetRule`; or its threshold, with the shuffle_name that it belongs to.
         held_out: share of the tokens that training leaves out, or its threshold likewise. In an
             evaluation: the documents that it reads.
         subset_seed: part of the key of this hash; it is not the seed of the run.
-        tokens: tokens of one epoch, for planning without files.
 
     Raises:
         InvalidArgument: a setting is out of range, or excludes another.

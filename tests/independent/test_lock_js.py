@@ -423,7 +423,7 @@ def test_receipts_of_blocks(node: str) -> None:
 def test_changed_files_are_refused(node: str) -> None:
     locked("megatron", "train")
     command = [node, str(PROGRAM), "run.lock", "train", "receipts", "0", "1"]
-    written = Path("run.lock").read_bytes().index(b'"megaindex 0') + 1
+    written = Path("run.lock").read_bytes().index(b'"megaindex 1') + 1
     for path, at, reason in (("run.lock", written, "digest"), ("code.idx", 40, "fingerprint")):
         text = Path(path).read_bytes()
         Path(path).write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])

@@ -331,7 +331,7 @@ def test_samples_in_an_order_of_their_own_have_no_cursor() -> None:
 def test_a_run_counts_its_sources(corpus: IndexedDataset) -> None:
     """Also those of an index that does not know how many it has."""
     lengths = np.array([30], np.int32)
-    sources = [RunSource(name=name, lengths=lengths) for name in "abcd"]
+    sources = [RunSource(name=name, sequence_lengths=lengths) for name in "abcd"]
     run = run_of_index(Foreign(), sources, global_batch_size=3)
     assert run.counts(0, 4).tolist() == [2, 1, 1, 0]
     assert run.counts(1, 2).tolist() == [0, 1, 0, 0]

@@ -83,9 +83,9 @@ def test_masks_of_a_million_samples_are_equal_in_three_programs() -> None:
 
 def as_on_a_device(tensor: Any, n: int) -> Any:
     """Numbers in Torch's own arithmetic, which tensors of accelerators take."""
-    from megaindex.keys.numbers import _counters, _mixed
+    from megaindex.keys.numbers import _counters, mixed
 
-    return _uniform_tensor(tensor, _mixed(_counters(stream_number("mlm"), n)))
+    return _uniform_tensor(tensor, mixed(_counters(stream_number("mlm"), n)))
 
 
 def test_tensors_of_every_integer_dtype() -> None:

@@ -86,13 +86,15 @@ def expected_rows(run: Any) -> list[Row]:
 )
 def test_rows_of_every_kind_of_run_are_the_same_everywhere(folder: Path, kind: Kind) -> None:
     """Rows of one rank, of two ranks and one after them, of the lock, and of the spans."""
-    asked = Asked(kind)
+    asked, wide = Asked(kind), WIDE
+    if asked.options:
+        wide = replace(asked.options["options"], keys="wide")
     if kind.name == "an index of one's own":
         asked.made.num_epochs = 2
         with pytest.raises(InvalidArgument, match="keys: "):
             asked.loader(0, 1, options=WIDE)
         return
-    batches = [as_arrays(batch) for batch in asked.loader(0, 1, options=WIDE)]
+    batches = [as_arrays(batch) for batch in asked.loader(0, 1, options=wide)]
     whole = rows(batches)
     assert {*whole} == {*expected_rows(replace(asked.run, past_steps=0))}
     plain = [as_arrays(batch) for batch in asked.loader(0, 1)]
@@ -100,18 +102,18 @@ def test_rows_of_every_kind_of_run_are_the_same_everywhere(folder: Path, kind: K
         assert list(other) == [name for name in batch if name not in NAMES]
         assert all(np.array_equal(batch[name], other[name]) for name in other)
 
-    first = [asked.loader(rank, 2, options=WIDE) for rank in range(2)]
+    first = [asked.loader(rank, 2, options=wide) for rank in range(2)]
     half = len(first[0]) // 2
     served = [as_arrays(batch) for each in first for batch in itertools.islice(each, half)]
     state = json.loads(json.dumps(join_states([each.state_dict() for each in first])))
-    rest = asked.loader(0, 1, options=WIDE)
+    rest = asked.loader(0, 1, options=wide)
     rest.load_state_dict(state)
     served += [as_arrays(batch) for batch in rest]
     assert sorted(rows(served)) == sorted(whole)
 
     if asked.made is None or kind.locked is not None:
         opened = megaindex.open_run(asked.lock.path)
-        loader = opened.loader(data_parallel_size=1, micro_batch_size=1, options=WIDE)
+        loader = opened.loader(data_parallel_size=1, micro_batch_size=1, options=wide)
         locked = rows(as_arrays(batch) for batch in loader)
         assert locked == whole[asked.past :]
 

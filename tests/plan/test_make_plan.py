@@ -225,7 +225,7 @@ def test_names_are_those_of_the_flags() -> None:
     own = {"recipe", "lock", "nanotron_config", "llm_foundry_config", "json", "print_config",
            "check", "help", "help_all", "as", "balance", "cost_model", "state", "mix_bounds",
            "context_parallel_partition", "skip_steps", "move_skipped", "skip_documents",
-           "skip_from_step", "remove_skipped"}  # fmt: skip
+           "skip_from_step", "remove_skipped", "scale", "out", "overwrite"}  # fmt: skip
     names = set(inspect.signature(megaindex.make_plan).parameters) - {"run", "progress"}
     assert names == flags - own - {"seq_length"} | {"sequence_length"}
 

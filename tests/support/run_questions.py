@@ -162,7 +162,7 @@ class Asked:
     def loader(self, rank: int, ranks: int, **loading: Any) -> Any:
         """The loader of a rank, by its settings."""
         sizes: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": ranks}
-        loading |= self.options
+        loading = self.options | loading
         if self.made is None and (self.is_recipe or not self.run.past_steps):
             sizes |= {} if self.is_recipe else {"recorder": self.recorder}
             return self.opened.loader(**sizes, micro_batch_size=1, **loading)
