@@ -77,7 +77,7 @@ class WordRange:
         """Return the range of `to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            KeyError, TypeError, ValueError: the value is another.
         """
         first, last = (int(members[name], 16) for name in ("first", "last"))
         if not 0 <= first <= last <= LAST_WORD:

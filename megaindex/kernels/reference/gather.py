@@ -250,7 +250,7 @@ def assemble_rows(
     pad_id: int,
 ) -> I64 | None:
     """Return the result of `read_rows` by the kernels `blended_spans` and `gather` of a backend."""
-    if bool in set(map(type, sample_ids)):
+    if {bool, np.bool_} & set(map(type, sample_ids)):
         return None
     try:
         ids = np.array([operator.index(sample) for sample in sample_ids], np.int64)
