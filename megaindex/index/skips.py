@@ -254,7 +254,7 @@ def _sorted_ids(ids: npt.NDArray[Any], where: str) -> I64:
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high > _MOST_STEP:
         wrong = low if low < 0 else high
-        raise InvalidArgument(f"{where} must hold sequence ids from 0, got {wrong}")
+        raise InvalidArgument(f"{where} must hold sequence ids from 0 to 2**62, got {wrong}")
     found = distinct(ids.astype(np.int64))
     found.setflags(write=False)
     return found

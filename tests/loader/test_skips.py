@@ -539,6 +539,10 @@ def test_a_wrong_skip_is_refused(settings: dict[str, Any], reason: str) -> None:
         Skip(**settings)
 
 
+def test_the_greatest_id_of_a_document() -> None:
+    assert Skip(documents=[0, 2**62]).documents.tolist() == [0, 2**62]  # type: ignore[arg-type]
+
+
 def test_a_source_is_a_name_or_a_number() -> None:
     number: Any = 0
     assert Skip(source=number) == Skip(source="0") != Skip(source="web")
