@@ -281,7 +281,8 @@ def read_ids(path: str) -> I64:
     except (ValueError, OverflowError):
         wrong = next((w for w in words if not w.isdigit() or int(w) >= 2**63), words[0])
         raise InvalidArgument(
-            f"{path}: must hold sequence ids separated by white space, got {shown(wrong)}"
+            f"{path}: must hold sequence ids separated by white space, got "
+            f"{shown(wrong.decode(errors='replace'))}"
         ) from None
     return _sorted_ids(ids, path)
 

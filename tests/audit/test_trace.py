@@ -175,6 +175,7 @@ def test_pairs_without_a_provenance(folder: Path) -> None:
         (["--rows", "a.jsonl:58-61"], "with a document is 60"),
         (["--documents", "ids"], "ids does not exist"),
         (["--documents", "words"], "words: must hold sequence ids separated by white space"),
+        (["--documents", "huge"], f"separated by white space, got '{2**63}'"),
         (["--documents", "far", "--source", "a"], "the audited documents are 0 to"),
         (
             ["--documents", "near", "--source", 2],
@@ -186,7 +187,8 @@ def test_bad_input(
     folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[object], message: str
 ) -> None:
     monkeypatch.chdir(folder)
-    for name, text in (("words", "one two"), ("far", "99999"), ("near", "1")):
+    huge = f"5 {2**63}"
+    for name, text in (("words", "one two"), ("huge", huge), ("far", "99999"), ("near", "1")):
         Path(name).write_text(text)
     status, out, err = cli("trace", "--recipe", "r.yaml", *words)
     assert (status, out) == (2, "")
