@@ -713,8 +713,8 @@ def test_what_is_not_a_list_of_ranges() -> None:
     stored = StoredSkips(end=64, dropped=[(4, 8)], moved=[], masked=[])
     state = {"skip": {"end": 64, "dropped": [(4, 8)], "moved": [], "masked": []}}
     assert StoredSkips.read(state) == stored
-    for given in ([[0, 2**62]], [[4, 8], [8, 9]]):
-        assert StoredSkips.read({"skip": {**state["skip"], "dropped": given}})
+    for taken in ([[0, 2**62]], [[4, 8], [8, 9]]):
+        assert StoredSkips.read({"skip": {**state["skip"], "dropped": taken}})
     for ranges in (
         {"4": 8}, "48", 5, None, [[4]], [[4, 8, 9]], [4, 8], [{4: 8, 5: 9}], [["4", 8]], [[4, 4]],
         [[-1, 8]], [[4, 8], [7, 9]], [[0, 2**62 + 1]],

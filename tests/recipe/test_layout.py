@@ -281,6 +281,16 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
         resolve_recipe(recipe_of(**settings), sizes_of([50]))  # type: ignore[arg-type]
 
 
+def test_the_most_samples_of_a_run() -> None:
+    def resolve(samples: int) -> object:
+        length = Target(kind="samples", value=Fraction(samples))
+        return resolve_recipe(
+            recipe_of([stage_of("one", {"a": 1}, length)], corpora(1)), sizes_of([2**40])
+        )
+
+    check_bounds(resolve, [2**60], [2**60 + 4], "a run has at most")
+
+
 @for_each(
     ("make", "says"),
     [
