@@ -298,3 +298,21 @@ def test_from_python(folder: Path) -> None:
     assert step_ranges([]) == []
     assert step_ranges([5, 3, 4, 9]) == [(3, 5), (9, 9)]
     assert issubclass(FormatError, ValueError)
+
+
+def test_at_most_two_hundred_spans_are_printed(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", [8] * 202, np.uint16)  # a span each
+    words = ["--data-path", tmp_path / "c", "--seq-length", 8, "--global-batch-size", 1]
+    words += ["--order", "packed", "--epochs", 1]
+    (tmp_path / "200").write_text(" ".join(map(str, range(200))))
+    (tmp_path / "201").write_text(" ".join(map(str, range(201))))
+    for which, more in (
+        (("--step", "0-199"), ""),
+        (("--step", "0-200"), "1 more spans; --json lists all"),
+        (("--documents", tmp_path / "200"), ""),
+        (("--documents", tmp_path / "201"), "1 more spans; --json lists all"),
+    ):
+        status, out, err = cli("trace", *words, *which)
+        assert (status, err) == (0, "")
+        assert out.count("unknown") == 200
+        assert out.strip().endswith(more or "unknown")
