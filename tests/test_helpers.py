@@ -315,6 +315,13 @@ def test_writes_are_never_lost_in_a_converted_copy(megatron_helpers: ModuleType)
         ({"tokens_per_epoch": 2**63}, "tokens_per_epoch must be from 0"),
         ({"tokens_per_epoch": 2**62, "num_epochs": 4}, "must be below 2"),
         ({"sequence_length": 4.0}, "sequence_length must be an integer"),
+        # on both sides of a bound, inside of which another rule refuses them
+        ({"tokens_per_epoch": (2**63 - 1) // 7, "num_epochs": 7}, "cannot hold"),
+        ({"tokens_per_epoch": 2**62, "num_epochs": 2}, "must be below 2"),
+        ({"document_idx": [2**31 - 1]}, "has no length"),
+        ({"document_idx": [2**31]}, "document_idx must fit int32"),
+        ({"document_idx": [-(2**31)]}, "has no length"),
+        ({"document_idx": [-(2**31) - 1]}, "document_idx must fit int32"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(change: dict[str, Any], message: str) -> None:
@@ -349,8 +356,13 @@ def test_an_empty_dataset_is_never_drawn() -> None:
     index, sample = np.zeros(5, np.int16), np.zeros(5, np.int64)
     ours.build_exhaustive_blending_indices(index, sample, [0, 3, 0, 2], 4)
     assert np.bincount(index, minlength=4).tolist() == [0, 3, 0, 2]
-    with pytest.raises(InvalidArgument, match="sizes must be >= 0"):
-        ours.build_exhaustive_blending_indices(index, sample, [-1, 6], 2)
+    for sizes, says in [
+        ([-1, 6], "sizes must be >= 0"),
+        ([2**62, 2**62 - 1], "must hold"),
+        ([2**62, 2**62], "sizes must be >= 0 with a sum below"),
+    ]:
+        with pytest.raises(InvalidArgument, match=says):
+            ours.build_exhaustive_blending_indices(index, sample, sizes, 2)
 
 
 @for_each(

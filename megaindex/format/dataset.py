@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I64
-from megaindex.arithmetic import INT32_MAX, INT64_MAX
+from megaindex.arithmetic import INT32_MAX
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange, StorageError
 from megaindex.format.header import IndexHeader, dtype_of_code, get_dialect
 from megaindex.format.pair import MappedPair, map_pair, pair_paths
@@ -381,8 +381,8 @@ def read_length_histogram(path: str) -> LengthHistogram:
     """Return the histogram in a text file.
 
     Raises:
-        FormatError: a line is not two whole numbers, a length is given twice, or the tokens are
-            0 or more than 2**63 - 1.
+        FormatError: a line is not two whole numbers, a length is given twice, or there is no
+            token.
         MissingFile, StorageError: the file cannot be read.
     """
     lines = read_named(path, longest=1 << 30).splitlines()
@@ -410,9 +410,9 @@ def read_length_histogram(path: str) -> LengthHistogram:
     pairs = sorted(found.items())
     table = np.array(pairs, np.int64).reshape(-1, 2)
     histogram = LengthHistogram(lengths=table[:, 0].copy(), documents=table[:, 1].copy())
-    if not 0 < histogram.tokens <= INT64_MAX or histogram.num_documents > _MOST_DOCUMENTS:
+    if histogram.tokens == 0 or histogram.num_documents > _MOST_DOCUMENTS:
         raise FormatError(
-            f"{path}: the documents must hold from 1 to 2**63 - 1 tokens and be fewer than 2**31, "
-            f"got {histogram.num_documents} documents of {histogram.tokens} tokens"
+            f"{path}: the documents must hold a token and be fewer than 2**31, got "
+            f"{histogram.num_documents} documents of {histogram.tokens} tokens"
         )
     return histogram

@@ -266,7 +266,7 @@ def _sorted_ids(ids: npt.NDArray[Any], where: str) -> I64:
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high > _MOST_STEP:
         wrong = low if low < 0 else high
-        raise InvalidArgument(f"{where} must hold sequence ids from 0, got {wrong}")
+        raise InvalidArgument(f"{where} must hold sequence ids from 0 to 2**62, got {wrong}")
     found = distinct(ids.astype(np.int64))
     found.setflags(write=False)
     return found
@@ -293,7 +293,8 @@ def read_ids(path: str) -> I64:
     except (ValueError, OverflowError):
         wrong = next((w for w in words if not w.isdigit() or int(w) >= 2**63), words[0])
         raise InvalidArgument(
-            f"{path}: must hold sequence ids separated by white space, got {shown(wrong)}"
+            f"{path}: must hold sequence ids separated by white space, got "
+            f"{shown(wrong.decode(errors='replace'))}"
         ) from None
     return _sorted_ids(ids, path)
 

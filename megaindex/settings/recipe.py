@@ -140,7 +140,9 @@ class RecipeSource:
             value = check_fraction(f"{where}: {setting}", getattr(self, setting))
             object.__setattr__(self, setting, value)
             if not 0 < value <= 2**31:
-                raise InvalidArgument(f"{where}: {setting} must be positive, got {shown(value)}")
+                raise InvalidArgument(
+                    f"{where}: {setting} must be positive and at most 2**31, got {shown(value)}"
+                )
         if self.max_fraction is not None and self.max_fraction > 1:
             raise InvalidArgument(
                 f"{where}: max_fraction must be at most 1, got {self.max_fraction}; max_epochs "
@@ -457,7 +459,7 @@ class RecipeStage:
         size = self.epoch_size
         if size is not None and (not self.by_proportion or not 1 <= size < 2**53):
             raise InvalidArgument(
-                f"{where}: epoch_size, a number of samples from 1 to 2**53, is divided by "
+                f"{where}: epoch_size, a number of samples from 1 to 2**53 - 1, is divided by "
                 f"proportions, got {size}; give every stream a proportion, or remove it"
             )
         check_choice(f"{where}: batching", self.batching, BATCHINGS)
@@ -478,8 +480,8 @@ class RecipeStage:
         whole = length.kind == "epochs" or length.value.denominator == 1
         if length.per_source or not whole or not 0 < length.value <= 2**62:
             raise InvalidArgument(
-                f"{where}: its length must be a positive number, and whole except for epochs, got "
-                f"{shown(length.value)} {length.kind}"
+                f"{where}: its length must be positive, at most 2**62, and whole except for "
+                f"epochs, got {shown(length.value)} {length.kind}"
             )
 
     @property

@@ -22,6 +22,7 @@ import megaindex
 import megaindex.adapters.neox as neox_adapter
 from megaindex import AmendedBlend, BlendChange, InvalidArgument, Skip
 from megaindex.adapters import megatron
+from megaindex.adapters.loader_rows import LoaderRows
 from megaindex.loader import NumpyDataset, SampleOptions
 
 __all__ = ["training"]  # a fixture
@@ -64,6 +65,37 @@ def megatron_run(training: Any, tmp_path: Path) -> Any:
     training.expected = expected_rows(index)
     assert set(training.expected[0]["exposure"].tolist()) > {0, 1}
     return training
+
+
+class Batches:
+    """A sampler and a loader that cost nothing."""
+
+    def __init__(self, of: Any) -> None:
+        self.batch_sampler = of
+
+    def __iter__(self) -> Any:
+        return ([each] for each in self.batch_sampler)
+
+
+def test_the_last_65536_micro_batches_are_known(tmp_path: Path) -> None:
+    with megaindex.IndexedDatasetWriter(str(tmp_path / "c"), "uint16") as writer:
+        writer.add_document(range(100))
+    dataset = megaindex.IndexedDataset(tmp_path / "c")
+    index = megaindex.build_index(dataset, sequence_length=16, order="window")
+    loader = Batches(Batches(range(65_537)))
+    rows = LoaderRows(
+        loader, lambda: (index, [dataset]), first_id=lambda: 0, first_position=0, rows_per_round=1
+    )
+    iterator = iter(loader)
+    batches = list(itertools.islice(iterator, 65_536))
+    rows.replay(batches[0])
+    assert rows.rows()["sample"].tolist() == [0]
+    batches.append(next(iterator))
+    rows.replay(batches[1])
+    assert rows.rows()["sample"].tolist() == [1]
+    rows.replay(batches[0])
+    with pytest.raises(InvalidArgument):
+        rows.rows()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

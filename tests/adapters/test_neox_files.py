@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from support import neox_stand_in
 from support.neox_running import SIZES, arguments, batches, loaders_of, texts
 
 import megaindex.adapters.neox as adapter
-from megaindex.errors import OutOfRange
+from megaindex.adapters.neox.framework import LegacyDataset
+from megaindex.errors import FormatError, OutOfRange
 
 
 def test_the_sampler_serves_what_it_served_before(neox: Any) -> None:
@@ -94,6 +96,19 @@ def write_old_format(prefix: str, rows: list[list[int]]) -> None:
         for numbers in (bounds, ends, sizes, bounds):
             file.write(np.array(numbers, "<i8").tobytes())
     np.concatenate([np.array(row, np.int32) for row in rows]).tofile(prefix + ".bin")
+
+
+def test_the_longest_sequence_of_the_old_format(tmp_path: Path) -> None:
+    write_old_format(str(tmp_path / "c"), [[7]])
+    idx = (tmp_path / "c.idx").read_bytes()
+    for tokens in (2**31 - 1, 2**31):
+        size = np.array([tokens], "<i8").tobytes()  # behind the header, 0, 1 and 0
+        (tmp_path / "c.idx").write_bytes(idx[:80] + 2 * size + idx[96:])
+        os.truncate(tmp_path / "c.bin", 4 * tokens)  # sparse
+        if tokens < 2**31:
+            assert LegacyDataset(str(tmp_path / "c")).sequence_lengths.tolist() == [tokens]
+    with pytest.raises(FormatError, match="at most 2147483647 can be indexed"):
+        LegacyDataset(str(tmp_path / "c"))
 
 
 @pytest.mark.parametrize("impl", ["lazy", "cached", "infer"])

@@ -338,6 +338,16 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Lock:
     return make_lock(read_recipe(recipe)).write(str(folder / "run.lock"))
 
 
+def test_steps_of_two_sizes_have_no_number_of_micro_batches(mixed: Lock) -> None:
+    assert RunLoader(mixed).micro_batches_per_step == 4
+    folder = Path(mixed.path).parent
+    text = (folder / "run.yaml").read_text()
+    (folder / "two.yaml").write_text(text.replace("global_batch_size: 8", "schedule: '0:4 16:8'"))
+    two = make_lock(read_recipe(folder / "two.yaml")).write(str(folder / "two.lock"))
+    with pytest.raises(InvalidArgument, match="has steps of 4 and 8 samples"):
+        _ = RunLoader(two).micro_batches_per_step
+
+
 def test_the_mix_of_a_lock_changes(mixed: Lock) -> None:
     options = SampleOptions(dataset_id=True)
     run = RunLoader(mixed, options=options)

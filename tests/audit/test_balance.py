@@ -100,7 +100,6 @@ def test_plan_and_audit_show_the_same(prefix: Path) -> None:
     status, out, _ = plan(*words)
     assert status == 0
     assert "every round" in out
-    assert "rows by work" in out
     plain = run_of(prefix, "--train-iters", 30)
     assert "balance" not in plan_json(*plain)
     assert "balance" not in json.loads(cli("audit", *plain, "--json")[1])

@@ -175,6 +175,7 @@ def test_pairs_without_a_provenance(folder: Path) -> None:
         (["--rows", "a.jsonl:58-61"], "with a document is 60"),
         (["--documents", "ids"], "ids does not exist"),
         (["--documents", "words"], "words: must hold sequence ids separated by white space"),
+        (["--documents", "huge"], f"separated by white space, got '{2**63}'"),
         (["--documents", "far", "--source", "a"], "the audited documents are 0 to"),
         (
             ["--documents", "near", "--source", 2],
@@ -186,7 +187,8 @@ def test_bad_input(
     folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[object], message: str
 ) -> None:
     monkeypatch.chdir(folder)
-    for name, text in (("words", "one two"), ("far", "99999"), ("near", "1")):
+    huge = f"5 {2**63}"
+    for name, text in (("words", "one two"), ("huge", huge), ("far", "99999"), ("near", "1")):
         Path(name).write_text(text)
     status, out, err = cli("trace", "--recipe", "r.yaml", *words)
     assert (status, out) == (2, "")
@@ -296,3 +298,21 @@ def test_from_python(folder: Path) -> None:
     assert step_ranges([]) == []
     assert step_ranges([5, 3, 4, 9]) == [(3, 5), (9, 9)]
     assert issubclass(FormatError, ValueError)
+
+
+def test_at_most_two_hundred_spans_are_printed(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", [8] * 202, np.uint16)  # a span each
+    words = ["--data-path", tmp_path / "c", "--seq-length", 8, "--global-batch-size", 1]
+    words += ["--order", "packed", "--epochs", 1]
+    (tmp_path / "200").write_text(" ".join(map(str, range(200))))
+    (tmp_path / "201").write_text(" ".join(map(str, range(201))))
+    for which, more in (
+        (("--step", "0-199"), ""),
+        (("--step", "0-200"), "1 more spans; --json lists all"),
+        (("--documents", tmp_path / "200"), ""),
+        (("--documents", tmp_path / "201"), "1 more spans; --json lists all"),
+    ):
+        status, out, err = cli("trace", *words, *which)
+        assert (status, err) == (0, "")
+        assert out.count("unknown") == 200
+        assert out.strip().endswith(more or "unknown")

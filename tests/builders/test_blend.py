@@ -267,3 +267,14 @@ def test_draws_beyond_a_source_are_those_of_gpt_neox(tmp_path: Path) -> None:
     drawn = zip(beyond.dataset_index.tolist(), beyond.dataset_sample_index.tolist(), strict=True)
     expected = [k if k < sizes[i] else k % (sizes[i] - 1) for i, k in drawn]
     assert found == expected != beyond.dataset_sample_index.tolist()
+
+
+def test_requests_with_a_buffer_are_counted_in_64_bits(tmp_path: Path) -> None:
+    corpora = [write_corpus(tmp_path / name, [200]) for name in "ab"]
+    most = 2**61 - 2**8  # the next double is 2**61
+    for num_samples, refused in ((most, "the epochs must have"), (2**61, "variance_buffer of 2.0")):
+        with pytest.raises(InvalidArgument, match=refused):
+            megaindex.build_blend(
+                corpora, weights=[1, 1], num_samples=num_samples, sequence_length=16, seed=1,
+                variance_buffer=2.0,
+            )  # fmt: skip

@@ -277,6 +277,7 @@ def test_a_recipe_and_a_lock(folder: Path) -> None:
              for name in ("doc_idx", "sample_idx", "shuffle_idx")}  # fmt: skip
     # rows of two epochs, and one between them
     assert len(files["sample_idx"]) == one["num_samples"] + 2
+    assert len(files["shuffle_idx"]) == one["num_samples"] + 1  # of any id, GPT-NeoX reads an entry
     assert cli("lock", "--recipe", "run.yaml")[0] == 0
     (locked,) = export("--to", "neox", "--lock", "run.lock")
     assert locked["status"] == "already there"

@@ -74,6 +74,12 @@ def test_values_without_a_meaning_are_refused(words: list[str], said: str) -> No
     assert err.startswith(f"megaindex {words[0]}: {said}")
 
 
+def test_the_largest_number_of_a_flag() -> None:
+    for number, refused in ((2**63 - 1, False), (2**63, True)):
+        err = cli("audit", "--document", number)[2]
+        assert ("--document must be below 2**63" in err) == refused
+
+
 def test_known_and_distant_flags_are_not_suggested() -> None:
     err = cli("plan", "--seq-length", "8", "--xyzzy", "--megatron-args", "--seed 3")[2]
     assert "unrecognized arguments: --xyzzy; --help" in err

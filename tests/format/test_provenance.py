@@ -213,7 +213,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ("change", "text"),
     [
         (lambda data: data[:-1], "truncated"),
-        (lambda data: data[:50], "96 bytes or more"),
+        (lambda data: data[:96], "truncated"),
+        (lambda data: data[:95], "96 bytes or more"),
         (lambda data: data + b"\0", "must have"),
         (lambda data: data[:8] + struct.pack("<I", 2) + data[12:], "install a newer megaindex"),
     ],

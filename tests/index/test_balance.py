@@ -172,7 +172,7 @@ def test_a_round_in_part_served_by_other_ranks() -> None:
         {"linear": 1, "attention": math.inf},
         {"linear": 0, "attention": 0},
         {"linear": 0.0, "attention": 0.0},
-        {"linear": 1e201, "attention": 1},
+        {"linear": math.nextafter(1e200, math.inf), "attention": 1},
         {"linear": 10**400, "attention": 1},
         {"linear": "1", "attention": 1},
         {"linear": None, "attention": 1},
@@ -181,6 +181,15 @@ def test_a_round_in_part_served_by_other_ranks() -> None:
 def test_bad_constants(constants: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="linear|attention"):
         CostModel(**constants)
+
+
+def test_the_largest_constants_and_stored_ones() -> None:
+    largest = CostModel(linear=1e200, attention=1e200)
+    assert CostModel.from_dict(largest.to_dict()) == largest
+    assert CostModel.from_dict({"linear": 0, "attention": 1}).linear == 0
+    for linear in (-1, math.nextafter(1e200, math.inf)):
+        with pytest.raises(FormatError, match="linear must be a number from 0"):
+            CostModel.from_dict({"linear": linear, "attention": 1})
 
 
 @for_each(

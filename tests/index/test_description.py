@@ -84,6 +84,17 @@ def test_a_description_without_samples_is_refused(
     assert str(caught.value) == message.format(tokens=dataset.num_tokens)
 
 
+def test_blocks_of_the_most_epochs(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = megaindex.IndexedDataset(prefix)
+    node = describe_index(megaindex.build_index(dataset, sequence_length=32, order="epoch"))
+    monkeypatch.setattr("megaindex.index.orders.blocks.MOST_EPOCHS", 3)
+    blocks = {**node, **BLOCKS, "epochs": 3, "samples": 129}
+    index: Any = build_described(blocks, [dataset])
+    assert index.reaching(index.num_samples) is index
+    with pytest.raises(InvalidArgument, match="order blocks: 4 epochs"):
+        index.reaching(index.num_samples + 1)
+
+
 def test_passes_of_a_loader_that_starts_over_are_ranges(prefix: str) -> None:
     index = megaindex.build_index(prefix, sequence_length=32, order="window")
     samples = np.concatenate((np.arange(9), np.tile(np.arange(4, 9), 3), np.arange(4, 6)))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bounds import check_bounds
 from support.command_line import plan_json
 from support.corpora import write_corpus
 
@@ -418,6 +419,32 @@ def test_bad_settings_are_named(prefix: Path, settings: dict[str, Any], message:
         megaindex.build_index(
             prefix, **{"order": "epoch", "sequence_length": 32, "seed": 5, **settings}
         )
+
+
+def of_one_document(tokens: int, **settings: Any) -> EpochIndex:
+    return EpochIndex(
+        sequence_lengths=np.array([tokens], np.int32), documents=range(1), tokens_per_epoch=tokens,
+        sequence_length=1, seed=1, source_name="", add_extra_token=0, **settings,
+    )  # fmt: skip
+
+
+def test_the_most_tokens_and_mixed_documents() -> None:
+    most, says = (2**63 - 1) // 73, "cannot be counted in 64 bits"  # without a remainder
+    check_bounds(lambda n: of_one_document(73, num_epochs=n), [most], [most + 1], says)
+    mixed = (2**62, 2**62 + 1)
+    check_bounds(
+        lambda n: of_one_document(1, num_epochs=n, epochs_mixed=n), mixed[:1], mixed[1:], says
+    )
+
+
+def test_passes_are_found_exactly_up_to_their_bound(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"epochs": 3, "order": EpochOrder(left_over="carry")}
+    exact = build(prefix, **settings).pass_runs
+    monkeypatch.setattr(epoch_module, "MOST_PASSES", 3)
+    assert build(prefix, **settings).pass_runs.starts.tolist() == exact.starts.tolist()
+    assert exact.starts.size > 3  # the samples that begin with carried tokens
 
 
 @pytest.mark.parametrize(

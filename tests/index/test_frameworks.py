@@ -19,12 +19,19 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import (
     FRAMEWORK_RULES,
     as_range,
+    check_total,
     framework_rules,
     parse_split,
     select_documents,
 )
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_the_most_tokens_of_all_epochs() -> None:
+    check_total("c", 2**63 - 1)
+    with pytest.raises(InvalidArgument, match="at most 2"):
+        check_total("c", 2**63)
 
 
 def test_the_compatibility_page_is_that_of_the_data() -> None:

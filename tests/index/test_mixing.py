@@ -105,6 +105,7 @@ def test_weights_that_change(shares: tuple[int, ...], unit: int) -> None:
         streams, before = mixing.streams_between(begin, end)
         assert streams.tolist() == served.stream[begin:end].tolist()
         assert before.tolist() == mixing.counts(begin).tolist()
+    assert mixing.streams_between(2**60 - 1, 2**60)[0].size == 1
     with pytest.raises(InvalidArgument) as caught:
         mixing.streams_between(2**60, 2**60 + 1)
     assert str(caught.value) == f"a stage must have at most 2**60 positions, got {2**60 + 1}"
@@ -195,8 +196,10 @@ def test_shares_are_checked(shares: tuple[int, ...], says: str) -> None:
         PerStream(shares=(1, 1), batch_sizes=(4,))
     with pytest.raises(InvalidArgument, match="period must be at least 1"):
         Random(shares=(1,), seed=0, name="", period=0)
+    last = np.array([2**60 - 1])
+    assert Stratified(shares=(1,)).lookup(last).ordinal.tolist() == last.tolist()
     with pytest.raises(InvalidArgument, match=r"at most 2\*\*60 positions"):
-        Stratified(shares=(1,)).lookup(np.array([2**60]))
+        Stratified(shares=(1,)).lookup(last + 1)
 
 
 @pytest.mark.parametrize("small", [Fraction(1, 2**40), Fraction(1, 2**32), Fraction(1, 2**20)])

@@ -265,8 +265,9 @@ def test_damaged_block_receipts_are_refused(stored: dict[str, Any], message: str
 
 
 def test_the_last_block_of_a_stride() -> None:
-    last = {"stride": 2, "blocks": {str(2**62 - 1): BLOCK}}
-    assert BlockReceipts.from_dict(last).to_dict() == last
+    for stride, number in ((1, 2**63 - 1), (2, 2**62 - 1)):
+        last = {"stride": stride, "blocks": {str(number): BLOCK}}
+        assert BlockReceipts.from_dict(last).to_dict() == last
 
 
 @pytest.mark.parametrize("pair", [[], ["0" * 32], ["0" * 32, 1, 1], "01", {"0" * 32: 1}])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
 from support.inputs import for_each
 
+from megaindex.errors import StorageError
 from megaindex.io import paths
+from megaindex.io.mapping import map_readonly
 
 
 def test_this_machine_is_told() -> None:
@@ -65,3 +68,16 @@ def test_a_range_of_a_file_is_copied(
         found = paths.copy_range(source.fileno(), target.fileno(), offset, nbytes, done.append)
     assert (found, sum(done)) == (end - offset, end - offset)
     assert (tmp_path / "to").read_bytes() == b"head" + content[offset:end]
+
+
+def test_a_file_that_the_system_does_not_map(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.touch()
+    os.truncate(path, 1 << 43)  # sparse
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 42, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=os.strerror(errno.ENOMEM)):
+            map_readonly(str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)

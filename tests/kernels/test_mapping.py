@@ -273,6 +273,23 @@ def test_both_functions_refuse(change: dict[str, Any], message: str) -> None:
 
 
 @for_each(
+    "change",
+    [
+        {"sizes": np.array([0, 2**31 - 1, 5, 5])},
+        {"num_epochs": 0},
+        {"num_epochs": INT32_MAX},
+        {"max_num_samples": 0},
+        {"max_seq_length": INT32_MAX},
+        {"seed": 2**31 - 1},
+        {"seed": -(2**31)},
+    ],
+)
+def test_both_functions_take_numbers_up_to_their_bounds(change: dict[str, Any]) -> None:
+    check_mapping(**{**VALID, **change}, short_seq_prob=0.1, min_num_sent=0)
+    check_blocks_mapping(**{**VALID, **change}, titles_sizes=np.array([1, 2**31 - 1]))
+
+
+@for_each(
     ("change", "message"),
     [
         ({"short_seq_prob": -0.1}, "short_seq_prob must be from 0 to 1, got -0.1"),

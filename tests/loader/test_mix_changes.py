@@ -22,7 +22,7 @@ from support.inputs import for_each
 
 from megaindex import IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
-from megaindex.index.mixing import row_of_weights
+from megaindex.index.mixing import Stratified, row_of_weights
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.loader import (
     CostModel,
@@ -639,6 +639,21 @@ def test_rows_of_a_file_of_changes(tmp_path: Path, rows: list[list[int]], wrong:
             MixChanges.read(path)
     else:
         assert MixChanges.read(path).to_array().tolist() == rows
+
+
+@for_each(
+    ("begin", "piece", "rows"),
+    [(0, 9, (0, 3)), (0, 14, (0, 3)), (0, 15, (1, 3)), (0, 29, (1, 3)), (0, 30, (2, 3)),
+     (15, 15, (1, 3)), (16, 16, (2, 3)), (31, 31, None)],
+)  # fmt: skip
+def test_a_part_begins_with_the_change_in_force(
+    begin: int, piece: int, rows: tuple[int, int] | None
+) -> None:
+    first = Stratified(shares=(1, 1))
+    table = np.array([[10, 2**31, 0], [15, 0, 2**31], [30, 2**30, 2**30]])
+    changes = MixChanges.from_array(["a", "b"], table, "")
+    mixing = changes.mixing(begin, 99, piece, ["a", "b"], first, 1)
+    assert (mixing and mixing.rows) == rows
 
 
 PROCESS = """

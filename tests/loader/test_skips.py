@@ -539,6 +539,10 @@ def test_a_wrong_skip_is_refused(settings: dict[str, Any], reason: str) -> None:
         Skip(**settings)
 
 
+def test_the_greatest_id_of_a_document() -> None:
+    assert Skip(documents=[0, 2**62]).documents.tolist() == [0, 2**62]  # type: ignore[arg-type]
+
+
 def test_a_source_is_a_name_or_a_number() -> None:
     number: Any = 0
     assert Skip(source=number) == Skip(source="0") != Skip(source="web")
@@ -709,7 +713,12 @@ def test_what_is_not_a_list_of_ranges() -> None:
     stored = StoredSkips(end=64, dropped=[(4, 8)], moved=[], masked=[])
     state = {"skip": {"end": 64, "dropped": [(4, 8)], "moved": [], "masked": []}}
     assert StoredSkips.read(state) == stored
-    for ranges in ({"4": 8}, "48", 5, None, [[4]], [[4, 8, 9]], [4, 8], [{4: 8, 5: 9}], [["4", 8]]):
+    for taken in ([[0, 2**62]], [[4, 8], [8, 9]]):
+        assert StoredSkips.read({"skip": {**state["skip"], "dropped": taken}})
+    for ranges in (
+        {"4": 8}, "48", 5, None, [[4]], [[4, 8, 9]], [4, 8], [{4: 8, 5: 9}], [["4", 8]], [[4, 4]],
+        [[-1, 8]], [[4, 8], [7, 9]], [[0, 2**62 + 1]],
+    ):  # fmt: skip
         with pytest.raises(FormatError) as caught:
             StoredSkips.read({"skip": {**state["skip"], "dropped": ranges}})
         assert "the skips of it: dropped must be a list of ranges of positions, sorted" in str(

@@ -23,8 +23,10 @@ from megaindex.audit.lock_side import side_from_lock
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
 from megaindex.lock.lock_file import lock_text
+from megaindex.lock.pinned_files import all_token_hashes
 from megaindex.lock.settings import read_settings
 from megaindex.lock.shape import SECTIONS
+from megaindex.progress import silent
 from megaindex.recipe import Recipe, read_recipe
 
 
@@ -379,6 +381,15 @@ def test_hashes_of_large_corpora_are_few(monkeypatch: pytest.MonkeyPatch) -> Non
     chunks = [len(each) // 16 for each in lock.content["tokens"]["hashes"]]
     assert 2 < sum(chunks) <= 8 + len(chunks)
     assert rules("few.lock", tokens=True) == []
+
+
+def test_chunks_double_beyond_the_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megaindex.lock.pinned_files.LEAST_CHUNK", 64)
+    monkeypatch.setattr("megaindex.lock.pinned_files._MOST_CHUNKS", 8)
+    for size, chunk in ((64 * 8, 64), (64 * 8 + 1, 128), (128 * 8, 128), (128 * 8 + 1, 256)):
+        (tmp_path / "c.bin").write_bytes(bytes(size))
+        found = all_token_hashes([str(tmp_path / "c")], silent)
+        assert found["chunk_bytes"] == chunk
 
 
 def test_a_lock_is_moved_with_its_data_or_without(tmp_path: Path) -> None:

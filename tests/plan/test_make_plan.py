@@ -20,7 +20,7 @@ from support.inputs import for_each
 import megaindex
 from megaindex.index.draws import GreedyDraws
 from megaindex.plan import make_plan
-from megaindex.plan.model import epochs_text
+from megaindex.plan.model import MaskEffect, SkipEffect, epochs_text
 from megaindex.recipe import read_recipe
 
 SIZED = {"tokens_per_epoch": 100_000, "sequence_length": 64, "global_batch_size": 8}
@@ -336,3 +336,19 @@ def test_the_least_weights_are_planned(order: str, weight: float) -> None:
     )  # fmt: skip
     assert [row.drawn for row in plan.rows("train")] in ([0, 100], [1, 99])
     assert plan.max_train_iters_without_repeat is not None
+
+
+@for_each(("sources", "more"), [(10, ""), (11, " and 1 more"), (13, " and 3 more")])
+def test_sources_without_loss_are_counted_beyond_the_tenth(sources: int, more: str) -> None:
+    masked = tuple(MaskEffect(source=f"s{k}", tokens=k + 1) for k in range(sources))
+    effect = SkipEffect(
+        steps_dropped=0, samples_dropped=0, steps_moved=0, samples_moved=0, samples_left_over=0,
+        steps_made=9, samples_to_read=9, samples_padded=0, first_masked_step=3,
+        masked_documents=1, masked=masked,
+    )  # fmt: skip
+    total = sources * (sources + 1) // 2
+    (line,) = effect.lines()
+    assert line.startswith(
+        f"loss of {total} tokens masked from step 3 on: s{sources - 1} {sources}, "
+    )
+    assert line.endswith(f"s{sources - 10} {sources - 9}{more}")

@@ -280,17 +280,33 @@ def test_lines_of_a_histogram_may_have_any_order(tmp_path: Path) -> None:
         ("17 x\n", "line 1 must be"),
         ("17 -1\n", "line 1 must be"),
         ("1 1\n\n17 2\n17 3\n", "line 4 gives length 17 a second time"),
-        ("17 3000000000\n", "below 2\\*\\*31"),
-        ("5000000000 1\n", "below 2\\*\\*31"),
-        ("0 12\n", "from 1 to 2\\*\\*63 - 1 tokens"),
-        ("", "from 1 to 2\\*\\*63 - 1 tokens"),
-        ("5 2000000000\n6 2000000000\n", "fewer than 2\\*\\*31"),
+        ("17 2147483648\n", "below 2\\*\\*31"),
+        ("2147483648 1\n", "below 2\\*\\*31"),
+        ("0 12\n", "must hold a token"),
+        ("", "must hold a token"),
+        ("5 2147483646\n6 2\n", "fewer than 2\\*\\*31"),
     ],
 )
 def test_histograms_that_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "h.txt").write_text(text)
     with pytest.raises(FormatError, match=message):
         read_length_histogram(str(tmp_path / "h.txt"))
+
+
+@for_each(
+    ("text", "documents", "tokens"),
+    [
+        ("0 12\n1 1\n", 13, 1),
+        ("2147483647 2147483647\n", 2**31 - 1, (2**31 - 1) ** 2),
+        ("5 2147483646\n6 1\n", 2**31 - 1, 5 * 2**31 - 4),
+    ],
+)
+def test_the_least_and_the_largest_histograms(
+    tmp_path: Path, text: str, documents: int, tokens: int
+) -> None:
+    (tmp_path / "h.txt").write_text(text)
+    histogram = read_length_histogram(str(tmp_path / "h.txt"))
+    assert (histogram.num_documents, histogram.tokens) == (documents, tokens)
 
 
 @for_each(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bounds import check_bounds
 from support.examples import one_in
 from support.inputs import for_each
 
@@ -22,6 +24,7 @@ from megaindex.index.staged_index import StagedIndex
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
+from megaindex.settings.past import PastRead
 from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream, Weighting
 from megaindex.settings.run_settings import Target
 
@@ -278,6 +281,16 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
         resolve_recipe(recipe_of(**settings), sizes_of([50]))  # type: ignore[arg-type]
 
 
+def test_the_most_samples_of_a_run() -> None:
+    def resolve(samples: int) -> object:
+        length = Target(kind="samples", value=Fraction(samples))
+        return resolve_recipe(
+            recipe_of([stage_of("one", {"a": 1}, length)], corpora(1)), sizes_of([2**40])
+        )
+
+    check_bounds(resolve, [2**60], [2**60 + 4], "a run has at most")
+
+
 @for_each(
     ("make", "says"),
     [
@@ -318,6 +331,77 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
 def test_a_part_that_cannot_be_is_refused(make: object, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         make()  # type: ignore[operator]
+
+
+@for_each(
+    ("make", "inside", "outside", "says"),
+    [
+        (
+            lambda number: RecipeSource(name="a", path="p", max_epochs=number),
+            (Fraction(1, 2**60), 2**31),
+            (0, 2**31 + 1),
+            "max_epochs must be positive and at most",
+        ),
+        (
+            lambda number: RecipeSource(name="a", path="p", max_fraction=number),
+            (Fraction(1, 2**60), 1),
+            (0, Fraction(2**60 + 1, 2**60)),
+            "max_fraction must be",
+        ),
+        (
+            lambda number: Stream(source="a", proportion=number),
+            (Fraction(1, 2**53), 2**53 - 1),
+            (0, Fraction(1, 2**53 + 1), 2**53),
+            "proportion must be",
+        ),
+        (
+            lambda number: Stream(source="a", batch_size=number),
+            (1, 2**53),
+            (0, 2**53 + 1),
+            "batch_size",
+        ),
+        (
+            lambda number: stage_of("s", {"a": 1}, None, epoch_size=number),
+            (1, 2**53 - 1),
+            (0, 2**53),
+            "epoch_size, a number of samples from 1",
+        ),
+        (
+            lambda number: stage_of("s", {"a": 1}, Target(kind="samples", value=Fraction(number))),
+            (1, 2**62),
+            (0, "1/2", 2**62 + 1),
+            "its length must be",
+        ),
+        (
+            lambda number: stage_of("s", {"a": 1}, Target(kind="epochs", value=Fraction(number))),
+            ("1/2", 2**62),
+            (2**62 + 1,),
+            "its length must be",
+        ),
+        (
+            lambda number: PastRead(source="a", epochs=number),
+            (0, 10_000),
+            (-1, Fraction(20_001, 2)),
+            "epochs must be from 0",
+        ),
+        (
+            lambda number: PastRead(source="a", tokens=number),
+            (0, 2**62 - 1),
+            (-1, 2**62),
+            "tokens must be from 0",
+        ),
+        (
+            lambda number: Target(kind="epochs", value=number),
+            (Fraction(1, 2**60), 2**63 - 1),
+            (0, 2**63),
+            "epochs must be a positive number",
+        ),
+    ],
+)
+def test_numbers_on_both_sides_of_a_bound(
+    make: Callable[[Any], object], inside: tuple[Any, ...], outside: tuple[Any, ...], says: str
+) -> None:
+    check_bounds(make, inside, outside, says)
 
 
 @dataclass

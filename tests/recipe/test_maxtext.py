@@ -124,6 +124,10 @@ def test_evaluation_files_of_megatron_order(folder: Path) -> None:
     run = resolve(read_settings({"maxtext_config": shares, "world_size": 4}))
     assert [source.path for source in run.data.train] == ["web"]
     assert run.data.split is not None
+    for interval, evaluates in ((-1, False), (0, False), (1, True)):
+        words[-1] = f"eval_interval={interval}"
+        found = read_settings({"maxtext_config": [*words, *files[-2:]], "world_size": 4})
+        assert (found.eval_iters, found.eval_interval) == ((2, 1) if evaluates else (0, None))
 
 
 def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -296,6 +296,24 @@ def test_numbers_of_numpy_are_stored_as_pythons(kind: Any, values: dict[str, Any
     assert [field.name for field in fields(made) if of_numpy(getattr(made, field.name))] == []
 
 
+@for_each(("sources", "shown"), [(24, 24), (25, 10)])
+def test_the_past_of_many_sources_fits_a_page(sources: int, shown: int, tmp_path: Path) -> None:
+    listed, read, mix = (
+        ", ".join(f"s{number}: {text}" for number in range(sources))
+        for text in ("{tokens: 9000}", "{tokens: 1000}", "1")
+    )
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "sequence_length: 16\nbatch: {global_batch_size: 8}\n"
+        f"sources: {{{listed}}}\npast: {{steps: 100, read: {{{read}}}}}\n"
+        f"stages: {{a: {{steps: 400, mix: {{{mix}}}}}}}\n"
+    )
+    status, out, err = plan("--recipe", path)
+    assert status == 0, err
+    assert out.count("tokens 1,000") == shown
+    assert (f"… and {sources - shown} more; --json lists all" in out) == (sources > shown)
+
+
 @pytest.mark.parametrize("sources", [24, 25])
 def test_the_plan_of_many_sources_fits_a_page(sources: int, tmp_path: Path) -> None:
     names = [f"s{number}" for number in range(sources)]

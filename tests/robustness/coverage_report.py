@@ -1,8 +1,8 @@
 """Lines and branches that tests reach, of the native headers and of Python packages.
 
 ``make coverage`` runs the C++ driver of ``make sanitize`` and the kernel tests on a build for gcov,
-then all tests that are not slow under coverage.py, or those in files that changed since the data of
-``make mutants`` was collected. Each line that is not reached has a reason here.
+then all tests that are not slow under coverage.py, or those in files that changed since the last
+such run. Each line that is not reached has a reason here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from robustness.mutants.reached import REACHED, ROOT, collect, relative_coverage
+from robustness.mutants.reached import ROOT, collect, relative_coverage
 
+DATA = ROOT / "build/coverage.data"
 PACKAGES = ("index", "plan", "cache", "format")
 REASONS = {
     "blending.hpp": "without AVX2: make aarch64",
@@ -63,8 +64,8 @@ def main() -> int:
         if any(not count for key, count in counts[name].items() if key[-1] == -1):
             print(f"{'':28} {REASONS.get(name, 'NO REASON')}")
     print(row("all headers", {(n, *key): c for n in counts for key, c in counts[n].items()}))
-    REACHED.parent.mkdir(exist_ok=True)
-    collect(REACHED, ROOT, os.cpu_count() or 1)
+    DATA.parent.mkdir(exist_ok=True)
+    collect(DATA, ROOT, os.cpu_count() or 1, branches=True)
     print_packages()
     return 0
 
@@ -75,7 +76,7 @@ def print_packages() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/report.json"
         measured = [f"megaindex/{package}/*" for package in PACKAGES]
-        relative_coverage(REACHED).json_report(outfile=path, include=measured)
+        relative_coverage(DATA).json_report(outfile=path, include=measured)
         files: dict[str, Any] = json.loads(Path(path).read_text())["files"]
     print(f"\n{'package':28} {'lines':>6} {'reached':>8} {'branches':>9} {'taken':>6}")
     for package in PACKAGES:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.bounds import check_bounds
 from support.command_line import cli
 from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
+from megaindex.settings import batch_schedule
 from megaindex.settings.batch_schedule import parse_count, ramp_up
+from megaindex.settings.capture import _read_call
+from megaindex.settings.llm_foundry_yaml import _resolved
 from megaindex.settings.megatron_args import read_megatron
 from megaindex.settings.nanotron_yaml import read_nanotron
 from megaindex.settings.neox_yaml import neox_settings, read_neox
 from megaindex.settings.recipe_file import read_recipe
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings
+from megaindex.settings.yaml_sections import parse_yaml
 
 
 @for_each("text", ["1e999999999", "1e9999999T", "1E+99999", "1/0", "", "T"])
@@ -36,6 +44,60 @@ def test_the_longest_ramp_that_doubles_tell_apart() -> None:
     assert ramp.stages == ((0, 1), (2**52, 2), (2**53, 3))
     with pytest.raises(InvalidArgument, match="at most 1000000 over"):
         ramp_up(1, 1, 2**53 + 1, 3, "--rampup-batch-size")
+
+
+def test_ramps_of_the_most_increments_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_schedule, "_MOST_INCREMENTS", 1000)
+    assert len(ramp_up(1, 1, 2000, 1001, "--rampup-batch-size").stages) == 1001
+    with pytest.raises(InvalidArgument, match="at most 1000 over"):
+        ramp_up(1, 1, 2000, 1002, "--rampup-batch-size")
+
+
+def nested(levels: int) -> Any:
+    return functools.reduce(lambda value, _: [value], range(levels), 7)
+
+
+def merged(entries: int) -> object:
+    """Read a mapping of so many entries, 99,900 of them merged and one the merge key."""
+    named = "".join(f"  k{k}: 1\n" for k in range(100))
+    own = "".join(f"  own{k}: 1\n" for k in range(entries - 99_901))
+    text = f"a: &a\n{named}b:\n  <<: [{', '.join(['*a'] * 999)}]\n{own}"
+    return parse_yaml(text.encode(), "f", "--recipe")
+
+
+@for_each(
+    ("make", "inside", "outside", "says"),
+    [
+        (lambda depth: _resolved({"max_seq_len": nested(depth)}, "f"), [100], [101], "to too many"),
+        (
+            lambda size: _resolved({"max_seq_len": "x" * size}, "f"),
+            [1_000_000],
+            [1_000_001],
+            "to too many",
+        ),
+        (
+            lambda size: read_megatron("python t.py --seq-length 8\n".ljust(size, "#"), {}),
+            [1 << 18],
+            [(1 << 18) + 1],
+            "a text of that size",
+        ),
+        (merged, [100_000], [100_001], "expand to more than 100000 entries"),
+    ],
+)
+def test_sizes_on_both_sides_of_a_bound(
+    make: Callable[[Any], object], inside: list[Any], outside: list[Any], says: str
+) -> None:
+    check_bounds(make, inside, outside, says)
+
+
+def test_the_longest_recorded_command_and_one_byte_more(tmp_path: Path) -> None:
+    path = tmp_path / "call"
+    call = json.dumps({"words": ["x"], "environment": {}, "folder": "/"})
+    path.write_text(call.ljust(1 << 24))
+    assert _read_call(path).words == ["x"]
+    path.write_text(call.ljust((1 << 24) + 1))
+    with pytest.raises(InvalidArgument, match="more than 16777216 bytes"):
+        _read_call(path)
 
 
 def test_samples_of_no_tokens() -> None:

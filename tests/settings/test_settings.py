@@ -139,6 +139,15 @@ def test_bad_settings_are_named_with_a_remedy(changes: dict[str, Any], reason: s
     assert "\n" not in str(caught.value)
 
 
+def test_evaluation_micro_batches_of_a_ramp_divide_one_round_of_all_ranks() -> None:
+    changes = {"order": "megatron", "batch_schedule": "0:8 160:16", "global_batch_size": None,
+               "micro_batch_size": 4, "data_parallel_size": 2}  # fmt: skip
+    for size in (2, 4):
+        run_of(**changes, eval_micro_batch_size=size)
+    with pytest.raises(InvalidArgument, match="batch of 8 samples must be a multiple"):
+        run_of(**changes, eval_micro_batch_size=8)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -465,7 +465,7 @@ def main() -> int:
     everything = all_mutants(options.files)
     mutants = draw_sample(everything, options.sample, seed)
     print(f"seed {seed}: {len(mutants)} of {len(everything)} mutants; results in {results}")
-    collect(REACHED, ROOT, options.jobs)
+    collect(REACHED, ROOT, options.jobs, branches=False)
     run = Run(mutants, results, options.seconds, Reached(REACHED))
     threads = [threading.Thread(target=run.work) for _ in range(options.jobs)]
     for thread in threads:
