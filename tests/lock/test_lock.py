@@ -388,7 +388,7 @@ def test_chunks_double_beyond_the_most(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("megaindex.lock.pinned_files._MOST_CHUNKS", 8)
     for size, chunk in ((64 * 8, 64), (64 * 8 + 1, 128), (128 * 8, 128), (128 * 8 + 1, 256)):
         (tmp_path / "c.bin").write_bytes(bytes(size))
-        found = all_token_hashes([str(tmp_path / "c")], silent)
+        found = all_token_hashes([str(tmp_path / "c")], "xxh3-64", silent)
         assert found["chunk_bytes"] == chunk
 
 
