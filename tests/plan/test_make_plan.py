@@ -343,8 +343,8 @@ def test_sources_without_loss_are_counted_beyond_the_tenth(sources: int, more: s
     masked = tuple(MaskEffect(source=f"s{k}", tokens=k + 1) for k in range(sources))
     effect = SkipEffect(
         steps_dropped=0, samples_dropped=0, steps_moved=0, samples_moved=0, samples_left_over=0,
-        steps_made=9, samples_to_read=9, samples_padded=0, first_masked_step=3, first_removed_step=None,
-        masked_documents=1, masked=masked,
+        steps_made=9, samples_to_read=9, samples_padded=0, first_masked_step=3,
+        first_removed_step=None, masked_documents=1, masked=masked,
     )  # fmt: skip
     total = sources * (sources + 1) // 2
     (line,) = effect.lines()
