@@ -8,6 +8,7 @@ larger one, whatever the seed of the run; what is held out is the shortest suffi
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -31,6 +32,7 @@ from megaindex.validation import check_fraction, check_setting, shown
 DEFAULT_SUBSET_SEED = 0
 _BIN_BITS = 12  # first bits of a word, by which tokens are summed
 _BIN_SHIFT = np.uint64(64 - _BIN_BITS)
+_NEAR = 2  # bins on both sides of a likely threshold
 
 Share: TypeAlias = Fraction | str
 """Share of the tokens; or a threshold, the word of a document as ``0x`` and 16 digits."""
@@ -121,7 +123,7 @@ class SubsetRule:
         Raises:
             InvalidArgument: the share reaches what is held out, or no document is left.
         """
-        tokens = _TokensByWord(WordRange(self.seed, name), lengths, within)
+        tokens = _TokensByWord(WordRange(self.seed, name), lengths, within, self._likely)
         if not self or not tokens.total:
             return within
         held = LAST_WORD + 1 if self.held_out is None else self._held(tokens, where)
@@ -134,6 +136,13 @@ class SubsetRule:
                 "leaves out; lower one of them"
             )
         return _some(replace(tokens.words, last=last), tokens, where, held)
+
+    @property
+    def _likely(self) -> list[Fraction]:
+        """Parts of all words up to a threshold, where lengths do not depend on the words."""
+        held = 0 if self.held_out is None or isinstance(self.held_out, str) else self.held_out
+        share = 1 if self.share is None or isinstance(self.share, str) else self.share
+        return [Fraction(1 - held), Fraction(share * (1 - held))]
 
     def _held(self, tokens: _TokensByWord, where: str) -> int:
         """Return the least word that is held out."""
@@ -186,26 +195,39 @@ def _some(words: WordRange, tokens: _TokensByWord, where: str, held: int) -> Doc
 class _TokensByWord:
     """Tokens of the documents of a source in the order of their words."""
 
-    def __init__(self, words: WordRange, lengths: I32, within: range) -> None:
+    def __init__(
+        self, words: WordRange, lengths: I32, within: range, likely: Sequence[Fraction]
+    ) -> None:
         self.words = words
-        self._lengths = lengths
         self.within = within
+        self._lengths = lengths
+        self._is_near = np.zeros(1 << _BIN_BITS, bool)
+        """Bins of which the documents are kept in the pass that sums."""
+        for part in likely:
+            number = int(part * self._is_near.size)
+            self._is_near[max(0, number - _NEAR) : number + _NEAR + 1] = True
 
     @cached_property
-    def _sums(self) -> I64:
-        """int64[bins]: tokens of the documents by the first bits of their words."""
+    def _scanned(self) -> tuple[I64, U64, I32]:
+        """Tokens of the documents of each bin, int64[bins]; words and lengths of those near."""
 
-        def add(part: range) -> I64:
-            sums = np.zeros(1 << _BIN_BITS, np.int64)
+        def scan(part: range) -> tuple[I64, U64, I32]:
+            sums, near = np.zeros(self._is_near.size, np.int64), []
             for begin, end, words in self.words.chunks(part):
-                words >>= _BIN_SHIFT  # sums of doubles are exact below 2**53
-                own = np.bincount(words.view(np.int64), self._lengths[begin:end], sums.size)
-                sums += own.astype(np.int64)
-            return sums
+                bins, lengths = (words >> _BIN_SHIFT).view(np.int64), self._lengths[begin:end]
+                # sums of doubles are exact below 2**53
+                sums += np.bincount(bins, lengths, sums.size).astype(np.int64)
+                at = np.flatnonzero(self._is_near[bins])
+                near.append((words[at], lengths[at]))
+            return sums, *_joined(near)
 
-        parts = map_interruptibly(add, parts_of_range(self.within), num_threads())
-        sums: I64 = np.sum(parts, axis=0, dtype=np.int64)
-        return sums
+        parts = map_interruptibly(scan, parts_of_range(self.within), num_threads())
+        sums: I64 = np.sum([part[0] for part in parts], axis=0, dtype=np.int64)
+        return sums, *_joined([part[1:] for part in parts])
+
+    @property
+    def _sums(self) -> I64:
+        return self._scanned[0]
 
     @property
     def total(self) -> int:
@@ -213,19 +235,13 @@ class _TokensByWord:
 
     def _bin(self, number: int) -> tuple[U64, I64]:
         """Return the words of the documents of a bin in their order, and their lengths."""
-
-        def find(part: range) -> tuple[U64, I32]:
-            found = []
-            for begin, end, words in self.words.chunks(part):
-                at = np.flatnonzero(words >> _BIN_SHIFT == np.uint64(number))
-                found.append((words[at], self._lengths[begin:end][at]))
-            own, sizes = zip(*found, strict=True)
-            return np.concatenate(own), np.concatenate(sizes)
-
-        parts = map_interruptibly(find, parts_of_range(self.within), num_threads())
-        words, lengths = (np.concatenate(each) for each in zip(*parts, strict=True))
-        order = np.argsort(words)
-        return words[order], lengths[order].astype(np.int64)
+        if not self._is_near[number]:  # as of few documents
+            self._is_near[number] = True
+            del self._scanned
+        _, words, lengths = self._scanned
+        at = np.flatnonzero(words >> _BIN_SHIFT == np.uint64(number))
+        at = at[np.argsort(words[at])]
+        return words[at], lengths[at].astype(np.int64)
 
     def threshold(self, tokens: int, *, behind: bool = False) -> int:
         """Return the first word at which the documents up to it have ``tokens``, at least 1.
@@ -244,3 +260,9 @@ class _TokensByWord:
         number = first >> 64 - _BIN_BITS
         words, lengths = self._bin(number)
         return int(self._sums[number + 1 :].sum() + lengths[words >= np.uint64(first)].sum())
+
+
+def _joined(pieces: Sequence[tuple[U64, I32]]) -> tuple[U64, I32]:
+    words, lengths = zip(*pieces, strict=True) if pieces else ((), ())
+    none = np.empty(0, np.uint64), np.empty(0, np.int32)
+    return np.concatenate([none[0], *words]), np.concatenate([none[1], *lengths])
