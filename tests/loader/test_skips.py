@@ -587,7 +587,7 @@ def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
         ),
         (Skip(documents=[1], source="web"), "must be a file, got an array"),
         (Skip(documents=tmp_path / "words", source="web"), "words: must hold sequence ids"),
-        (Skip(documents=tmp_path / "large", source="web"), "large: must hold .* got b'9{20}'"),
+        (Skip(documents=tmp_path / "large", source="web"), "large: must hold .* got '9{20}'"),
         (Skip(documents=tmp_path / "two.npy", source="web"), "two.npy: not an array of ids"),
         (Skip(documents=tmp_path / "empty.npy", source="web"), "empty.npy: not an array of ids"),
         (Skip(documents=tmp_path / "no.npy", source="web"), "no.npy: not an array of ids"),

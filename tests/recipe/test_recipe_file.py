@@ -161,7 +161,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("source: {path: valid, kind: finetuning}, ", "", "source is missing: the prefix of"),
         ("interval: 100", "interval: 0", "evaluation.interval must be at least 1"),
         ("iterations: 5", "iterations: 0", "evaluation: iterations must be at least 1"),
-        ("steps: 1000\n    mix: {web: 0.7", "steps: 0\n    mix: {web: 0.7", "must be a positive"),
+        ("steps: 1000\n    mix: {web: 0.7", "steps: 0\n    mix: {web: 0.7", "must be positive"),
         ("choose: 512", "choose: 9007199254740993", "choose must be below 2"),
     ],
 )  # fmt: skip
