@@ -508,8 +508,10 @@ def serve(found: ServedTokens, samples: I64, positions: I64) -> ServedTokens:
     """
     order = np.argsort(samples, kind="stable")
     ordered = samples[order]
-    low = np.searchsorted(ordered, found.sample)
-    times = np.searchsorted(ordered, found.sample, "right") - low
+    by_sample = np.argsort(found.sample)  # neighbours are sought with one part of a cache
+    keys, low, times = found.sample[by_sample], np.empty_like(by_sample), np.empty_like(by_sample)
+    low[by_sample] = np.searchsorted(ordered, keys)
+    times[by_sample] = np.searchsorted(ordered, keys, "right") - low[by_sample]
     which = np.repeat(np.arange(times.size), times)
     within = np.arange(which.size) - np.repeat(np.cumsum(times) - times, times)
     return found.select(which)._replace(sample=positions[order[low[which] + within]])

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.array_index import ServedTokens, join_served, serve, served_tokens
+from megaindex.index.array_index import ServedTokens, distinct, join_served, serve, served_tokens
 from megaindex.index.counts import CountsByLength, Cursors
 from megaindex.index.mixing import Mixing
 from megaindex.index.orders.epoch import PassTables
@@ -238,7 +238,7 @@ class StagedIndex(CombinedIndex):
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.array_index.served_tokens`."""
         found = served_tokens(self.sources[source], documents)
-        samples = np.unique(found.sample)
+        samples = distinct(found.sample)
         pieces = []
         for stage, first in zip(self.stages, self._bounds[:-1].tolist(), strict=True):
             for stream, (number, begin, end) in enumerate(stage.reads()):
