@@ -80,7 +80,7 @@ def test_training_never_reads_what_the_evaluation_does() -> None:
 def test_shares_that_overlap_are_refused(web: Any, evaluation: Any, more: Any) -> None:
     made = recipe(web, evaluation, **more)
     for opening in (open_recipe, plan_recipe):
-        with pytest.raises(InvalidArgument, match="reads documents of web"):
+        with pytest.raises(InvalidArgument, match="reads documents that .* holds out"):
             opening(made)
 
 
@@ -92,7 +92,11 @@ def test_shares_that_overlap_are_refused(web: Any, evaluation: Any, more: Any) -
         ({"subset": "0x00000000000000ff"}, "subset 0x00000000000000ff is a threshold"),
         ({"held_out": 1}, "held_out"),
         ({"subset_seed": -1}, "subset_seed"),
-        ({"path": "", "tokens": 900, "subset": 0xFF}, "subset 0x00000000000000ff is a threshold"),
+        ({"subset": 0xFF}, "web.subset must be a share up to 1, or a threshold in quotes"),
+        ({"subset": True}, "subset must be"),
+        ({"held_out": "0x0000000000000000"}, "leaves no document"),
+        ({"subset_seed": 3}, "subset_seed 3: has no effect"),
+        ({"path": "", "tokens": 900, "held_out": "0x00000000000000ff"}, "is a threshold"),
     ],
 )
 def test_settings_are_checked(web: Any, message: str) -> None:
@@ -116,8 +120,8 @@ def test_a_threshold_pins_the_documents_of_a_corpus_that_grew() -> None:
     np.testing.assert_array_equal(ids[ids < 900], old.sequence_ids(np.arange(len(old))))
     # YAML reads a threshold without quotes as a number
     text = f"{{path: web, shuffle_name: w, subset: {shown['threshold']}}}"
-    again = recipe(yaml.safe_load(text))
-    assert again.sources[0].subset == shown["threshold"]
+    with pytest.raises(InvalidArgument, match="in quotes"):
+        recipe(yaml.safe_load(text))
 
 
 def test_a_subset_is_the_same_by_flags_recipe_and_lock() -> None:
@@ -145,6 +149,37 @@ def test_a_subset_is_the_same_by_flags_recipe_and_lock() -> None:
     status, _, err = cli("plan", *words[:5], "--order", "megatron", *words[-6:])
     assert status == 2
     assert "order is megatron" in err
+
+
+def test_a_pair_that_is_given_twice_holds_out_the_same_or_is_refused() -> None:
+    for ending in ("bin", "idx"):
+        Path(f"link.{ending}").symlink_to(f"web.{ending}")
+    common = ["--seq-length", 16, "--global-batch-size", 4, "--order", "epoch", "--train-iters", 9]
+    common += ["--held-out", "1/10"]
+    for words in (
+        ["1", "web", "1", "web"],
+        ["1", "web", "1", "link"],
+        ["--train-data-path", "web", "--valid-data-path", "link"],
+    ):
+        status, _, err = cli("plan", *words, *common)
+        assert status == 2
+        assert "holds out" in err
+    named = ["1", "web", "1", "link", *common, "--shuffle-names", "w", "w"]
+    assert cli("plan", *named)[0] == 0
+    with pytest.raises(InvalidArgument, match="holds out"):
+        open_recipe(recipe({"held_out": "1/10"}, {"path": "link"}))
+
+
+def test_an_evaluation_without_files_has_what_is_held_out() -> None:
+    made = recipe(
+        {"path": "", "tokens": 100_000, "held_out": "1/100"},
+        {"tokens": 100_000, "held_out": "1/100"},
+        stages={"all": {"steps": 40, "mix": {"web": 1}}},
+        sources={"web": {"tokens": 100_000, "held_out": "1/100"}},
+    )
+    layout = plan_recipe(made)
+    assert layout.validation is not None
+    assert (layout.sizes[0].tokens, layout.validation.tokens) == (99_000, 1_000)
 
 
 def test_plans_without_files_count_the_share() -> None:
@@ -255,6 +290,8 @@ def test_the_command_writes_the_scaled_recipe() -> None:
         (["web", "--scale", "1/4", "--seq-length", 16], "--scale is of a recipe"),
         (["in/run.yaml", "--out", "x"], "--out is the file of a scaled recipe"),
         (["in/run.yaml", "--scale", "1/4", "--balance"], "--scale is of a recipe alone"),
+        (["in/run.yaml", "--scale", "1/4", "--mix-bounds"], "--scale is of a recipe alone"),
+        (["in/run.yaml", "--scale", "1/4", "--print-config", "recipe", "--out", "x"], "--out"),
     ):
         status, _, err = cli("plan", *words)
         assert status == 2

@@ -20,7 +20,7 @@ from megaindex.index.documents import Documents, DocumentSubset
 from megaindex.index.frameworks import Split, select_documents
 from megaindex.index.order_settings import Order, check_parameters, order_of
 from megaindex.index.subset_rule import SubsetRule, no_subset
-from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none
+from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none, shown
 
 if TYPE_CHECKING:
     from megaindex.engine import Engine
@@ -108,7 +108,7 @@ def build_index(
     name = str(dataset.path_prefix)
     chosen: Documents
     if isinstance(documents, DocumentSubset):
-        chosen = documents
+        chosen = _of_this(dataset, documents, source_name)
     else:
         chosen = select_documents(
             len(dataset), name, row, documents=documents, split=split, subset=subset
@@ -131,6 +131,19 @@ def build_index(
         source_name=source_name,
         fetch=cache_at(cache_dir),
     )
+
+
+def _of_this(
+    dataset: IndexedDataset, documents: DocumentSubset, source_name: str | None
+) -> DocumentSubset:
+    """Return a subset; InvalidArgument for one of another source."""
+    name = corpus_fingerprint(dataset) if source_name is None else source_name
+    if documents.words.name != name or documents.within.stop > len(dataset):
+        raise InvalidArgument(
+            f"{dataset.path_prefix}: documents are a subset of another source, "
+            f"{shown(documents.words.name)}; give document_subset in their place"
+        )
+    return documents
 
 
 def _narrowed(

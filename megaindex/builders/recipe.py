@@ -43,6 +43,7 @@ from megaindex.index.source_targets import LossKind, SourceTargets
 from megaindex.index.spans import Index, check_same_lengths
 from megaindex.index.staged_index import StagedIndex
 from megaindex.index.stretches import Stretch, StretchedIndex, sequence
+from megaindex.index.subset_rule import Reader, SubsetRule, check_held_out
 from megaindex.io.atomic import is_size
 from megaindex.io.paths import absolute, check_local
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
@@ -354,7 +355,7 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
     cache = ValidationCache(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
     sources = tuple(source for source in _open_sources(recipe, cache) if source is not None)
     validation = _open_evaluation(recipe, cache)
-    _check_held_out(sources, validation)
+    _check_held_out(sources, validation, cache)
     layout = _evaluated(
         resolve_recipe(recipe, [source.size for source in sources]),
         None if validation is None else validation.size,
@@ -387,7 +388,7 @@ def plan_recipe(recipe: Recipe) -> RecipeLayout:
     pairs = zip(recipe.sources, opened, strict=True)
     sizes = [_counted(c, recipe) if one is None else one.size for c, one in pairs]
     evaluation, validation = recipe.evaluation, _open_evaluation(recipe, cache)
-    _check_held_out([source for source in opened if source is not None], validation)
+    _check_held_out([one for one in opened if one is not None], validation, cache)
     size = None if validation is None else validation.size
     if evaluation is not None and size is None:
         size = _counted(evaluation.source, recipe, evaluation_length(recipe))
@@ -413,7 +414,7 @@ def _evaluated(layout: RecipeLayout, validation: SourceSize | None) -> RecipeLay
 def _counted(corpus: RecipeSource, recipe: Recipe, length: int | None = None) -> SourceSize:
     """Return the size of a source that has a token count in place of files."""
     assert corpus.tokens is not None, "or it has a path"
-    tokens = corpus.subset_rule.count(corpus.tokens)
+    tokens = _rule_of(corpus, evaluates=length is not None).count(corpus.tokens)
     for stage in recipe.stages:
         weighting = stage.weighting
         drawn = any(stream.source == corpus.name for stream in stage.streams)
@@ -459,38 +460,25 @@ def _open_evaluation(recipe: Recipe, cache: ValidationCache) -> OpenSource | Non
     return _open(corpus, recipe, dataset, name, cache, evaluation_length(recipe))
 
 
-def _check_held_out(sources: Sequence[OpenSource], validation: OpenSource | None) -> None:
-    """Check that nothing reads in training what another source of the same pair holds out.
-
-    Raises:
-        InvalidArgument: two sources of a pair hold out different documents, or one none.
-    """
-    for source in [*sources, *([] if validation is None else [validation])]:
-        if source.corpus.held_out is None:
-            continue
-        prefix, held = absolute(source.dataset.path_prefix), _held(source)
-        for other in sources:
-            if absolute(other.dataset.path_prefix) == prefix and _held(other) != held:
-                raise InvalidArgument(
-                    f"source {other.corpus.name}: reads documents of {other.dataset.path_prefix} "
-                    f"that source {source.corpus.name} holds out; give both the same held_out, "
-                    "subset_seed and shuffle_name"
+def _check_held_out(
+    sources: Sequence[OpenSource], validation: OpenSource | None, cache: ValidationCache
+) -> None:
+    """Check that nothing trains on what another source holds out; see `check_held_out`."""
+    opened = [(source, True) for source in sources]
+    opened += [] if validation is None else [(validation, False)]
+    if any(source.corpus.held_out is not None for source, _ in opened):
+        check_held_out(
+            [
+                Reader(
+                    f"source {source.corpus.name}",
+                    cache.fingerprint(source.dataset),
+                    source.corpus.subset_rule,
+                    source.shuffle_name,
+                    trains,
                 )
-    if validation is None or validation.corpus.held_out is not None:
-        return
-    prefix = absolute(validation.dataset.path_prefix)
-    for source in sources:
-        if source.corpus.held_out is not None and absolute(source.dataset.path_prefix) == prefix:
-            raise InvalidArgument(
-                f"evaluation: reads documents of {validation.dataset.path_prefix} that source "
-                f"{source.corpus.name} trains on; give its source the held_out of that one"
-            )
-
-
-def _held(source: OpenSource) -> tuple[Any, ...]:
-    """Return what decides the documents that a source holds out."""
-    corpus = source.corpus
-    return corpus.held_out, corpus.held_out and (corpus.subset_seed, source.shuffle_name)
+                for source, trains in opened
+            ]
+        )
 
 
 def _open(
@@ -618,9 +606,14 @@ def _documents(
     corpus: RecipeSource, dataset: IndexedDataset, shuffle_name: str, *, evaluates: bool
 ) -> range | DocumentSubset:
     """Return the documents of an epoch of a source, of an evaluation those held out."""
-    rule = replace(corpus.subset_rule, evaluates=evaluates and corpus.held_out is not None)
+    rule = _rule_of(corpus, evaluates=evaluates)
     within, where = range(len(dataset)), f"source {corpus.name}"
     return rule.choose(shuffle_name, dataset.sequence_lengths, within, where)
+
+
+def _rule_of(corpus: RecipeSource, *, evaluates: bool) -> SubsetRule:
+    """Return which documents a source of training or of an evaluation reads."""
+    return replace(corpus.subset_rule, evaluates=evaluates and corpus.held_out is not None)
 
 
 def _bins(

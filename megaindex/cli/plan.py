@@ -71,10 +71,13 @@ def _plan_scaled(options: argparse.Namespace) -> int:
     from megaindex.progress import counting_samples
     from megaindex.recipe.scale import scale_recipe, write_recipe
 
-    if options.lock or options.balance or options.cost_model:
+    if options.lock or options.balance or options.cost_model or options.mix_bounds:
         raise InvalidArgument(
-            "--scale is of a recipe alone; leave --lock, --balance and --cost-model out"
+            "--scale is of a recipe alone; leave --lock, --balance, --cost-model and --mix-bounds "
+            "out"
         )
+    if options.print_config and options.out:
+        raise InvalidArgument("--print-config prints the scaled recipe; leave --out out")
     options.skip = skips_of_options(options)
     recipe = recipe_of(options, besides=("skip",))
     if recipe is None:

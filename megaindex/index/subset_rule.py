@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from megaindex.index.documents import (
     DocumentSubset,
     WordRange,
     parts_of_range,
+    word_text,
 )
 from megaindex.io.threads import map_interruptibly
 from megaindex.kernels import num_threads
@@ -44,6 +45,8 @@ def check_subset_share(word: str, value: object) -> Share:
     Raises:
         InvalidArgument: it is neither.
     """
+    if isinstance(value, bool):
+        raise InvalidArgument(f"{word} must be a share, such as 1/16, got {value}")
     if isinstance(value, str) and value.strip()[:2] in ("0x", "0X"):
         if not re.fullmatch(r"0x[0-9a-f]{16}", value):
             raise InvalidArgument(
@@ -53,7 +56,7 @@ def check_subset_share(word: str, value: object) -> Share:
         return value
     share = check_fraction(word, value)
     if not 0 < share <= 1:
-        raise InvalidArgument(f"{word} must be above 0 and at most 1, got {shown(share)}")
+        raise InvalidArgument(f"{word} must be above 0 and at most 1, got {share}")
     return share
 
 
@@ -86,6 +89,12 @@ class SubsetRule:
                 value = check_subset_share(word, getattr(self, name))
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "seed", check_setting("seed", self.seed, "subset_seed"))
+        if self.seed != DEFAULT_SUBSET_SEED and self.share is None and self.held_out is None:
+            raise InvalidArgument(
+                f"subset_seed {self.seed}: has no effect without subset or held_out; leave it out"
+            )
+        if self.held_out == word_text(0):
+            raise InvalidArgument(f"held_out {self.held_out} leaves no document; raise it")
         if self.held_out == 1:
             raise InvalidArgument(
                 "held_out must be below 1, or training has no documents; lower it"
@@ -165,6 +174,41 @@ class SubsetRule:
             return held - 1
         pool = tokens.total - (0 if self.held_out is None else tokens.since(held))
         return tokens.threshold(_part(pool, self.share)) if pool else held - 1
+
+
+class Reader(NamedTuple):
+    """A source of training or of an evaluation, of which documents may be held out."""
+
+    label: str
+    """Name in messages."""
+    fingerprint: str
+    rule: SubsetRule
+    shuffle_name: str
+    trains: bool
+
+    @property
+    def holds_out(self) -> tuple[Any, ...]:
+        """What decides the documents that are held out; empty for none."""
+        rule = self.rule
+        return (rule.held_out, rule.seed, self.shuffle_name) if rule.held_out is not None else ()
+
+
+def check_held_out(readers: Sequence[Reader]) -> None:
+    """Check that no source trains on what another source of the same fingerprint holds out.
+
+    Raises:
+        InvalidArgument: two of them hold out different documents, or one none.
+    """
+    for one in readers:
+        for other in readers:
+            if not one.holds_out or one.fingerprint != other.fingerprint:
+                continue
+            if (one.trains or other.trains) and one.holds_out != other.holds_out:
+                raise InvalidArgument(
+                    f"{other.label}: reads documents that {one.label} holds out, a pair of the "
+                    "same lengths; give both the same held_out, subset_seed and shuffle_name, "
+                    "which differs by default where a pair is given twice"
+                )
 
 
 def no_subset(order: str) -> InvalidArgument:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +22,7 @@ from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.framework import PackingOrder
 from megaindex.index.orders.packed import Cutting, Packing
+from megaindex.index.subset_rule import Reader, check_held_out
 from megaindex.settings.run_settings import Data, Source
 
 _CHUNK = 1 << 22
@@ -89,22 +90,38 @@ def parts_of(
         sources = {split: getattr(data, split) for split in SPLITS}
         if not data.apart and any(source.held_out is not None for source in data.train):
             sources["valid"] = data.train
-        alone = {
-            split: _named([measured(one) for one in each], row) for split, each in sources.items()
+        alone = ((split, map(measured, each)) for split, each in sources.items())
+        own = {
+            split: [narrowed(parts[0], split) for parts in _named(list(each), row)]
+            for split, each in alone
         }
-        return {
-            split: [narrowed(parts[0], split) for parts in each] for split, each in alone.items()
-        }
+        _check_held_out(own, SPLITS, row)
+        return own
     shares = row.shares(data.split)
     if shares[0] == 0:
         raise InvalidArgument(f"--split {data.split} has no training data; give train a share")
     divided = _named([measured(source) for source in data.train], row)
-    return {
+    found: Parts = {
         split: [narrowed(parts[i], split) if split == "train" else parts[i] for parts in divided]
         if shares[i] > 0
         else []
         for i, split in enumerate(SPLITS)
     }
+    _check_held_out(found, ("train",), row)  # the parts of a split share no document
+    return found
+
+
+def _check_held_out(parts: Parts, splits: Sequence[Split], row: FrameworkRules) -> None:
+    """Check that nothing trains on what another source holds out; see `check_held_out`."""
+    named = [(split, part) for split in splits for part in parts[split] if part.source.path]
+    if not any(part.source.held_out is not None for _, part in named):
+        return
+    readers = []
+    for split, part in named:
+        fingerprint = corpus_fingerprint(open_dataset(part.source.path, row))
+        label, name = f"{split} data {part.source.path}", part.shuffle_name or fingerprint
+        readers.append(Reader(label, fingerprint, part.source.subset_rule, name, split == "train"))
+    check_held_out(readers)
 
 
 def _narrowed(

@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument, StorageError
-from megaindex.index.documents import word_text
 from megaindex.index.subset_rule import Share
 from megaindex.io.atomic import read_named
 from megaindex.validation import check_integer, check_setting, parse_fraction, shown
@@ -233,10 +232,10 @@ class Section:
             raise self.error(name, 'a number such as 2, 0.7 or "1/3"') from None
 
     def share(self, name: str) -> Share | None:
-        """Return a share of tokens or a threshold, of which YAML makes a number without quotes."""
+        """Return a share of tokens, or a threshold in quotes, of which YAML makes no number."""
         value = self.values.get(name)
         if type(value) is int and value > 1:
-            value = word_text(value)
+            raise self.error(name, "a share up to 1, or a threshold in quotes")
         if isinstance(value, str) and value.startswith("0x"):
             return value
         return self.fraction(name)

@@ -11,15 +11,17 @@ import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.audit.trace import unordered_runs
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.array_index import distinct
 from megaindex.index.spans import datasets_of
 from megaindex.index.stretches import StretchedIndex
-from megaindex.run.run import Run
+from megaindex.run.run import Run, join_runs
 
 _SHOWN = 10  # documents that are printed
 NEVER = -1
 NOT_ESTABLISHED = (
+    "that no token of a document that is not removed is the last label of a row",
     "that no other document holds a copy or near-duplicate",
     "that weights which were trained on a document have forgotten it",
     "that this order was served, which a checkpoint's receipts show",
@@ -140,11 +142,14 @@ def absence(
         OutOfRange: the step does not exist.
         InvalidArgument: a document does not exist.
     """
+    for step in checkpoints:
+        if not 0 <= step <= run.num_steps:
+            raise OutOfRange(f"--checkpoints must be from 0 to {run.num_steps}, got {step}")
     if not 0 <= from_step < run.num_steps:
         raise OutOfRange(f"--from-step must be from 0 to {run.num_steps - 1}, got {from_step}")
     ids = distinct(np.asarray(documents, np.int64).ravel())
     mine = _trained_on(run, ids, source)
-    found = unordered_runs(run, ids[mine], source)
+    found = join_runs([unordered_runs(run, ids[mine], k) for k in _of_same_pair(run, source)])
     at = np.searchsorted(ids, found.document)
     never = np.iinfo(np.int64).max
     first, last = np.full(ids.size, never), np.full(ids.size, NEVER)
@@ -168,6 +173,15 @@ def absence(
             (step, int((first_step[read] < step).sum())) for step in sorted(checkpoints)
         ),
     )
+
+
+def _of_same_pair(run: Run, source: int) -> list[int]:
+    """Return the sources that read the documents of one: those of the same lengths."""
+    datasets = datasets_of(run.index)
+    if not datasets:
+        return [source]
+    same = corpus_fingerprint(datasets[source])
+    return [k for k, each in enumerate(datasets) if corpus_fingerprint(each) == same]
 
 
 def _trained_on(run: Run, ids: I64, source: int) -> npt.NDArray[np.bool_]:

@@ -192,6 +192,13 @@ def test_subsets_that_cannot_be_are_refused(pair: IndexedDataset) -> None:
         build_index(
             pair, sequence_length=8, order="epoch", document_subset=quarter, documents=[3, 1]
         )
+    members: Any = build_index(
+        pair, sequence_length=8, order="epoch", document_subset="1/4", source_name="w"
+    ).documents
+    common: dict[str, Any] = {"sequence_length": 8, "order": "epoch", "documents": members}
+    assert build_index(pair, source_name="w", **common).documents is members
+    with pytest.raises(InvalidArgument, match="subset of another source, 'w'"):
+        build_index(pair, **common)
     lengths, every = pair.sequence_lengths, range(900)
     held = SubsetRule(held_out="1/9", evaluates=True).choose("w", lengths, every, "w")
     assert isinstance(held, DocumentSubset)

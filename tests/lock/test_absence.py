@@ -87,6 +87,7 @@ def test_what_is_refused() -> None:
         (("ids:code", "--from-step", "1"), "unknown source code"),
         (("none", "--from-step", "1"), "none"),
         (("ids", "--from-step", "1", "--checkpoints", "1,x"), "--checkpoints must be steps"),
+        (("ids", "--from-step", "1", "--checkpoints", "61"), "from 0 to 60, got 61"),
     ):  # fmt: skip
         status, _, err = prove(*words)
         assert (status, said in err) == (2, True), err
@@ -98,3 +99,18 @@ def test_what_is_refused() -> None:
         absence(run, [0], from_step=60)
     assert absence(run, [119], from_step=0).holds
     assert Skip(documents=[1], remove=True) != Skip(documents=[1])
+
+
+def test_documents_that_another_source_reads_are_present() -> None:
+    """A pair that is given twice, of which one source removes the documents."""
+    text = (
+        "sequence_length: 16\nbatch: {global_batch_size: 4}\n"
+        "sources: {a: {path: web}, b: {path: web, shuffle_name: other}, c: code}\n"
+        "stages: {all: {steps: 90, mix: {a: 1, b: 1, c: 1}}}\n"
+        "skip:\n- {documents: trained.ids, source: a, from_step: 0, remove: true}\n"
+    )
+    for more, status in (("", 1), ("- {documents: trained.ids, source: b, remove: true}\n", 0)):
+        Path("run.yaml").write_text(text + more)
+        found = cli("prove", "run.yaml", "--absent", "trained.ids:a", "--from-step", "0")
+        assert found[0] == status, found
+        assert found[1].startswith("absent" if status == 0 else "not absent")
