@@ -40,9 +40,9 @@ class NDArray(Generic[TypeVar("Scalar")]):
 numpy.typing.ArrayLike, numpy.typing.NDArray = ArrayLike, NDArray
 
 NAVIGATION = {
-    "Start": ["quickstart", "cookbook", "examples", "concepts"],
+    "Start": ["quickstart", "cookbook", "examples", "demonstration", "concepts"],
     "Before a run": [
-        *("planning", "orders", "packing", "recipes"),
+        *("planning", "orders", "packing", "recipes", "subsets"),
         *("Tokenizing <tokenize>", "Corpora <corpora>", "objects", "scale"),
     ],
     "During a run": [
