@@ -57,7 +57,7 @@ def croissant(lock: Lock) -> tuple[dict[str, Any], list[str]]:
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": about.get("title", f"run-{lock.identity}"),
-        "description": f"Tokens that the run of identity {lock.identity} is trained on, as "
+        "description": f"Files that the run of identity {lock.identity} reads, also to evaluate, as "
         "Megatron-format pairs of .bin and .idx.",
         "citeAs": f"run of identity {lock.identity}",
         **_named(about),
@@ -143,8 +143,9 @@ def eu_summary(lock: Lock) -> str:
     answers = {_SIZE: f"{size}, if all tokens are text: {tokens:,} in {len(rows):,} sources"}
     parts = [
         "# Public summary of training content",
-        "By the template of 24 July 2025 for Article 53(1)(d) of Regulation (EU) 2024/1689. What "
-        f"is open does not follow from the lock. Identity of the run: `{lock.identity}`.",
+        "By the template of 24 July 2025 for Article 53(1)(d) of Regulation (EU) 2024/1689. Sizes "
+        "are those of whole files, also where a subset of them is read or documents are skipped. "
+        f"What is open does not follow from the lock. Identity of the run: `{lock.identity}`.",
     ]
     for section, fields in _SUMMARY.items():
         parts.append(f"## {section}")
