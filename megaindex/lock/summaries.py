@@ -57,8 +57,8 @@ def croissant(lock: Lock) -> tuple[dict[str, Any], list[str]]:
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": about.get("title", f"run-{lock.identity}"),
-        "description": f"Files that the run of identity {lock.identity} reads, also to evaluate, as "
-        "Megatron-format pairs of .bin and .idx.",
+        "description": f"Files that the run of identity {lock.identity} reads, also to evaluate, "
+        "as Megatron-format pairs of .bin and .idx.",
         "citeAs": f"run of identity {lock.identity}",
         **_named(about),
         **({"isLiveDataset": True} if lacking else {}),
