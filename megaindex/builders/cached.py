@@ -108,7 +108,7 @@ def build_index(
     name = str(dataset.path_prefix)
     chosen: Documents
     if isinstance(documents, DocumentSubset):
-        chosen = _of_this(dataset, documents, source_name)
+        chosen = _of_this(dataset, documents, _name_of(dataset, source_name))
     else:
         chosen = select_documents(
             len(dataset), name, row, documents=documents, split=split, subset=subset
@@ -133,11 +133,13 @@ def build_index(
     )
 
 
-def _of_this(
-    dataset: IndexedDataset, documents: DocumentSubset, source_name: str | None
-) -> DocumentSubset:
+def _name_of(dataset: IndexedDataset, source_name: str | None) -> str:
+    """Return the name by which the documents of a subset are chosen."""
+    return corpus_fingerprint(dataset) if source_name is None else source_name
+
+
+def _of_this(dataset: IndexedDataset, documents: DocumentSubset, name: str) -> DocumentSubset:
     """Return a subset; InvalidArgument for one of another source."""
-    name = corpus_fingerprint(dataset) if source_name is None else source_name
     if documents.words.name != name or documents.within.stop > len(dataset):
         raise InvalidArgument(
             f"{dataset.path_prefix}: documents are a subset of another source, "
@@ -165,7 +167,7 @@ def _narrowed(
             "document_subset out, or choose a range"
         )
     dataset.validate()
-    name = corpus_fingerprint(dataset) if source_name is None else source_name
+    name = _name_of(dataset, source_name)
     return rule.choose(name, dataset.sequence_lengths, documents, where)
 
 

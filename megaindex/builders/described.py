@@ -129,9 +129,10 @@ def _leaf(
             f"{dataset.path_prefix}: the documents of an epoch are {begin} to {end - 1}, and it "
             f"has {len(dataset)}; restore the dataset"
         )
-    documents: Documents = range(begin, end)
+    within = range(begin, end)
+    documents: Documents = within
     if "members" in node:
-        documents = DocumentSubset.of(WordRange.of_json(node["members"]), range(begin, end))
+        documents = DocumentSubset.of(WordRange.of_json(node["members"]), within)
     if "without" in node:
         index = _epoch_without(node, dataset, files[node["without"]])
     else:

@@ -196,7 +196,7 @@ def _requests(theirs: RunSettings, streams: Mapping[Split, Run]) -> dict[Split, 
             f"the run serves {stream.num_samples} samples in {stream.num_steps} steps, and the "
             f"framework {resolved.samples_consumed}; give the batch sizes of its run"
         )
-    if parts["train"][0].sequences != stream.sources[0].lengths.size:
+    if parts["train"][0].sequences != stream.sources[0].sequence_lengths.size:
         raise InvalidArgument(
             f"--split {theirs.data.split}: a recipe trains on all documents of its source; give "
             "1,0,0"

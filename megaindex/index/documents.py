@@ -25,6 +25,7 @@ _MIXED = 1 << 15  # words that stay in a processor's cache while they are mixed
 _PART = 1 << 22  # documents of a thread's task
 _RANKED = 1 << 9  # documents between two counts of the members before them
 _FOUND = 1 << 12  # members found at once
+_DECODED = 1 << 8  # documents whose bits are decoded in the time in which a member is found
 
 Documents: TypeAlias = Union[range, I32, "DocumentSubset"]
 
@@ -165,19 +166,15 @@ class DocumentSubset:
         return int(self.ranks[-1])
 
     @property
-    def size(self) -> int:
-        """Number of documents."""
-        return len(self)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of memory."""
         return self.bits.nbytes + self.ranks.nbytes
 
     def sequence_ids(self, local: I64) -> I64:
         """Return the sequence ids of members, numbered in their order, int64[n]."""
-        if local.size * 8 > len(self):
-            return self._all_ids()[local]
+        if local.size * _DECODED > len(self.within):
+            every = np.flatnonzero(np.unpackbits(self.bits, bitorder="little"))
+            return every[local] + self.within.start
         parts = range(0, local.size, _FOUND)
         found = [self._find(local[first : first + _FOUND]) for first in parts]
         return np.concatenate([np.empty(0, np.int64), *found])
@@ -192,9 +189,6 @@ class DocumentSubset:
         ids: I64 = rank * _RANKED + word * 64 + byte * 8 + _PLACES[own[at, byte], left]
         ids += self.within.start
         return ids
-
-    def _all_ids(self) -> I64:
-        return np.flatnonzero(np.unpackbits(self.bits, bitorder="little")) + self.within.start
 
     def places(self, ids: I64) -> I64:
         """Return the numbers of those sequence ids that are members, in the order of the ids."""

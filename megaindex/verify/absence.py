@@ -187,7 +187,7 @@ def _of_same_pair(run: Run, source: int) -> list[int]:
 def _trained_on(run: Run, ids: I64, source: int) -> npt.NDArray[np.bool_]:
     """Return bool[n]: True for documents of the part of the corpus that a run reads."""
     own = run.sources[source]
-    end = own.first_document + own.lengths.size
+    end = own.first_document + own.sequence_lengths.size
     datasets = datasets_of(run.index)
     sequences = len(datasets[source]) if datasets else end
     if ids.size and ids[-1] >= sequences:

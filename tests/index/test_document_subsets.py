@@ -19,7 +19,13 @@ from megaindex import EpochOrder, IndexedDataset, PackedOrder, SubsetRule, Windo
 from megaindex.builders.described import build_described
 from megaindex.errors import InvalidArgument
 from megaindex.index.description import describe_index
-from megaindex.index.documents import DocumentSubset, WordRange, lengths_of, word_text
+from megaindex.index.documents import (
+    LAST_WORD,
+    DocumentSubset,
+    WordRange,
+    lengths_of,
+    word_text,
+)
 from megaindex.kernels.reference.bijection import key_word
 
 SHARES = ("1/16", "1/8", "1/4", 0.5, "999/1000", 1)
@@ -87,6 +93,17 @@ def test_a_rule_chooses_the_shortest_ends_of_the_order(
     few = np.random.default_rng(seed).integers(0, len(found), max(1, len(found) // 9))
     assert found.sequence_ids(few).tolist() == [expected[place] for place in few]
     assert sorted(found.places(np.arange(-3, sizes.size + 3)).tolist()) == every.tolist()
+
+
+@pytest.mark.parametrize("asked", [1, 3, 4, 5, 60])
+def test_members_are_found_one_by_one_or_by_decoding_all(asked: int) -> None:
+    found = DocumentSubset.of(WordRange(7, "web", 0, LAST_WORD // 3), range(100, 1124))
+    assert len(found) > asked
+    words = words_of("web", 7, 1124)
+    expected = [number for number in range(100, 1124) if words[number] <= LAST_WORD // 3]
+    # up to 4 one by one
+    places = np.random.default_rng(asked).integers(0, len(found), asked)
+    assert found.sequence_ids(places).tolist() == [expected[place] for place in places]
 
 
 def test_shares_are_nested_whatever_the_run_and_grow_with_the_corpus() -> None:
