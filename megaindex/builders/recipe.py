@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -355,7 +355,7 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
     cache = ValidationCache(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
     sources = tuple(source for source in _open_sources(recipe, cache) if source is not None)
     validation = _open_evaluation(recipe, cache)
-    _check_held_out(sources, validation, cache)
+    check_held_out(_readers(sources, validation, cache))
     layout = _evaluated(
         resolve_recipe(recipe, [source.size for source in sources]),
         None if validation is None else validation.size,
@@ -388,7 +388,7 @@ def plan_recipe(recipe: Recipe) -> RecipeLayout:
     pairs = zip(recipe.sources, opened, strict=True)
     sizes = [_counted(c, recipe) if one is None else one.size for c, one in pairs]
     evaluation, validation = recipe.evaluation, _open_evaluation(recipe, cache)
-    _check_held_out([one for one in opened if one is not None], validation, cache)
+    check_held_out(_readers([one for one in opened if one is not None], validation, cache))
     size = None if validation is None else validation.size
     if evaluation is not None and size is None:
         size = _counted(evaluation.source, recipe, evaluation_length(recipe))
@@ -460,25 +460,22 @@ def _open_evaluation(recipe: Recipe, cache: ValidationCache) -> OpenSource | Non
     return _open(corpus, recipe, dataset, name, cache, evaluation_length(recipe))
 
 
-def _check_held_out(
+def _readers(
     sources: Sequence[OpenSource], validation: OpenSource | None, cache: ValidationCache
-) -> None:
-    """Check that nothing trains on what another source holds out; see `check_held_out`."""
+) -> list[Reader]:
+    """Return the sources of training and of the evaluation, for `check_held_out`."""
     opened = [(source, True) for source in sources]
     opened += [] if validation is None else [(validation, False)]
-    if any(source.corpus.held_out is not None for source, _ in opened):
-        check_held_out(
-            [
-                Reader(
-                    f"source {source.corpus.name}",
-                    cache.fingerprint(source.dataset),
-                    source.corpus.subset_rule,
-                    source.shuffle_name,
-                    trains,
-                )
-                for source, trains in opened
-            ]
+    return [
+        Reader(
+            label=f"source {source.corpus.name}",
+            fingerprint=partial(cache.fingerprint, source.dataset),
+            rule=source.corpus.subset_rule,
+            shuffle_name=source.shuffle_name,
+            trains=trains,
         )
+        for source, trains in opened
+    ]
 
 
 def _open(

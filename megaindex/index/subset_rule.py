@@ -7,8 +7,9 @@ larger one, whatever the seed of the run; what is held out is the shortest suffi
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -132,8 +133,10 @@ class SubsetRule:
         Raises:
             InvalidArgument: the share reaches what is held out, or no document is left.
         """
+        if not self:
+            return within
         tokens = _TokensByWord(WordRange(self.seed, name), lengths, within, self._likely)
-        if not self or not tokens.total:
+        if not tokens.total:
             return within
         held = LAST_WORD + 1 if self.held_out is None else self._held(tokens, where)
         if self.evaluates:
@@ -181,16 +184,19 @@ class Reader(NamedTuple):
 
     label: str
     """Name in messages."""
-    fingerprint: str
+    fingerprint: Callable[[], str]
+    """Function that returns the fingerprint of its pair, called if any documents are held out."""
     rule: SubsetRule
-    shuffle_name: str
+    shuffle_name: str | None
+    """None: its fingerprint."""
     trains: bool
 
-    @property
-    def holds_out(self) -> tuple[Any, ...]:
-        """What decides the documents that are held out; empty for none."""
+    def holds_out(self, pair: str) -> tuple[Any, ...]:
+        """Return what decides the documents of its pair that are held out; empty for none."""
         rule = self.rule
-        return (rule.held_out, rule.seed, self.shuffle_name) if rule.held_out is not None else ()
+        if rule.held_out is None:
+            return ()
+        return (rule.held_out, rule.seed, self.shuffle_name or pair)
 
 
 def check_held_out(readers: Sequence[Reader]) -> None:
@@ -199,11 +205,15 @@ def check_held_out(readers: Sequence[Reader]) -> None:
     Raises:
         InvalidArgument: two of them hold out different documents, or one none.
     """
-    for one in readers:
-        for other in readers:
-            if not one.holds_out or one.fingerprint != other.fingerprint:
-                continue
-            if (one.trains or other.trains) and one.holds_out != other.holds_out:
+    if all(reader.rule.held_out is None for reader in readers):
+        return
+    pairs: dict[str, list[tuple[Reader, tuple[Any, ...]]]] = {}
+    for reader in readers:
+        pair = reader.fingerprint()
+        pairs.setdefault(pair, []).append((reader, reader.holds_out(pair)))
+    for same in pairs.values():
+        for (one, ours), (other, theirs) in itertools.product(same, repeat=2):
+            if ours and ours != theirs and (one.trains or other.trains):
                 raise InvalidArgument(
                     f"{other.label}: reads documents that {one.label} holds out, a pair of the "
                     "same lengths; give both the same held_out, subset_seed and shuffle_name, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,8 @@ class SplitPart:
 
 
 Parts = dict[Split, list[SplitPart]]
+Opened = Callable[[str], IndexedDataset]
+"""Function that opens a pair once, so that its fingerprint is computed once."""
 
 
 def parts_of(
@@ -83,8 +85,10 @@ def parts_of(
             return measure(source, row, data.split)
         return measure_documents(source, row, data.split, packing, sequence_length)
 
+    opened = cache(partial(open_dataset, row=row))
+
     def narrowed(part: SplitPart, split: Split) -> SplitPart:
-        return _narrowed(part, split, row, sequence_length)
+        return _narrowed(part, split, row, sequence_length, opened)
 
     if data.split is None:
         sources = {split: getattr(data, split) for split in SPLITS}
@@ -92,40 +96,47 @@ def parts_of(
             sources["valid"] = data.train
         alone = ((split, map(measured, each)) for split, each in sources.items())
         own = {
-            split: [narrowed(parts[0], split) for parts in _named(list(each), row)]
+            split: [narrowed(parts[0], split) for parts in _named(list(each), row, opened)]
             for split, each in alone
         }
-        _check_held_out(own, SPLITS, row)
+        check_held_out(_readers(own, SPLITS, opened))
         return own
     shares = row.shares(data.split)
     if shares[0] == 0:
         raise InvalidArgument(f"--split {data.split} has no training data; give train a share")
-    divided = _named([measured(source) for source in data.train], row)
+    divided = _named([measured(source) for source in data.train], row, opened)
     found: Parts = {
         split: [narrowed(parts[i], split) if split == "train" else parts[i] for parts in divided]
         if shares[i] > 0
         else []
         for i, split in enumerate(SPLITS)
     }
-    _check_held_out(found, ("train",), row)  # the parts of a split share no document
+    check_held_out(_readers(found, ("train",), opened))  # parts of a split share no document
     return found
 
 
-def _check_held_out(parts: Parts, splits: Sequence[Split], row: FrameworkRules) -> None:
-    """Check that nothing trains on what another source holds out; see `check_held_out`."""
-    named = [(split, part) for split in splits for part in parts[split] if part.source.path]
-    if not any(part.source.held_out is not None for _, part in named):
-        return
-    readers = []
-    for split, part in named:
-        fingerprint = corpus_fingerprint(open_dataset(part.source.path, row))
-        label, name = f"{split} data {part.source.path}", part.shuffle_name or fingerprint
-        readers.append(Reader(label, fingerprint, part.source.subset_rule, name, split == "train"))
-    check_held_out(readers)
+def _readers(parts: Parts, splits: Sequence[Split], opened: Opened) -> list[Reader]:
+    """Return the sources of splits that have files, for `check_held_out`."""
+
+    def fingerprint(path: str) -> str:
+        return corpus_fingerprint(opened(path))
+
+    return [
+        Reader(
+            label=f"{split} data {part.source.path}",
+            fingerprint=partial(fingerprint, part.source.path),
+            rule=part.source.subset_rule,
+            shuffle_name=part.shuffle_name,
+            trains=split == "train",
+        )
+        for split in splits
+        for part in parts[split]
+        if part.source.path
+    ]
 
 
 def _narrowed(
-    part: SplitPart, split: Split, row: FrameworkRules, sequence_length: int
+    part: SplitPart, split: Split, row: FrameworkRules, sequence_length: int, opened: Opened
 ) -> SplitPart:
     """Return a part with the documents that the rule of its source chooses."""
     source = part.source
@@ -140,7 +151,7 @@ def _narrowed(
         )
     if source.tokens is not None:
         return replace(part, tokens=rule.count(part.tokens))
-    dataset = open_dataset(source.path, row)
+    dataset = opened(source.path)
     name = part.shuffle_name or corpus_fingerprint(dataset)
     lengths, within = dataset.sequence_lengths, range(part.begin, part.end)
     members = rule.choose(name, lengths, within, where)
@@ -152,7 +163,9 @@ def _narrowed(
     return _packed(part, members.lengths(lengths), row, sequence_length)
 
 
-def _named(measured: list[list[SplitPart]], row: FrameworkRules) -> list[list[SplitPart]]:
+def _named(
+    measured: list[list[SplitPart]], row: FrameworkRules, opened: Opened
+) -> list[list[SplitPart]]:
     """Return the parts of each source of a blend with the name by which an order of megaindex
     shuffles it: the one given, or that of a further source of a pair. Only sources of equal sizes
     are opened to compare their fingerprints."""
@@ -165,8 +178,7 @@ def _named(measured: list[list[SplitPart]], row: FrameworkRules) -> list[list[Sp
         source.path if times[size] > 1 and not source.shuffle_name else ""
         for source, size in zip(sources, sizes, strict=True)
     ]
-    opened = {path: open_dataset(path, row) if path else None for path in paths}
-    further = further_names([opened[path] for path in paths])
+    further = further_names([opened(path) if path else None for path in paths])
     names = [s.shuffle_name or name for s, name in zip(sources, further, strict=True)]
     return [
         [replace(part, shuffle_name=name) for part in parts]
