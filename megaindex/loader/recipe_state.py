@@ -10,7 +10,7 @@ from typing import Any
 
 from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.documents import WordRange, members_of
+from megaindex.index.documents import WordRange
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.loader.checkpoint import STATE, STATE_VERSION
 from megaindex.loader.sampler_state import decided_samples
@@ -129,20 +129,20 @@ def recipe_part(opened: OpenRecipe, facts: Mapping[str, Mapping[str, Any]]) -> d
 def source_facts(opened: OpenRecipe) -> dict[str, dict[str, Any]]:
     """Return fingerprint, targets and sizes of each source, by its name."""
     return {
-        source.corpus.name: {
-            "fingerprint": fingerprint,
-            "targets": targets_text(source),
-            **{name: getattr(source.size, name) for name in _SIZES},
-            **({} if source.past is None else {_UNREAD: source.size.unread_samples}),
-            **_members_of(source),
-        }
+        source.corpus.name: _facts_of(source, fingerprint)
         for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
     }
 
 
-def _members_of(source: OpenSource) -> dict[str, Any]:
-    members = members_of(source.epoch)
-    return {} if members is None else {_MEMBERS: members.words.to_json()}
+def _facts_of(source: OpenSource, fingerprint: str) -> dict[str, Any]:
+    size = source.size
+    facts: dict[str, Any] = {"fingerprint": fingerprint, "targets": targets_text(source)}
+    facts |= {name: getattr(size, name) for name in _SIZES}
+    if source.past is not None:
+        facts[_UNREAD] = size.unread_samples
+    if size.words is not None:
+        facts[_MEMBERS] = size.words.to_json()
+    return facts
 
 
 def _recipe_of(text: str, folder: Path) -> Recipe:
