@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from megaindex._types import U64
 from megaindex.builders.described import build_described
@@ -30,6 +29,7 @@ from megaindex.lock.pinned_files import (
     RESTORE,
     SEARCH,
     Folder,
+    differing_chunks,
     file_fault,
     located,
     located_files,
@@ -40,7 +40,6 @@ from megaindex.lock.pinned_files import (
     token_hashes,
 )
 from megaindex.lock.settings import most_samples, read_settings, unlike
-from megaindex.lock.shape import HASH_DIGITS
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.run.subset import block_bounds, first_step, step_bounds_of
@@ -323,14 +322,12 @@ class _Check:
         for info, ours, theirs in zip(
             infos, hashes, self.lock.content["tokens"]["hashes"], strict=True
         ):
-            digits = HASH_DIGITS[algorithm]
-            chunks = zip_longest(_words(ours, digits), _words(theirs, digits), fillvalue="nothing")
-            differing = [(number, *pair) for number, pair in enumerate(chunks) if len({*pair}) > 1]
+            differing = differing_chunks(ours, theirs, algorithm)
             for number, found, expected in differing[:1]:
                 begin, end = number * (chunk or 0), info.nbytes
                 end = end if chunk is None else min(begin + chunk, end)
-                self.add("tokens", f"bytes {begin} to {end}", found, expected,
-                         file=info.path, count=len(differing))  # fmt: skip
+                self.add("tokens", f"bytes {begin} to {end}", found or "nothing",
+                         expected or "nothing", file=info.path, count=len(differing))  # fmt: skip
         self.compared.append("every .bin")
         return sum(info.nbytes for info in infos)
 
@@ -401,7 +398,3 @@ class _Check:
 
 def _receipt(text: str) -> Receipt:
     return Receipt.from_dict({"receipt": text, "samples": 0})
-
-
-def _words(text: str, digits: int) -> list[str]:
-    return [text[k : k + digits] for k in range(0, len(text), digits)]

@@ -49,8 +49,8 @@ def write_lengths(lock: Lock, path: Folder, *, overwrite: bool = False) -> None:
     bounds = [_bounds_of(pair) for pair in pairs]
     sizes = [(pair.nbytes, pair.index_nbytes, len(pair)) for pair in pairs]
     rows = [
-        (bytes.fromhex(corpus_fingerprint(pair)), *three, each.size)
-        for pair, three, each in zip(pairs, sizes, bounds, strict=True)
+        (bytes.fromhex(source.fingerprint), *three, each.size)
+        for source, three, each in zip(lock.sources, sizes, bounds, strict=True)
     ]
     tables: list[npt.NDArray[Any]] = [*bounds, *(pair.sequence_lengths for pair in pairs)]
 

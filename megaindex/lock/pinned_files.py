@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import xxhash
@@ -15,7 +16,7 @@ from megaindex.format.header import Fault
 from megaindex.format.provenance import provenance_path
 from megaindex.io.paths import FileInfo, absolute, sha256_of
 from megaindex.lock.lock_file import Lock, LockedFile, LockedSource
-from megaindex.lock.shape import LEAST_CHUNK
+from megaindex.lock.shape import HASH_DIGITS, LEAST_CHUNK
 from megaindex.objects.files import read_ranges, stat_path
 from megaindex.progress import Bar, silent
 
@@ -103,6 +104,14 @@ def token_hashes(
     """Return the hashes of the chunks of each .bin as one text; of all of it if chunk is None."""
     read = bar(sum(info.nbytes for info in infos))
     return ["".join(_hashes(info, chunk, algorithm, read)) for info in infos]
+
+
+def differing_chunks(first: str, second: str, algorithm: str) -> list[tuple[int, str, str]]:
+    """Return (number, hash, other hash) of chunks that differ; "" for one that is not there."""
+    digits, texts = HASH_DIGITS[algorithm], (first, second)
+    hashes = ([text[k : k + digits] for k in range(0, len(text), digits)] for text in texts)
+    pairs = enumerate(zip_longest(*hashes, fillvalue=""))
+    return [(number, ours, theirs) for number, (ours, theirs) in pairs if ours != theirs]
 
 
 def located(lock: Lock, search: Folder | None = None) -> list[str | None]:

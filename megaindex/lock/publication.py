@@ -16,7 +16,8 @@ from megaindex.lock.shape import ADDRESS, SOURCE_COLUMNS
 from megaindex.settings.yaml_sections import Section, load_mapping
 from megaindex.validation import shown
 
-_FACTS = ("title", "licence", "version", "address")
+FACTS = ("title", "licence", "version", "address")
+"""What the file of --about may say of the run, and of each source."""
 _LONGEST = 1000  # characters of a fact
 _URL = SOURCE_COLUMNS.index("url")
 
@@ -33,19 +34,19 @@ def with_about(lock: Lock, path: Folder) -> Lock:
         InvalidArgument: it has another setting or source, or a wrong value.
     """
     top = Section(os.fspath(path), load_mapping(path, "--about"))
-    top.known(*_FACTS, "sources")
+    top.known(*FACTS, "sources")
     given = top.section("sources", default={})
     rows = [list(row) for row in lock.content["sources"]["rows"]]
     about: list[dict[str, str] | None] = [None] * len(rows)
     for name in given.values:
         source, row = given.section(name), _row_of(lock, given, name)
-        source.known(*_FACTS, "url")
+        source.known(*FACTS, "url")
         if about[row] is not None:
             raise InvalidArgument(f"{source.where}: is given twice, by two names; give it once")
-        about[row] = _facts(source, _FACTS)
+        about[row] = _facts(source, FACTS)
         rows[row][_URL] = _facts(source, ("url",)).get("url")
     sources = {**lock.content["sources"], "rows": rows}
-    described = {"run": _facts(top, _FACTS), "sources": about}
+    described = {"run": _facts(top, FACTS), "sources": about}
     return replace(lock, content={**lock.content, "sources": sources, "about": described})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from megaindex.console import markdown_table
 from megaindex.lock.lock_file import Lock, LockedSource
+from megaindex.lock.publication import FACTS
 
 _TERMS = (
     "citeAs", "column", "equivalentProperty", "extract", "field", "fileObject", "fileProperty",
@@ -157,11 +158,10 @@ def eu_summary(lock: Lock) -> str:
 
 
 def _sources_table(lock: Lock, rows: list[int], tokens: int) -> str:
-    facts = ("title", "licence", "version", "address")
-    table = [("source", *facts, "tokens", "share of tokens")]
+    table = [("source", *FACTS, "tokens", "share of tokens")]
     for row in rows:
         about, count = about_source(lock, row), lock.sources[row].tokens
         name = lock.content["sources"]["rows"][row][0]
         share = f"{100 * count / max(1, tokens):.2f} %"
-        table.append((name, *(about.get(each, "open") for each in facts), f"{count:,}", share))
+        table.append((name, *(about.get(each, "open") for each in FACTS), f"{count:,}", share))
     return markdown_table(table)

@@ -16,8 +16,7 @@ from megaindex.loader.checkpoint import Contents, contents, source_names, stored
 from megaindex.loader.targets import targets_of, targets_text
 from megaindex.lock.lock_file import Lock
 from megaindex.lock.opening import LockedFiles
-from megaindex.lock.pinned_files import token_hashes
-from megaindex.lock.shape import HASH_DIGITS
+from megaindex.lock.pinned_files import differing_chunks, token_hashes
 from megaindex.objects.files import stat_path
 from megaindex.progress import Bar, silent
 from megaindex.run.from_recipe import evaluation_of_opened
@@ -282,17 +281,9 @@ def _source_differences(
                     yield f"{name}: {difference}"
         elif a.hashes and b.hashes and first.chunk_bytes == second.chunk_bytes:
             for part in a.hashes.keys() & b.hashes.keys():
-                digits = HASH_DIGITS["sha256" if first.chunk_bytes is None else "xxh3-64"]
-                pair = a.hashes[part], b.hashes[part]
-                yield from _chunk_difference(f"{name}: {part}", *pair, digits)
+                algorithm = "sha256" if first.chunk_bytes is None else "xxh3-64"
+                found = differing_chunks(a.hashes[part], b.hashes[part], algorithm)
+                for chunk, *pair in found[:1]:
+                    yield from apart(f"{name}: {part}: chunk {chunk}", *pair)
         else:
             levels.add("none")
-
-
-def _chunk_difference(what: str, first: str, second: str, digits: int) -> Iterator[str]:
-    """Yield the first chunk whose hashes, of so many digits each, differ."""
-    for at in range(0, max(len(first), len(second)), digits):
-        ours, theirs = first[at : at + digits], second[at : at + digits]
-        if ours != theirs:
-            yield from apart(f"{what}: chunk {at // digits}", ours, theirs)
-            return
