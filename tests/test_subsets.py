@@ -289,9 +289,12 @@ def test_the_command_writes_the_scaled_recipe() -> None:
     for words, message in (
         (["web", "--scale", "1/4", "--seq-length", 16], "--scale is of a recipe"),
         (["in/run.yaml", "--out", "x"], "--out is the file of a scaled recipe"),
+        (["in/run.yaml", "--overwrite"], "--overwrite replaces it"),
         (["in/run.yaml", "--scale", "1/4", "--balance"], "--scale is of a recipe alone"),
         (["in/run.yaml", "--scale", "1/4", "--mix-bounds"], "--scale is of a recipe alone"),
         (["in/run.yaml", "--scale", "1/4", "--print-config", "recipe", "--out", "x"], "--out"),
+        (["in/run.yaml", "--scale", "1/4", "--print-config", "recipe", "--overwrite"], "--out"),
+        (["--state", "x.json", "--scale", "1/4"], "leave --lock, --state"),
     ):
         status, _, err = cli("plan", *words)
         assert status == 2

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from megaindex.settings.recipe import Recipe
 
 DEFAULT_COST_MODEL = "llama3-8b"
+_NOT_SCALED = ("lock", "state", "balance", "cost_model", "context_parallel_partition", "mix_bounds")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,8 +43,11 @@ def main(arguments: Sequence[str]) -> int:
         raise InvalidArgument("--print-config and --json exclude each other; give one of them")
     if options.scale is not None:
         return _plan_scaled(options)
-    if options.out is not None:
-        raise InvalidArgument("--out is the file of a scaled recipe; give --scale, or leave it out")
+    if options.out is not None or options.overwrite:
+        raise InvalidArgument(
+            "--out is the file of a scaled recipe, and --overwrite replaces it; give --scale, or "
+            "leave them out"
+        )
     cost = cost_model_of(options)
     options.skip = skips_of_options(options)
     with named_as_in_files(vars(options)), counting_samples() as progress:
@@ -66,18 +70,19 @@ def main(arguments: Sequence[str]) -> int:
 def _plan_scaled(options: argparse.Namespace) -> int:
     """Print the plan of a share of a recipe, and write this recipe."""
     from megaindex.console import print_view
+    from megaindex.io.atomic import AtomicFiles
     from megaindex.plan.export import export_settings
     from megaindex.plan.scaled import ScaledPlan
     from megaindex.progress import counting_samples
     from megaindex.recipe.scale import scale_recipe, write_recipe
 
-    if options.lock or options.balance or options.cost_model or options.mix_bounds:
+    if any(getattr(options, name) for name in _NOT_SCALED):
+        others = ", ".join(map(flag_of, _NOT_SCALED))
+        raise InvalidArgument(f"--scale is of a recipe alone; leave {others} out")
+    if options.print_config and (options.out or options.overwrite):
         raise InvalidArgument(
-            "--scale is of a recipe alone; leave --lock, --balance, --cost-model and --mix-bounds "
-            "out"
+            "--print-config prints the scaled recipe; leave --out and --overwrite out"
         )
-    if options.print_config and options.out:
-        raise InvalidArgument("--print-config prints the scaled recipe; leave --out out")
     options.skip = skips_of_options(options)
     recipe = recipe_of(options, besides=("skip",))
     if recipe is None:
@@ -86,14 +91,15 @@ def _plan_scaled(options: argparse.Namespace) -> int:
             "order of megaindex"
         )
     scaled = scale_recipe(recipe, options.scale)
+    part = f"{scaled.share.numerator}-{scaled.share.denominator}"
+    out = options.out or f"{_stem(options)}-{part}.yaml"
+    if not options.print_config:
+        AtomicFiles([out], overwrite=options.overwrite)  # refuses before the work
     with counting_samples() as progress:
         found = ScaledPlan.of(recipe, scaled, progress, coverage=options.coverage)
     if options.print_config:
         print(export_settings(found.plan, scaled.recipe, options.print_config))
         return _status(found.plan.check_failures, options)
-    out = (
-        options.out or f"{_stem(options)}-{scaled.share.numerator}-{scaled.share.denominator}.yaml"
-    )
     write_recipe(scaled.recipe, out, overwrite=options.overwrite)
     if options.json:
         print_json({**found.to_json(), "recipe": out})
