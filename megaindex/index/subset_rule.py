@@ -235,7 +235,7 @@ def _part(tokens: int, share: Fraction) -> int:
 
 
 def _some(words: WordRange, tokens: _TokensByWord, where: str, held: int) -> DocumentSubset:
-    """Return the documents in a range of words; InvalidArgument if there are none."""
+    """Return the documents in a range of words, one or more; InvalidArgument for 0."""
     found = DocumentSubset.of(words, tokens.within)
     if not len(found):
         raise InvalidArgument(

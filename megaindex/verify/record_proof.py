@@ -155,7 +155,7 @@ class RecordProof:
         behind: differences of the runs behind ``end``, which the records do not have.
         differences: other differences than those of the skips, the first of each kind.
         beside: of two locks, what differs and does not enter the identity: tokenizers, provenance,
-            about; None: a record is no lock.
+            about; None: one record is a checkpoint.
     """
 
     first: RunRecord
