@@ -202,7 +202,7 @@ class _Check:
                     found += opened.enter_context(pairs_of_lengths(self.lengths, self.lock))
                 except FormatError as error:
                     name = os.fspath(self.lengths)
-                    reason = error_text(error, 300).removeprefix(f"{name}: ")
+                    reason = str(error).removeprefix(f"{name}: ")
                     self.add("lengths", "the file", reason, "the lengths of the lock", file=name)
             yield [place for place in found if place is not None and None not in found]
 
