@@ -114,7 +114,8 @@ _SUMMARY = {
         _SOURCES: (),
         "2.1 Publicly available datasets": ("Which of the sources they are, and their modalities",),
         "2.2 Private non-publicly available datasets obtained from third parties": (
-            "Which are licensed by rightsholders", "Which are obtained from other third parties"),
+            "2.2.1 Datasets commercially licensed by rightsholders or their representatives",
+            "2.2.2 Private datasets obtained from other third parties"),
         "2.3 Data crawled and scraped from online sources": (
             "Which of the sources they are", "Crawlers, their purposes and behaviour",
             "Period of collection", "Types of content and of online sources",
@@ -124,10 +125,10 @@ _SUMMARY = {
         "2.6 Other sources of data": ("Which of the sources they are",),
     },
     "3. Data processing aspects": {
-        "3.1 Respect of reservation of rights from the text and data mining exception": (
+        "3.1 Respect of reservation of rights from text and data mining exception or limitation": (
             "Signatory of the Code of Practice", "Measures"),
         "3.2 Removal of illegal content": ("Measures",),
-        "3.3 Other information": ("Optional",),
+        "3.3 Other information (optional)": ("Other relevant information",),
     },
 }  # fmt: skip
 """Sections of the template of 24 July 2025, and the answers that each wants."""

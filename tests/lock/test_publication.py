@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -240,6 +241,20 @@ sources:
   home/b/text: {url: "https://example.org/b/text"}
 """
 
+# Of the template, as the summaries published for Apertus (1 September 2025) and SmolLM3 have them
+EU_HEADINGS = [
+    "1. General information", "1.1 Provider identification", "1.2 Model identification",
+    "1.3 Modalities, overall training data size and other characteristics",
+    "2. List of data sources", "2.1 Publicly available datasets",
+    "2.2 Private non-publicly available datasets obtained from third parties",
+    "2.2.1 Datasets commercially licensed by rightsholders or their representatives",
+    "2.2.2 Private datasets obtained from other third parties",
+    "2.3 Data crawled and scraped from online sources", "2.4 User data", "2.5 Synthetic data",
+    "2.6 Other sources of data", "3. Data processing aspects",
+    "3.1 Respect of reservation of rights from text and data mining exception or limitation",
+    "3.2 Removal of illegal content", "3.3 Other information (optional)",
+]  # fmt: skip
+
 
 def test_about_and_addresses_are_beside_the_identity(folder: Path) -> None:
     del folder
@@ -410,9 +425,8 @@ def test_sizes_of_the_summary_are_ranges(tokens: int, answer: str, folder: Path)
     text = eu_summary(found)
     assert f"Training data size: {answer}" in text
     assert f"{100 * rows[1][6] / tokens:.2f} %" in text
-    assert [line for line in text.split("\n") if line.startswith("## ")] == [
-        "## 1. General information", "## 2. List of data sources",
-        "## 3. Data processing aspects"]  # fmt: skip
+    numbered = re.findall(r"^(?:#+|-) (\d.*?)(?:: .*)?$", text, re.M)
+    assert numbered == EU_HEADINGS
     answered = [line for line in text.split("\n") if line.startswith("- ") and "open" not in line]
     assert len(answered) == 1  # nothing else follows from a lock
 
