@@ -24,7 +24,8 @@ from megaindex.settings.neox_yaml import neox_settings
 from megaindex.settings.recipe import Weighting
 from megaindex.settings.recipe_file import recipe_of
 from megaindex.settings.run_builder import resolve
-from megaindex.settings.run_settings import Data, RunSettings, Source, Target
+from megaindex.settings.run_settings import Data, RunSettings, Target
+from megaindex.settings.sources import Source
 
 Door = Callable[[Any, str], Any]
 """Takes a wrong value and the path of a corpus."""

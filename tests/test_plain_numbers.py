@@ -28,8 +28,9 @@ from megaindex.settings.batch_schedule import BatchSchedule, ramp_up
 from megaindex.settings.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 from megaindex.settings.recipe_file import to_mapping
 from megaindex.settings.run_builder import resolve
-from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Source, Target
+from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Target
 from megaindex.settings.settings import Settings
+from megaindex.settings.sources import Source
 from megaindex.validation import check_exact, check_fraction, check_integer, check_number, percent
 
 N = Callable[[int], Any]

@@ -18,13 +18,8 @@ import numpy.typing as npt
 from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
-from megaindex.format.provenance import (
-    UNKNOWN,
-    Provenance,
-    RecordedTokenizer,
-    open_provenance,
-    provenance_path,
-)
+from megaindex.format.pair import provenance_path
+from megaindex.format.provenance import UNKNOWN, Provenance, RecordedTokenizer, open_provenance
 from megaindex.format.tokenizers import Tokenizer, find_tokenizer, load
 from megaindex.index.array_index import distinct, served_tokens
 from megaindex.index.skips import source_number

@@ -45,7 +45,8 @@ from megaindex.lock.opening import run_of_lock
 from megaindex.plan.render import plan_view
 from megaindex.progress import copying, counting
 from megaindex.settings.batch_schedule import BatchSchedule
-from megaindex.settings.run_settings import Data, RunSettings, Source, Target
+from megaindex.settings.run_settings import Data, RunSettings, Target
+from megaindex.settings.sources import Source
 
 if TYPE_CHECKING:
     from megaindex.builders import BuiltIndex

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     from megaindex.builders.extend import amend_run, extend_run
     from megaindex.settings.run_builder import parse_buffer
-    from megaindex.settings.settings import parse_blend
+    from megaindex.settings.sources import parse_blend
 
     sources = parse_blend(options.data_path, None, "--data-path")
     paths = [source.path for source in sources]

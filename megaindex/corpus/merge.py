@@ -12,14 +12,8 @@ import numpy as np
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import InvalidArgument
 from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
-from megaindex.format.pair import map_pair, pair_paths
-from megaindex.format.provenance import (
-    InputRows,
-    Provenance,
-    ProvenanceSpool,
-    open_provenance,
-    provenance_path,
-)
+from megaindex.format.pair import map_pair, pair_paths, provenance_path
+from megaindex.format.provenance import InputRows, Provenance, ProvenanceSpool, open_provenance
 from megaindex.format.sink import PairSink, written_paths
 from megaindex.format.writer import append_pair
 from megaindex.progress import Bar, silent

@@ -23,8 +23,7 @@ from megaindex.format.header import (
     get_dialect,
     parse_header,
 )
-from megaindex.format.pair import check_not_a_half, pair_paths
-from megaindex.format.provenance import provenance_path
+from megaindex.format.pair import check_not_a_half, pair_paths, provenance_path
 from megaindex.format.sink import PairSink
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import check_file, refuse_zero_byte

@@ -55,6 +55,11 @@ def pair_paths(path_prefix: str) -> tuple[str, str]:
     return path_prefix + ".bin", path_prefix + ".idx"
 
 
+def provenance_path(path_prefix: str) -> str:
+    """Return the path of the provenance of a pair."""
+    return path_prefix + ".provenance"
+
+
 def check_not_a_half(path_prefix: str) -> None:
     """Raise InvalidArgument if the prefix is the full name of one of the files."""
     for suffix in (".bin", ".idx"):

@@ -44,6 +44,7 @@ import xxhash
 from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import Fault, check_fault
+from megaindex.format.pair import provenance_path
 from megaindex.io.atomic import Damaged, parse_object
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import as_storage_error
@@ -63,11 +64,6 @@ _AT_ONCE = 1 << 14  # documents
 _BUFFER_BYTES = 1 << 16
 UNKNOWN = -1
 _AGAIN = "write the pair again, or delete the file: the pair works without it"
-
-
-def provenance_path(path_prefix: str) -> str:
-    """Return the path of the provenance of a pair."""
-    return path_prefix + ".provenance"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,8 @@ import xxhash
 
 from megaindex.errors import StorageError
 from megaindex.format.header import CHUNK, IndexHeader
-from megaindex.format.pair import pair_paths
-from megaindex.format.provenance import ProvenanceSpool, nameless_file, provenance_path
+from megaindex.format.pair import pair_paths, provenance_path
+from megaindex.format.provenance import ProvenanceSpool, nameless_file
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.paths import Progress, as_storage_error, copy_range, open_regular, storage_error
 

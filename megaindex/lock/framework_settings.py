@@ -34,7 +34,8 @@ from megaindex.run.target import evaluation_of
 from megaindex.settings.amended import AmendedBlend
 from megaindex.settings.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.settings.megatron_versions import find_version
-from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Source, Target
+from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Target
+from megaindex.settings.sources import Source
 
 _WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "exact", "notes",
             "ignored", "coverage", "blend_counts", "skip")  # fmt: skip

@@ -13,7 +13,7 @@ import xxhash
 from megaindex.errors import FormatError, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.format.header import Fault
-from megaindex.format.provenance import provenance_path
+from megaindex.format.pair import provenance_path
 from megaindex.io.paths import FileInfo, absolute, sha256_of
 from megaindex.lock.lock_file import Lock, LockedFile, LockedSource
 from megaindex.lock.shape import HASH_DIGITS, LEAST_CHUNK

@@ -32,7 +32,8 @@ from megaindex.settings.batch_schedule import skip_steps
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage
 from megaindex.settings.recipe_file import recipe_of, to_mapping
-from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Source, Target
+from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Target
+from megaindex.settings.sources import Source
 
 _MANY = 16  # streams of a stage that are written in columns
 

@@ -11,6 +11,6 @@ from megaindex.settings.run_builder import resolve as resolve
 from megaindex.settings.run_settings import Data as Data
 from megaindex.settings.run_settings import Evaluation as Evaluation
 from megaindex.settings.run_settings import RunSettings as RunSettings
-from megaindex.settings.run_settings import Source as Source
 from megaindex.settings.run_settings import Target as Target
 from megaindex.settings.settings import Settings as Settings
+from megaindex.settings.sources import Source as Source

@@ -18,7 +18,7 @@ from megaindex.run.parts import SplitPart
 from megaindex.run.passes import ServedRange
 from megaindex.settings.batch_schedule import SkippedSteps
 from megaindex.settings.recipe import RecipeSource
-from megaindex.settings.run_settings import Source
+from megaindex.settings.sources import Source
 
 _BY_SAMPLES = ("epoch", "window", "packed")  # orders with rules of their own
 

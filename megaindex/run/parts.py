@@ -23,7 +23,8 @@ from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.framework import PackingOrder
 from megaindex.index.orders.packed import Cutting, Packing
 from megaindex.index.subset_rule import Reader, check_held_out
-from megaindex.settings.run_settings import Data, Source
+from megaindex.settings.run_settings import Data
+from megaindex.settings.sources import Source
 
 _CHUNK = 1 << 22
 

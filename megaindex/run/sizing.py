@@ -13,7 +13,8 @@ from megaindex.index.blend import Blend
 from megaindex.index.draws import Draws, Progress
 from megaindex.index.frameworks import SPLITS, FrameworkRules, PythonSum, Split, sum_as
 from megaindex.run.parts import SplitPart
-from megaindex.settings.run_settings import Buffer, RunSettings, Source
+from megaindex.settings.run_settings import Buffer, RunSettings
+from megaindex.settings.sources import Source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.io.paths import absolute
-from megaindex.settings.run_settings import Source
-from megaindex.settings.settings import parse_blend
+from megaindex.settings.sources import Source, parse_blend
 from megaindex.settings.yaml_sections import Section, load_mapping
 from megaindex.validation import check_between, check_integer, check_setting, check_weight
 

@@ -14,15 +14,8 @@ from megaindex.index.order_settings import Order, make_order
 from megaindex.settings.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
 from megaindex.settings.megatron_versions import Version, version_of
 from megaindex.settings.run_settings import TAILS, Data, Evaluation, RunSettings, Target
-from megaindex.settings.settings import (
-    ORDER_FIELDS,
-    TARGETS,
-    Settings,
-    flag_of,
-    parse_blend,
-    parse_tokens,
-    read_histograms,
-)
+from megaindex.settings.settings import ORDER_FIELDS, TARGETS, Settings, flag_of
+from megaindex.settings.sources import parse_blend, parse_tokens, read_histograms
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,

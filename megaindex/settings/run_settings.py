@@ -18,20 +18,18 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, FrameworkRules, sums_differ
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.index.skips import Skip, given_skips
-from megaindex.index.subset_rule import DEFAULT_SUBSET_SEED, Share, SubsetRule, no_subset
+from megaindex.index.subset_rule import no_subset
 from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.settings.megatron_versions import DEFAULT_VERSION, Version, find_version
+from megaindex.settings.sources import Source
 from megaindex.validation import (
     DEFAULT_SEED,
-    check_between,
     check_buffer,
     check_epochs,
     check_flag,
     check_fraction,
     check_integer,
     check_setting,
-    check_text,
-    check_weight,
     make_plain,
 )
 
@@ -41,67 +39,6 @@ Buffer = float | Literal["exact"]
 TargetKind = Literal["epochs", "iterations", "samples", "tokens", "loader_epochs"]
 """loader_epochs are GPT-NeoX's train_epochs: passes of its loader over one epoch of each source.
 Of validation and test one epoch is built too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One corpus of a blend: a path prefix, or the tokens of its epoch alone.
-
-    Attributes:
-        path: path prefix of the .bin/.idx pair.
-        weight: weight in the blend, finite and positive, or 0 where the framework builds such
-            sources; None in all sources of a blend: no weights.
-        tokens: tokens of one epoch, for planning without files.
-        histogram: path of a file of document lengths with these tokens, see
-            `read_length_histogram`.
-        labels: path prefix of the labels, for a `NeoxDocumentsOrder`.
-        shuffle_name: name by which orders epoch, window and packed shuffle the source. Default: its
-            fingerprint, see `RecipeSource`.
-        subset: share of the tokens that makes an epoch of training, in the same orders, or its
-            threshold, see `SubsetRule`.
-        held_out: share of the tokens that training leaves out, or its threshold.
-        subset_seed: part of the key by which both are chosen.
-
-    Raises:
-        InvalidArgument: the weight is negative or not finite, or tokens are below 1.
-    """
-
-    path: str = ""
-    weight: float | None = None
-    tokens: int | None = None
-    histogram: str = ""
-    labels: str = ""
-    shuffle_name: str = ""
-    subset: Share | None = None
-    held_out: Share | None = None
-    subset_seed: int = DEFAULT_SUBSET_SEED
-
-    def __post_init__(self) -> None:
-        if self.tokens is not None:
-            object.__setattr__(self, "tokens", check_between("tokens", self.tokens, 1))
-        check_text("--shuffle-names", self.shuffle_name)
-        rule = self.subset_rule
-        rule.check_pinned(self.path, self.shuffle_name, self.path)
-        object.__setattr__(self, "subset", rule.share)
-        object.__setattr__(self, "held_out", rule.held_out)
-        if self.weight is None:
-            return
-        weight = check_weight(self._weight_name, self.weight, zero=True)
-        object.__setattr__(self, "weight", weight)
-
-    @property
-    def subset_rule(self) -> SubsetRule:
-        """Which of its documents training reads."""
-        return SubsetRule(share=self.subset, held_out=self.held_out, seed=self.subset_seed)
-
-    @property
-    def _weight_name(self) -> str:
-        return f"the weight of {self.path or 'a source without a path'}"
-
-    def check_weight(self, *, zero: bool) -> None:
-        """Refuse a weight of 0, unless the framework builds such sources."""
-        if self.weight is not None:
-            check_weight(self._weight_name, self.weight, zero=zero)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
@@ -18,110 +18,13 @@ from typing import Any
 from megaindex.errors import InvalidArgument
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order
 from megaindex.index.skips import Skip, given_skips
-from megaindex.settings.batch_schedule import parse_count
-from megaindex.settings.run_settings import Source, TargetKind
+from megaindex.settings.run_settings import TargetKind
 from megaindex.validation import (
-    check_between,
     check_flag,
     check_integer,
     check_text,
-    check_weights,
     make_plain,
-    read_number,
-    shown,
 )
-
-
-def parse_blend(
-    words: Sequence[str], weights: Sequence[str] | None, flag: str
-) -> tuple[Source, ...]:
-    """Return the sources of ``P``, ``P P …`` or ``w P w P …``, read as Megatron reads them.
-
-    An even number of words with a number in every odd place is a weighted blend; ``weights`` are
-    separate weights.
-    """
-    _check_words(words, flag)
-    pairs = list(zip(words[::2], words[1::2], strict=False))
-    numbers = [n for weight, _ in pairs if isinstance(n := read_number(weight), float)]
-    inline = bool(pairs) and len(words) % 2 == 0 and len(numbers) == len(pairs)
-    if numbers and not inline:
-        raise InvalidArgument(
-            f"{flag}: {' '.join(words)!r} mixes weights and bare paths; write a weight before "
-            "every path, or none"
-        )
-    if inline and weights is not None:
-        raise InvalidArgument(f"{flag} has weights already; remove --weights")
-    if inline:
-        return tuple(
-            Source(path=path.strip(), weight=number)
-            for number, (_, path) in zip(numbers, pairs, strict=True)
-        )
-    parsed = _weights(weights, len(words))
-    return tuple(Source(path=p.strip(), weight=w) for p, w in zip(words, parsed, strict=True))
-
-
-def _check_words(words: Sequence[str], flag: str) -> None:
-    """Name the usual mistakes in a blend: quotes around it, percentages, weights behind paths."""
-    for word in words:
-        if len(word.split()) > 1 and not os.path.exists(f"{word.strip()}.idx"):
-            raise InvalidArgument(
-                f"{flag}: {shown(word)} is one word, and no path of a pair; remove the quotes "
-                "around the blend"
-            )
-        if re.fullmatch(r"[0-9.]+%", word):
-            raise InvalidArgument(
-                f"{flag}: {word} is not a weight; write the number alone, {word[:-1]}"
-            )
-    firsts, seconds = ([isinstance(read_number(word), float) for word in words[k::2]]
-                       for k in (0, 1))  # fmt: skip
-    if firsts and len(firsts) == len(seconds) and all(seconds) and not any(firsts):
-        raise InvalidArgument(
-            f"{flag}: {shown(' '.join(words[:2]))} has the weight behind its path; write "
-            f"{words[1]} before {shown(words[0])}"
-        )
-
-
-def parse_tokens(words: Sequence[str], weights: Sequence[str] | None) -> tuple[Source, ...]:
-    """Return the sources of ``T T …``, numbers of tokens without files."""
-    parsed = _weights(weights, len(words))
-    return tuple(
-        Source(tokens=_tokens(word), weight=weight)
-        for word, weight in zip(words, parsed, strict=True)
-    )
-
-
-def read_histograms(
-    paths: Sequence[str], weights: Sequence[str] | None, tokens: Sequence[str] | None
-) -> tuple[Source, ...]:
-    """Return the sources of files of document lengths; ``tokens``, if given, are their totals."""
-    from megaindex.format.dataset import read_length_histogram  # which opens datasets
-
-    if tokens is not None and len(tokens) != len(paths):
-        raise InvalidArgument(
-            f"--tokens-per-epoch has {len(tokens)} values for {len(paths)} files of "
-            "--length-histogram; give one for each, or leave it out"
-        )
-    sources = []
-    for number, (path, weight) in enumerate(zip(paths, _weights(weights, len(paths)), strict=True)):
-        total = read_length_histogram(path).tokens
-        if tokens is not None and _tokens(tokens[number]) != total:
-            raise InvalidArgument(
-                f"{path}: its documents hold {total} tokens, --tokens-per-epoch says "
-                f"{tokens[number]}; count the lengths again, or leave --tokens-per-epoch out"
-            )
-        sources.append(Source(tokens=total, weight=weight, histogram=path))
-    return tuple(sources)
-
-
-def _tokens(word: str) -> int:
-    return check_between("--tokens-per-epoch", parse_count(word, "--tokens-per-epoch"), 1)
-
-
-def _weights(weights: Sequence[str] | None, count: int) -> Sequence[float | None]:
-    if weights is None:
-        return [None] * count
-    return check_weights("--weights", list(map(read_number, weights)), count, zero=True)
-
 
 TARGETS: dict[str, TargetKind] = {
     "epochs": "epochs",

@@ -36,8 +36,8 @@ from megaindex.format.header import (
     sequence_masks,
     size_fault,
 )
-from megaindex.format.pair import IndexArrays, index_arrays, pair_paths
-from megaindex.format.provenance import Provenance, RowFile, provenance_faults, provenance_path
+from megaindex.format.pair import IndexArrays, index_arrays, pair_paths, provenance_path
+from megaindex.format.provenance import Provenance, RowFile, provenance_faults
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import FileInfo, as_storage_error, is_remote, odd_kind
 from megaindex.objects.files import local_copy, open_binary, stat_path

@@ -21,7 +21,8 @@ from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import fill_uncounted
 from megaindex.index.description import describe_index
 from megaindex.loader import GPTDataset
-from megaindex.settings.run_settings import BatchSchedule, Data, RunSettings, Source, Target
+from megaindex.settings.run_settings import BatchSchedule, Data, RunSettings, Target
+from megaindex.settings.sources import Source
 
 S, SEED = 24, 11
 SPLIT = "70,20,10"

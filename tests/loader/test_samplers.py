@@ -19,7 +19,8 @@ from megaindex.loader.sampler_state import RankLayout
 from megaindex.loader.samplers import Step, assign_rows
 from megaindex.plan import make_plan
 from megaindex.settings.batch_schedule import ramp_up
-from megaindex.settings.run_settings import BatchSchedule, Data, RunSettings, Source, Target
+from megaindex.settings.run_settings import BatchSchedule, Data, RunSettings, Target
+from megaindex.settings.sources import Source
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/samplers.json").read_text())
 Round = tuple[list[int | None], ...]

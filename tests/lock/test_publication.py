@@ -20,12 +20,8 @@ from support.locked_runs import RUNS, write_inputs
 
 from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
-from megaindex.format.provenance import (
-    ProvenanceSpool,
-    RecordedTokenizer,
-    RowFile,
-    provenance_path,
-)
+from megaindex.format.pair import provenance_path
+from megaindex.format.provenance import ProvenanceSpool, RecordedTokenizer, RowFile
 from megaindex.lock import make_lock, read_lock, verify_lock
 from megaindex.lock.lengths import write_lengths
 from megaindex.lock.lock_file import lock_text

@@ -19,7 +19,8 @@ from megaindex.lock import make_lock, open_run, read_lock, report_run, run_of_lo
 from megaindex.recipe import read_recipe
 from megaindex.run.from_recipe import run_of_recipe
 from megaindex.settings.batch_schedule import BatchSchedule
-from megaindex.settings.run_settings import Data, RunSettings, Source, Target
+from megaindex.settings.run_settings import Data, RunSettings, Target
+from megaindex.settings.sources import Source
 
 RECIPE = """
 sequence_length: 16

@@ -23,7 +23,7 @@ from megaindex.plan import coverage as counting
 from megaindex.plan import coverage as coverage_module
 from megaindex.run.parts import SplitPart
 from megaindex.run.passes import ServedRange, samples_served
-from megaindex.settings.run_settings import Source
+from megaindex.settings.sources import Source
 
 NUMBERS = itertools.count()
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(lambda x: sum(x) > 20)

@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
 from megaindex.run.passes import ServedRange, loader_passes
-from megaindex.settings.run_settings import (
-    BatchSchedule,
-    Data,
-    Evaluation,
-    RunSettings,
-    Source,
-    Target,
-)
+from megaindex.settings.run_settings import BatchSchedule, Data, Evaluation, RunSettings, Target
+from megaindex.settings.sources import Source
 
 ORDERS = st.sampled_from(sorted(FRAMEWORK_RULES.keys() - {"packed"}))  # it needs the lengths
 TOKENS = st.lists(st.integers(40, 4000), min_size=1, max_size=4)

@@ -9,7 +9,8 @@ import numpy as np
 import xxhash
 
 from megaindex import IndexedDataset, IndexedDatasetWriter
-from megaindex.format.provenance import ProvenanceSpool, RowFile, provenance_path
+from megaindex.format.pair import provenance_path
+from megaindex.format.provenance import ProvenanceSpool, RowFile
 from megaindex.format.sink import IndexSpool
 
 
