@@ -35,8 +35,8 @@ LAYERS = [
     {"index"},
     {"format", "helpers", "keys"},
     {"kernels", "objects"},
-    {"engine", "progress", "validation"},
-    {"io", "arithmetic", "console", "_lazy"},
+    {"engine", "progress", "validation", "console"},
+    {"io", "arithmetic", "markup", "_lazy"},
     {"errors", "_types"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

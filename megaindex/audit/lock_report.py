@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megaindex.audit.report import audit, source_counts
-from megaindex.console import markdown_table
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.opening import run_of_lock
 from megaindex.lock.pinned_files import Folder
+from megaindex.markup import markdown_table
 from megaindex.plan.model import MANY_SOURCES, SHOWN_SOURCES, json_object
 from megaindex.plan.render import repeats_text, unseen_text, worst_first
 from megaindex.run.run import lengths_text

@@ -22,6 +22,7 @@ from megaindex._types import I32, I64, IntArray
 from megaindex.arithmetic import ceil_div
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.index.exposures import PassRuns, join_runs, runs_of_size
+from megaindex.markup import html_table
 from megaindex.validation import check_integer, shown
 
 if TYPE_CHECKING:
@@ -436,8 +437,6 @@ def separates_documents(index: Any) -> tuple[bool, ...]:
 
 def sources_html(name: str, indices: Sequence[Any], paths: Sequence[str]) -> str:
     """Return a table of the sources of an index, in HTML."""
-    from megaindex.console import html_table  # which imports rich
-
     numbers = ("num_samples", "num_epochs", "tokens_per_epoch")
     rows = [
         [path, *(f"{getattr(index, number):,}" for number in numbers)]

@@ -27,6 +27,7 @@ from megaindex.lock.shape import (
     check_shape,
     parse_text,
 )
+from megaindex.markup import html_table
 from megaindex.run.identity import canonical_forms, short_hash
 from megaindex.validation import shown
 
@@ -109,8 +110,6 @@ class Lock:
         return f"Lock({self.path!r}: {len(self.sources)} pairs, {subsets})"
 
     def _repr_html_(self) -> str:
-        from megaindex.console import html_table  # which imports rich
-
         rows = [["pairs", f"{len(self.sources):,}", ""]]
         for name, subset in self.content["subsets"].items():
             rows.append([name, f"{subset['samples']:,} samples", f"{_count(subset):,} steps"])

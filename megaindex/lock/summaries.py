@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from megaindex.console import markdown_table
 from megaindex.lock.lock_file import Lock, LockedSource
 from megaindex.lock.publication import FACTS
+from megaindex.markup import markdown_table
 
 _TERMS = (
     "citeAs", "column", "equivalentProperty", "extract", "field", "fileObject", "fileProperty",

@@ -17,6 +17,7 @@ from megaindex.index.documents import DocumentSubset, lengths_within, members_of
 from megaindex.index.skips import Skip, Skips, skips_of, with_skips
 from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import Index, check_index, datasets_of, sequence_lengths_at, sources_of
+from megaindex.markup import html_table
 from megaindex.settings.batch_schedule import BatchSchedule, Steps, skip_steps, steps_of
 from megaindex.validation import check_setting, setting_or_none, shown
 
@@ -162,8 +163,6 @@ class Run:
         return f"Run({', '.join(f'{name}={value}' for name, value in self._facts())})"
 
     def _repr_html_(self) -> str:
-        from megaindex.console import html_table  # which imports rich
-
         return html_table([], [[name, str(value)] for name, value in self._facts()], labels=2)
 
     def _facts(self) -> Iterator[tuple[str, object]]:
