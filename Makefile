@@ -10,8 +10,8 @@
 # make bench-quick  a minute of it, and which speed-ups fell since benchmarks/baseline.json
 # make matrix the Megatron adapter against every release of megatron-core
 # make tags   plans against the training code of checkouts of Megatron-LM
-# make wheels the sdist, and a manylinux wheel of every Python that is found, each tested without a
-#             compiler, in dist/
+# make wheels the sdist, and manylinux wheels of every Python that is found, in dist/: of x86-64, each
+#             tested without a compiler, and of aarch64
 # make aarch64  the kernels on an emulated aarch64, equal to x86-64 bit by bit
 # make docs   the site of docs/, with search and an API reference, in build/site
 # make docs-sample  docs/audit-sample.html, and the pictures of docs/
@@ -99,6 +99,7 @@ tags: $(VENV)/.test-installed
 # WHEELS="--python 3.12 --no-tests" for those alone; the compiler (zig) comes from the package index
 wheels: $(VENV)/bin/python
 	$(BIN)/python packaging/wheels.py $(WHEELS)
+	$(BIN)/python packaging/wheels.py --machine aarch64 $(WHEELS)
 
 aarch64: $(VENV)/bin/python
 	BIN=$(BIN) sh packaging/aarch64.sh

