@@ -40,6 +40,12 @@ def check_integer(name: str, value: object, *, flags: bool = True) -> int:
     )
 
 
+def check_kind(name: str, value: object, kind: type[Any], needed: str, remedy: str) -> None:
+    """Check the class of a value; ``needed`` names it in the message."""
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{name} must be {needed}, got {shown(value)}; {remedy}")
+
+
 def setting_or_none(setting: str, value: object | None, name: str = "") -> int | None:
     """Return None for None, else the result of `check_setting`."""
     return None if value is None else check_setting(setting, value, name)

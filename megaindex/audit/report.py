@@ -12,13 +12,12 @@ import numpy as np
 from megaindex._types import I64
 from megaindex.audit.balance import BalanceModel, model_balance
 from megaindex.audit.exposure import Exposure, Histograms, count_exposure
-from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan.model import SkipEffect, effect_of, json_value
 from megaindex.run.run import Run
-from megaindex.validation import percent, shown
+from megaindex.validation import check_kind, percent
 
 _LEAST_RISE = 0.25
 """Least rise of the mean earlier exposures that counts as a jump."""
@@ -155,11 +154,11 @@ def audit(
 
     Memory: about 40 bytes for each token run of a sample.
     """
-    if not isinstance(run, Run):
-        raise InvalidArgument(
-            f"audit needs a run, got {shown(run)}; `megaindex.audit.run_of_index` makes one of an "
-            "index, and `megaindex.open_run(…).audit()` opens one"
-        )
+    remedy = (
+        "`megaindex.audit.run_of_index` makes one of an index, and "
+        "`megaindex.open_run(…).audit()` opens one"
+    )
+    check_kind("run", run, Run, "a run", remedy)
     balance = None if cost_model is None else model_balance(run, cost_model)
     exposure = count_exposure(run, points=points, progress=progress)
     skip = None

@@ -40,7 +40,14 @@ from megaindex.io.atomic import read_named
 from megaindex.io.mapping import map_npy_file
 from megaindex.io.paths import inside
 from megaindex.kernels import num_threads
-from megaindex.validation import CheckpointReader, check_between, check_flag, check_integer, shown
+from megaindex.validation import (
+    CheckpointReader,
+    check_between,
+    check_flag,
+    check_integer,
+    check_kind,
+    shown,
+)
 
 _KEYS = ("steps", "move", "documents", "source", "from_step", "remove")
 _MOST_STEP = 2**62
@@ -207,10 +214,7 @@ def given_skips(skip: Skip | Iterable[Skip] | None) -> tuple[Skip, ...]:
     entries = () if skip is None else (skip,) if isinstance(skip, Skip) else skip
     given = tuple(entries) if isinstance(entries, Iterable) else (entries,)
     for each in given:
-        if not isinstance(each, Skip):
-            raise InvalidArgument(
-                f"skip must be a megaindex.Skip or a list of them, got {shown(each)}"
-            )
+        check_kind("skip", each, Skip, "a megaindex.Skip or a list of them", "write Skip(steps=…)")
     return given
 
 

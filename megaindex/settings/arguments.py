@@ -15,7 +15,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.run_settings import RunSettings
 from megaindex.settings.settings import NAMES, Settings, flag_of, merged, settings_by_name
-from megaindex.validation import shown
+from megaindex.validation import check_kind
 
 _FILES = ("neox_config", "megatron_args", "script_args", "maxtext_config")
 _A_RECIPE = (
@@ -72,10 +72,8 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 @contextmanager
 def given_run(run: RunSettings | None, settings: Mapping[str, Any]) -> Iterator[RunSettings]:
     """Yield a run, or that of settings by name, which errors in the block are named by too."""
-    if run is not None and not isinstance(run, RunSettings):
-        raise InvalidArgument(
-            f"run must be RunSettings, got {shown(run)}; name settings, as data_path=…"
-        )
+    if run is not None:
+        check_kind("run", run, RunSettings, "RunSettings", "name settings, as data_path=…")
     if run is not None and settings:
         raise InvalidArgument(
             f"RunSettings hold all settings, also {next(iter(settings))}; change it with "

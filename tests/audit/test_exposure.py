@@ -297,7 +297,7 @@ def test_what_is_no_index_or_run_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match=r"members of megaindex\.Index.*a list has no"):
             take()
     wrong: Any = index
-    with pytest.raises(InvalidArgument, match="audit needs a run"):
+    with pytest.raises(InvalidArgument, match="^run must be a run"):
         audit(wrong)
 
 
