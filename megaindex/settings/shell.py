@@ -29,23 +29,23 @@ _END = " \t\n;&|()<>"  # of a word
 _BLANK, _SPACE = re.compile(r"(?:[ \t]|\\\n|#.*)+"), re.compile(r"(?:\s|\\\n|#.*)+")
 _AND_OR = re.compile(r"(?:&&|\|\|)(?:\s|\\\n|#.*)*")
 _PIPE = re.compile(r"\|(?!\|)&?(?:\s|\\\n|#.*)*")
-_BACKGROUND, _PREFIX = re.compile(r"&(?![&>])"), re.compile(r"(?:!|time)[ \t]+")
+_BACKGROUND, _PREFIX = re.compile(r"&(?![&>])"), re.compile(r"![ \t]+")
 _REDIRECTION = re.compile(r"(?:\d+|&)?(?:<<<|<>|[<>]&|>>|>\||[<>](?![<(]))[ \t]*")
 _COMPOUND = re.compile(r"(?:if|\{)(?=[\s;&|()<>])|\((?!\()|\[\[(?=\s)")
 _LITERAL = re.compile(r"\\(.)|'([^']*)'|\$'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`", re.S)
 _PARAMETER = re.compile(
     r"\$(?:([A-Za-z_]\w*|[\d@*#?!$-])|\{(#?)(\w+|[@*])(\[[@*]\])?"
-    r"(:?[-=+?]|%%?|##?|[/^,@]|(?:\[\d+\]|:\d+(?::\d+)?)?(?=\})))", re.A
+    r"(:?[-=+?]|%%?|##?|[/^,]|(?:\[\d+\]|:\d+(?::\d+)?)?(?=\})))", re.A
 )  # fmt: skip
 _DOCUMENT = re.compile(  # after which only redirections are read past
-    r"<<(-?)[ \t]*(['\"]?)(\w+)\2((?:[ \t]*[12&]?>>?[ \t]*[\w./$-]+)*[ \t]*)\n"
-    r"(?P<body>(?:.*\n)*?)\t*\3(?=\n|$)"
+    r"<<(-)?[ \t]*(['\"]?)(\w+)\2((?:[ \t]*[12&]?>>?[ \t]*[\w./$-]+)*[ \t]*)\n"
+    r"(?P<body>(?:.*\n)*?)(?(1)\t*)\3(?=\n|$)"
 )
-_JOINS, _COUNT = re.compile(r"[()<>;&|\n]+"), re.compile(r"\s\"?\$#\"? -\w\w \d+ \]\]")
+_JOINS = re.compile(r"[()<>;&|\n]+")
 _ALL = re.compile(r"\$@|\$\{(@|\w+\[@\])\}", re.A)
 _IN_SUM = re.compile(r"\$(?:([A-Za-z_]\w*|[\d#])|\{(\w+)\})", re.A)
 _SUM = re.compile(r"\$\(\((?:[^()'\"`\\]|\([^()'\"`\\]*\))*\)\)")
-_GLOB, _BRACE = re.compile(r"[*?]|\[.+\]"), re.compile(r"\{.*(,|\.\.).*\}|(^|[:=])~", re.S)
+_GLOB, _BRACE = re.compile(r"[*?]|\[.*\]"), re.compile(r"\{.*(,|\.\.).*\}|(^|[:=])~", re.S)
 _OF_BASH = re.compile(  # has a value that only Bash knows
     r"S?RANDOM|SECONDS|LINENO|EPOCH(SECONDS|REALTIME)|HOSTNAME|(HOST|MACH|OS)TYPE|E?UID|PPID|"
     r"BASH\w*|SHELLOPTS|FUNCNAME|SHLVL|PIPESTATUS|GROUPS|OLDPWD|DIRSTACK|OPT(IND|ARG)|COLUMNS|"
@@ -53,7 +53,7 @@ _OF_BASH = re.compile(  # has a value that only Bash knows
 )
 _OWN_FOLDER = re.compile(r"\$\((cd\$\()?dirname\$(0|BASH_SOURCE)\)((>/dev/null(2>&1)?)?&&pwd\))?")
 _KEYWORD = re.compile(
-    r"for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|coproc|[{}]|"
+    r"for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|coproc|time|[{}]|"
     r"[A-Za-z_]\w*\[.*",
     re.A | re.S,
 )
@@ -64,12 +64,13 @@ _HARMLESS = frozenset(  # commands that set nothing and start nothing
 _REFUSED = re.compile(  # commands that set names, or change what others mean
     r"(let|read|mapfile|readarray|getopts|builtin|command(?! -[vV])|wait(?= -)|pushd|popd|declare|"
     r"typeset|local|readonly|shopt|alias|unalias|enable|hash|bind|printf(?! [\"']?[\w%])|"
-    r"(\[|test) (.* )?-v|trap .*\b(DEBUG|ERR|RETURN)|"
+    r"(\[|test) (.* )?-v|trap .*\b(?i:DEBUG|ERR|RETURN)|"
     r"set(?! --( |$)|( [-+][euvxo]+| errexit| nounset| pipefail| xtrace)*$))(\s|$)", re.S
 )  # fmt: skip
 _LOADING = re.compile(r"(source|\.|module|ml|conda|mamba|micromamba|spack|deactivate)(\s|$)")
-_ODD = re.compile(  # also a line that goes on within a word
-    r"\r|\bIFS\b|\b(POSIXLY_CORRECT|GLOBIGNORE)=|(?<![\s\\])\\\n(?=\S)"
+_ODD = re.compile(  # also a line that goes on within a word, and ``{name}>``, which sets a name
+    r"\r|\bIFS\b|\b(POSIXLY_CORRECT|GLOBIGNORE|E?UID|PPID|SHELLOPTS|BASH\w*)\+?=|"
+    r"(?<![\s\\])\\\n(?=\S)|\{\w+\}[<>]"
 )
 _SUMS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -184,8 +185,11 @@ class Script:
     def _run(self, text: str) -> bool | None:
         held, self._text, self._at = (self._text, self._at), text, 0
         self._spend(8 * len(text))  # it is read one character at a time
-        if odd := _ODD.search(text[:_MOST_READ]) or len(text) > _MOST_READ:
-            self._refuse(repr(odd[0]) if isinstance(odd, re.Match) else "a text of that size")
+        if len(text) > _MOST_READ:
+            self._refuse("a text of that size")
+        if odd := _ODD.search(text):
+            self._at = odd.start()
+            self._refuse(repr(odd[0]))
         try:
             status = self._list("")
         except RecursionError:
@@ -227,6 +231,7 @@ class Script:
         """Evaluate commands up to one of these words, and pass it."""
         status: bool | None = True
         self._next(_SPACE)
+        start = self._at
         while not self._takes(*ends):
             begin, held = self._at, (dict(self.state), self._ended)
             status = self._and_or()
@@ -236,6 +241,8 @@ class Script:
                 self._refuse(self._text[begin:])
             self._at += self._char() == ";"
             self._next(_SPACE)
+        if self._at == start + len(self._taken) and self._taken not in ("", ")"):
+            self._refuse(self._text[start:])
         return status
 
     def _after(self, status: bool | None, begin: int) -> None:
@@ -253,8 +260,8 @@ class Script:
             is_last = is_last and not self._text.startswith("!", at)
             status = status if self._mode is False else found if self._mode else None
             self._mode, self._why = held
-        if is_last and status is False and "e" in self._options and not self._decides:
-            self._exit()
+        if self._runs and is_last and status is False and "e" in self._options:
+            self._decides or self._refuse(f"set -e, and the failure of {self._text[begin:]}")
         return status
 
     def _exit(self, where: str = "") -> None:
@@ -263,7 +270,7 @@ class Script:
             self.exits_at, self._ended = where or self._line(), True
 
     def _pipeline(self) -> bool | None:
-        held, ended, prefix = self.state, self._ended, self._next(_PREFIX)
+        begin, held, ended, prefix = self._at, self.state, self._ended, self._next(_PREFIX)
         self._spend(len(held))
         self.state = dict(held)
         status = self._command()
@@ -272,9 +279,11 @@ class Script:
         more = "|"
         while more:  # each command has a subshell
             self.state, self._ended = dict(held), ended
-            self._command()
+            status = self._command() is not False and status
             more = self._next(_PIPE)
         self.state, self._ended = held, ended
+        if self._runs and status is False and "e" in self._options:
+            self._refuse(f"set -e, and the failure of {self._text[begin:]}")
         return None
 
     def _command(self) -> bool | None:
@@ -316,13 +325,13 @@ class Script:
     # simple commands
 
     def _simple(self) -> bool | None:
-        begin, before, redirected = self._at, dict(self.state), False
+        begin, before, redirected, runs = self._at, dict(self.state), False, self._runs
         raws, words, variables = list[str](), list[str](), self.state
         while True:
             self._next(_BLANK)
             start, match = self._at, _ASSIGNMENT.match(self._text, self._at)
             if document := self._next(_DOCUMENT) or self._next(_REDIRECTION):
-                if re.search(r"\$\(\(|\$\{\w*\W*[=!]", document):
+                if re.search(r"\$\(\(|\$\{\w*\W*[=!]|\\\n", document):
                     self._refuse(self._text[begin:])
                 redirected = "\n" in document or self._word() is not None
             elif match and raws[:1] in ([], ["export"]):
@@ -332,12 +341,11 @@ class Script:
                 break
             else:
                 if not raws:  # assignments before a command are its own, what they set is not
-                    variables, self.state, text = self.state, before, self._text[begin:start]
-                    if variables.get("") != before.get("") or re.search(r"\$\{\w+:?=", text):
-                        self._refuse(text)
+                    variables, self.state = self.state, before
+                    if variables.get("") != before.get("") or self._runs is not runs:
+                        self._refuse(self._text[begin:start])
                 words += self._words()
                 raws.append(re.sub(r"[\"'\\]", "", self._text[start : self._at]))
-                self._check_descriptor(raws[-1], start)
         text = self._text[begin : self._at]
         if not raws:
             return None if redirected or re.search(r"\$\((?!\()|`", text) else True
@@ -351,11 +359,6 @@ class Script:
             del words[0]
         status = self._start(words, variables) if words and self._runs is not False else True
         return None if redirected or self._runs is None else status
-
-    def _check_descriptor(self, raw: str, start: int) -> None:
-        """Refuse ``{name}>``, which sets a name."""
-        if self._char() in "<>" and re.fullmatch(r"\{\w+\}", raw):
-            self._refuse(self._text[start:])
 
     def _check_export(self, raws: list[str], text: str) -> None:
         """Refuse assignments of `export` that are not made one after the other."""
@@ -391,8 +394,9 @@ class Script:
             (name in ("unset", "export") and not named) or is_unknown(name) or _LOADING.match(text)
         ):
             self._forget(self._why or text)
-        if name == "set" and words[1:2] != ["--"]:
-            self._change_options(words[1:])
+        if name == "set" and words[1:2] != ["--"]:  # what `set +e` ends is still heeded
+            letters = {"errexit": "e", "nounset": "u"}
+            self._options |= {*"".join(letters.get(w, w * (w[:1] == "-")) for w in words[1:])}
         if name in ("true", ":", "echo", "false", "set", "export"):
             return name != "false"
         if name in ("[", "test"):
@@ -403,16 +407,6 @@ class Script:
             self.commands.append(Command(words, variables, tuple(dict.fromkeys(self._assumed))))
             self._ended = name == "exec" and len(words) > 1
         return None
-
-    def _change_options(self, words: Sequence[str]) -> None:
-        """Take in `set -e`, `set +u`, `set -o errexit` and the like."""
-        names = {"errexit": "e", "nounset": "u"}
-        for word, after in zip(words, [*words[1:], ""], strict=True):
-            letters = {*word[1:], names.get(after, "")} if word[:1] in ("-", "+") else set()
-            if word[:1] == "-":
-                self._options |= letters & {"e", "u"}
-            else:
-                self._options -= letters
 
     def _sourced(self, words: list[str]) -> str | None:
         """Return the text that is evaluated in place of a command; None if it is not certain."""
@@ -436,7 +430,7 @@ class Script:
         if self._runs is None:
             self._forget(self._why, name)
         elif self._runs and items is not None:
-            before = [self._several(held)] if isinstance(held, str) and held else held or []
+            before = [self._several(held)] if isinstance(held, str) else held or []
             self.state[name] = [*before, *items] if match[2] else items
         elif self._runs:
             self._set(name, (self._held(name) or "") * bool(match[2]) + value)
@@ -466,7 +460,7 @@ class Script:
 
     def _test(self) -> bool | None:
         """Return the result of ``[[ … ]]``."""
-        begin, values, odd = self._at, list[str](), False
+        begin, values, odd, ended = self._at, list[str](), False, self._ended
         self._next(_BLANK)
         while not self._takes("]]"):
             start = self._at
@@ -476,11 +470,14 @@ class Script:
                 values.append(self._defined(self._plain_word()))
                 same = values[-1] == self._text[start : self._at]
                 operates = not same and values[-1][:1] in ("-", "!", "=")
-                odd = odd or operates or bool(re.search(r"[*?\[\\]", values[-1]))
+                odd = odd or operates or bool(re.search(r"[*?\[\\(]", values[-1]))
             self._next(_BLANK)
+        if odd and self._ended and not ended:  # perhaps, where `&&` passes a word
+            self._refuse(f"[[{self._text[begin:]}")
         status = None if odd or not self._runs else self._compare(values)
-        counts = re.search(r"\s-(eq|ne|[lg][te]|v)\s", text := self._text[begin : self._at])
-        if status is None and counts and self._runs is not False and not _COUNT.fullmatch(text):
+        text = self._text[begin : self._at]
+        counts = self._runs is not False and re.search(r"\s-(eq|ne|[lg][te]|v)\s", text)
+        if status is None and counts:
             self._forget(self._why or f"[[{text}")  # it evaluates values, which may assign
         return status
 
@@ -490,14 +487,15 @@ class Script:
         words = [d for d, word in zip(defined, words, strict=True) if d or not is_several(word)]
         if any(is_unknown(word) for word in words):
             return None
-        if words[:1] == ["!"] and len(words) in (3, 4):
-            status = self._compare(words[1:])
-            return None if status is None else not status
-        errs = len(words) == 2 and {"=", "==", "!=", *_COMPARED} & {*words}  # a word is missing
+        binary = {"=", "==", "!=", *_COMPARED} & {*words}
+        errs = len(words) == 2 and binary and not re.fullmatch(r"-\w", words[0])  # one is missing
         if errs or len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
             return not errs and (words[-1] == "") is (len(words) == 2 and words[0] == "-z")
         if len(words) == 3 and words[1] in ("=", "==", "!="):
             return (words[0] == words[2]) is (words[1] != "!=")
+        if words[:1] == ["!"] and len(words) in (3, 4) and words[1] not in _COMPARED:
+            status = self._compare(words[1:])
+            return None if status is None else not status
         if len(words) == 3 and words[1] in _COMPARED and all(map(_INTEGER.fullmatch, words[::2])):
             return bool(_COMPARED[words[1]](int(words[0]), int(words[2])))
         return None
@@ -507,10 +505,14 @@ class Script:
         text = _IN_SUM.sub(lambda m: self._defined(self._held(m[1] or m[2]) or ""), piece[3:-2])
         names = {name: self._defined(self._held(name) or "") or "0" for name in _NAME.findall(text)}
         plain = re.fullmatch(r"(?!.*(\+\+|--|//|\*\*))[\w\s+*/%()-]{1,400}", text, re.A | re.S)
-        if plain and all(map(_INTEGER.fullmatch, names.values())) and self._runs:
+        undefined = "u" in self._options and any(self._held(name) is None for name in names)
+        integers = all(map(_INTEGER.fullmatch, names.values()))
+        if plain and integers and self._runs and not undefined:
             with suppress(SyntaxError, ValueError, ArithmeticError, LookupError, AttributeError):
                 text = _NAME.sub(lambda match: f"({names[match[0]]})", text)
                 return str(_integer(ast.parse(f"({text})", mode="eval").body))
+        if self._runs and not is_unknown("".join([text, *names.values()])):
+            self._refuse(piece)  # it may be an error, after which a line is not run to its end
         if self._runs is not False:
             self._forget(self._why or piece)
         return self._mark(piece)
@@ -584,7 +586,7 @@ class Script:
         self._spend(sum(100 + len(one) for one in value))
         items = [value] if isinstance(value, str) else value
         if splits and not quoted:
-            glob = _GLOB.search(" ".join(items))
+            glob = re.search(r"[*?\[]", " ".join(items))
             items = [self._mark(piece)] if glob else items
             return _SPLIT.join(re.sub(r"[ \t\n]+", _SPLIT, self._several(one)) for one in items)
         if splits and isinstance(value, list) and "*" not in piece:
@@ -599,8 +601,9 @@ class Script:
         given = held is not None and (how[:1] != ":" or text != "")
         needs = given is (how[-1:] == "+") or how[:1] in ("%", "#")
         raw, word = self._operand(needs) if match[1] is None else ("", "")
-        if self._runs is None and how[-1:] in ("=", "?"):
-            self._refuse(self._why)
+        odd = how[-1:] == "=" or (how[-1:] == "?" and self._runs is None)
+        if odd and self._runs is not False:
+            self._refuse(self._why or match[0])
         if held is None and not how and name not in ("@", "*", "#") and "u" in self._options:
             self._exit(self._short(match[0]))
         mark = self._mark(self._text[match.start() : self._at], undefined=not how and held is None)
@@ -616,14 +619,12 @@ class Script:
             plain = re.fullmatch(r"[\w./:,=@ -]*\*?[\w./:,=@ -]*", raw, re.A)
             return _trimmed(held, how, raw) if plain and not is_unknown(held) else mark
         unsure = text and not _MARK.sub("", text)  # whether it has a value, or an empty one
-        if unsure and (how[-1] == "?" or re.search(r"\$\(\(|\$\{\w+:?=", raw)):
+        if unsure and (how[-1] == "?" or re.search(r"\$\(\(|\$\{\w+:?[=?]", raw)):
             self._refuse(self._text[match.start() : self._at])
-        if how[-1] not in "-=?+" or unsure:
+        if how[-1] not in "-?+" or unsure:
             return mark
         if needs and how[-1] == "?":
             self._exit(self._short(match[0]))
-        if needs and how[-1] == "=":
-            self._set(name, word)
         return word if needs else held * (how[-1] != "+")
 
     def _operand(self, needs: bool) -> tuple[str, str]:

@@ -133,6 +133,31 @@ UNKNOWN = [  # equal to Bash, or refused with the construct and its line
     "set -euo pipefail; if [ 1 = 2 ]; then SEED=9; fi; SEED=${NOPE:-8}",
     "set -e; ! true || SEED=9; set +e; false",
     "true {SEED}>/dev/null",
+    "X='+(a)'; [[ aa == $X ]] && SEED=9",
+    "X='@(a|b)'; if [[ a == $X ]]; then SEED=9; fi",
+    "trap 'SEED=9' debug; true",
+    "cat > /dev/null <<E\n\tE\nSEED=9\nE",
+    "cat > /dev/null <<E\nx \\\nE\nSEED=9\nE",
+    'X=; X+=(9); SEED="${#X[@]}"',
+    "if [ ! = x ]; then SEED=9; fi",
+    "if [ ! -eq 5 ]; then SEED=9; fi",
+    "if [ -n = ]; then SEED=9; fi",
+    "if [ -d = ]; then SEED=9; fi",
+    "Y='$((SEED = 9))'; X=\"${Y@P}\"",
+    "touch 9; X=9; SEED=$(echo [$X]); X=[$X]",
+    "touch 9; X=9; ARGS+=(--split [$X],1,0)",
+    "time -p SEED=9",
+    "UID=5; SEED=9",
+    "time { SEED=9; }",
+    "set -e; { [ 1 = 2 ] && SEED=9; }",
+    "set -e; { false; } || SEED=9",
+    "set -u; [[ 1 == 2 && $NOPE ]]",
+    "set -u; [[ 1 == 2 && $NOPE ]] || SEED=9",
+    "X=$((1 / 0)); SEED=9",
+    "X=$((1 + )); SEED=9",
+    ": ${X:=9}; SEED=$X",
+    "true ${NOPE=9}; SEED=$NOPE",
+    "X=${X?} true ${X:=9}; SEED=8",
 ]
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2
@@ -155,8 +180,12 @@ def as_bash_runs_it(folder: Path, *words: str) -> Settings:
         "set -e\nfalse",
         "set -o errexit; true && false",
         "set -e; (false)",
+        "set -e; true | false",
+        "set -eo pipefail; false | true",
         "set -u; A=$NOPE",
         "set -eu; echo ${#NOPE}",
+        "set -u; A=$((NOPE + 1))",
+        "if true; then fi",
         "exit 0",
     ],
 )
@@ -167,6 +196,10 @@ def test_nothing_is_started_behind_the_end_of_a_script(tmp_path: Path, body: str
         ["bash", "-c", marks + text], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert "started" not in done.stdout
+    if re.match(r"set -e(o pipefail)?\W|set -o errexit|if|set -u; A=\$\(", body):
+        with pytest.raises(InvalidArgument, match="is not evaluated"):
+            Script(text, {})
+        return
     made = Script(text, {})
     assert not [one for one in made.commands if one.words[0] == "torchrun"]
     assert made.exits_at

@@ -159,7 +159,7 @@ def commands_of(text: str, environment: dict[str, str]) -> list[list[str]]:
         ("run ${X:-3} ${Y-4}", ["run", "3", "4"]),
         ("X=5; run ${X:-3}", ["run", "5"]),
         ("N=3; run $((N * 2 + 1)) $(( (${N} - 1) / 2 ))", ["run", "7", "1"]),
-        ("run $MISSING $((1 / 0))", ["run", "$MISSING", "$((1 / 0))"]),
+        ("run $MISSING $((MISSING))", ["run", "$MISSING", "0"]),
         ("run `A` {1,2} ${X/.*} <(b)", ["run", "`A`", "{1,2}", "${X/.*}", "<(b)"]),
         (
             "X=/a/b.c.d; run ${X%.*} ${X%%.*} ${X#*/} ${X##*/}",
@@ -347,6 +347,11 @@ def test_parameters_that_no_flag_replaces_are_named(tmp_path: Path) -> None:
         ("shopt -s extglob", 3),
         ("[ -f x ] && torchrun pretrain_gpt.py --seq-length 9", 3),
         ("eval $(cat x)", 3),
+        ("LENGTH=$((1 / 0))", 3),
+        (": ${LENGTH:=9}", 3),
+        ("if true; then fi", 3),
+        ("set -u; LENGTH=$((NOPE + 1))", 3),
+        ("time LENGTH=9", 3),
     ],
 )
 def test_what_is_not_evaluated_is_refused_with_its_line(construct: str, line: int) -> None:
