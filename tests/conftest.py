@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import importlib
+import importlib.util
 import os
 import signal
 import stat
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from support.ray_clusters import ray_cluster
 
 from megaindex.kernels import load
 
@@ -28,7 +27,7 @@ _COMMON: Any = {
 }
 _EXAMPLES = os.environ.get("MEGAINDEX_TEST_EXAMPLES")
 settings.register_profile(
-    "megaindex", derandomize=True, max_examples=int(_EXAMPLES or 30), **_COMMON
+    "megaindex", derandomize=True, max_examples=int(_EXAMPLES or 15), **_COMMON
 )
 # `make explore` passes it, with a seed
 settings.register_profile(
@@ -42,6 +41,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The width of tables and help in the outputs that tests expect.
 os.environ.pop("COLUMNS", None)
+
+# Collecting makes a million objects, none of which is garbage.
+gc.disable()
 
 # What a shell starts in the background ignores Ctrl-C, and so do its children: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -68,6 +70,10 @@ OPTIONAL = (
 # Folders of long tests: with several processes they come first, so that no process works on one
 # of them while the others have ended.
 FIRST = ("engine", "robustness", "adapters", "test_install.py", "objects", "kernels")
+# Folders whose tests share a Ray cluster, or a server of objects
+SHARED = ("engine", "objects")
+# Words of files whose tests import megatron.core
+MEGATRON = ("from megatron.core", "megatron_datasets", "support.megatron_", 'skip("megatron')
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,23 +107,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Garbage that tests collect is not looked for among all modules and tests each time."""
-    gc.collect()
+    """Garbage that tests leave is not looked for among all modules and tests each time."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each file to one process, and all that need a Ray cluster to the same one."""
+    """Give each file to one process, but the files of a folder that share a server, and those that
+    import megatron.core, which takes seconds, to the same one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "engine" if file.startswith("tests/engine/") else file
+            for folder in SHARED:
+                if file.startswith(f"tests/{folder}/"):
+                    return folder
+            return "megatron" if _imports_megatron(file) else file
 
     config.option.loadscopereorder = False  # not those of the most tests first, but those of FIRST
     return ByFile(config, log)
+
+
+@functools.cache
+def _imports_megatron(file: str) -> bool:
+    text = (Path(__file__).parents[1] / file).read_text()
+    return any(words in text for words in MEGATRON)
 
 
 def _needs_more_than_the_core(item: pytest.Item) -> bool:
@@ -161,10 +177,23 @@ def megatron_helpers(pytestconfig: pytest.Config) -> ModuleType:
     if pytestconfig.getoption("--quick"):
         return importlib.import_module("megaindex.helpers")
     _skip_without_peers()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from megatron.core.datasets import helpers_cpp
-    return helpers_cpp
+    name = "megatron.core.datasets.helpers_cpp"
+    if name not in sys.modules:  # megatron.core itself takes seconds to import
+        (file,) = Path(_folder_of("megatron"), "core", "datasets").glob("helpers_cpp.*.so")
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def _folder_of(package: str) -> str:
+    """The folder of a package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, f"{package} is not installed"
+    assert spec.submodule_search_locations is not None
+    return next(iter(spec.submodule_search_locations))
 
 
 @pytest.fixture(scope="session")
@@ -189,12 +218,3 @@ def megatron_datasets() -> Any:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20260101)
-
-
-@pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
-    """A Ray cluster of one node with two CPUs, in processes of its own; this one has not joined."""
-    if os.environ.get("MEGAINDEX_SANITIZE") == "1":
-        pytest.skip("Ray does not run under the sanitizers")
-    with ray_cluster(num_cpus=2) as cluster:
-        yield cluster.address

@@ -6,16 +6,35 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from support.corpora import write_corpus
 from support.engine_builds import content, settings
-from support.ray_clusters import quiet
+from support.ray_clusters import quiet, ray_cluster
 
 from megaindex.builders.cached import BuildTask
 from megaindex.engine import Engine, open_engine
+
+CLUSTERS = ExitStack()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """The cluster ends with the last test of this folder: its processes are never idle."""
+    if nextitem is None or nextitem.path.parent != Path(__file__).parent:
+        CLUSTERS.close()
+
+
+@pytest.fixture(scope="session")
+def ray_address(ray_folder: None) -> str:
+    """A Ray cluster of one node with two CPUs, in processes of its own; this one has not joined."""
+    if os.environ.get("MEGAINDEX_SANITIZE") == "1":
+        pytest.skip("Ray does not run under the sanitizers")
+    address: str = CLUSTERS.enter_context(ray_cluster(num_cpus=2)).address
+    return address
 
 
 @pytest.fixture(scope="session", autouse=True)
