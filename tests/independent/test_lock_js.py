@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from megaindex.recipe import read_recipe
 
 PROGRAM = Path(__file__).with_name("lock.js")
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))  # of the runs, and of what is asked
-QUERIES = 1000  # of a fast test; the slow ones have 10^5
+QUERIES = 400  # of a fast test; the slow ones have 10^5
 RANKS, MICRO = 2, 3  # which divide every batch below
 
 RECIPE = """
@@ -313,6 +314,26 @@ def node() -> str:
     return found
 
 
+Program = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def program(node: str, corpora: None) -> Iterator[Program]:
+    """Status, stdout and stderr of lock.js, which one process of node runs as often as asked."""
+    command = [node, str(PROGRAM.with_name("serve.js"))]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ask, answers = process.stdin, process.stdout
+
+        def answer(*arguments: str, queries: str = "") -> tuple[int, str, str]:
+            print(json.dumps({"arguments": arguments, "queries": queries}), file=ask, flush=True)
+            found = json.loads(answers.readline())
+            return found["status"], found["out"], found["error"]
+
+        yield answer
+
+
 def locked(name: str, subset: Split) -> tuple[Run, dict[str, Any]]:
     """Write the lock of a run; return a stream of it, and the subset in the lock."""
     settings = RUNS[name]
@@ -329,11 +350,10 @@ def locked(name: str, subset: Split) -> tuple[Run, dict[str, Any]]:
     return stream, lock.content["subsets"][subset]
 
 
-def run(node: str, *arguments: str, queries: str = "", lock: str = "run.lock") -> list[str]:
-    command = [node, str(PROGRAM), lock, *arguments]
-    done = subprocess.run(command, input=queries, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def run(program: Program, *arguments: str, queries: str = "", lock: str = "run.lock") -> list[str]:
+    status, out, error = program(lock, *arguments, queries=queries)
+    assert status == 0, error
+    return out.splitlines()
 
 
 def rows_of(stream: Run, *, balanced: bool) -> Iterator[tuple[str, int | None]]:
@@ -367,7 +387,9 @@ def texts_of(stream: Run) -> dict[int, list[str]]:
     return {p: texts[a:b] for p, (a, b) in zip(positions.tolist(), splits, strict=True)}
 
 
-def compare(node: str, stream: Run, subset: str, *, queries: int, balanced: bool = False) -> None:
+def compare(
+    program: Program, stream: Run, subset: str, *, queries: int, balanced: bool = False
+) -> None:
     """Compare random rows of a stream with those of the program."""
     asked = random.Random(f"{SEED} {stream.num_samples}").choices(
         list(rows_of(stream, balanced=balanced)), k=queries
@@ -376,7 +398,7 @@ def compare(node: str, stream: Run, subset: str, *, queries: int, balanced: bool
     expected = ["padding" if place is None else " ".join([str(place), *texts.get(place, ())])
                 for _, place in asked]  # fmt: skip
     options = [subset, "rows", str(RANKS), str(MICRO), *(["balanced"] if balanced else [])]
-    found = run(node, *options, queries="\n".join(query for query, _ in asked))
+    found = run(program, *options, queries="\n".join(query for query, _ in asked))
     assert found == expected
 
 
@@ -387,9 +409,9 @@ FAST = (
 
 
 @for_each("name", FAST)
-def test_rows(name: str, node: str) -> None:
+def test_rows(name: str, program: Program) -> None:
     stream, _ = locked(name, "train")
-    compare(node, stream, "train", queries=QUERIES)
+    compare(program, stream, "train", queries=QUERIES)
 
 
 IDENTITIES = (*FAST, "mixes", "past of several lengths", "starts over", "phases", "skipped blend",
@@ -397,27 +419,27 @@ IDENTITIES = (*FAST, "mixes", "past of several lengths", "starts over", "phases"
 
 
 @for_each("name", IDENTITIES)
-def test_identity(name: str, node: str) -> None:
+def test_identity(name: str, program: Program) -> None:
     locked(name, "train")
     lock = read_lock("run.lock")
-    assert run(node, "identity") == [lock.identity, "not hashed"]
+    assert run(program, "identity") == [lock.identity, "not hashed"]
 
 
-def test_identity_of_tokens(node: str) -> None:
+def test_identity_of_tokens(program: Program) -> None:
     """Of the training sources, in their order, though the lock has further ones."""
     data = {f"{name}_data_path": paths for name, paths in
             (("train", [2, "chat", 1, "web"]), ("valid", ["code"]), ("test", ["web"]))}  # fmt: skip
     settings = {**SIZES, **data, "train_iters": 9, "eval_iters": 1}
     lock = make_lock(**settings, tokens=True).write("run.lock", overwrite=True)
-    assert run(node, "identity") == [lock.identity, lock.content_identity]
+    assert run(program, "identity") == [lock.identity, lock.content_identity]
     without = make_lock(**settings).write("run.lock", overwrite=True)
     assert (without.identity, without.content_identity) == (lock.identity, None)
 
 
-def test_receipts_of_blocks(node: str) -> None:
+def test_receipts_of_blocks(program: Program) -> None:
     _, subset = locked("finetuning", "train")
     blocks = subset["receipts"]["blocks"]
-    assert run(node, "train", "receipts", "0", str(len(blocks))) == blocks
+    assert run(program, "train", "receipts", "0", str(len(blocks))) == blocks
 
 
 def test_changed_files_are_refused(node: str) -> None:
@@ -433,21 +455,23 @@ def test_changed_files_are_refused(node: str) -> None:
         assert f"{path}: {reason}" in done.stderr
 
 
-@for_each("dtype", ["<i8", ">i4", "<u2", "|u1"])
-@for_each("version", [(1, 0), (2, 0), (3, 0)])
-def test_arrays_in_files(version: tuple[int, int], dtype: str, node: str) -> None:
+@for_each(
+    ("version", "dtype"),
+    [((1, 0), "<i8"), ((2, 0), ">i4"), ((3, 0), "<u2"), ((1, 0), "|u1"), ((2, 0), "<i8")],
+)
+def test_arrays_in_files(version: tuple[int, int], dtype: str, program: Program) -> None:
     array = np.arange(0, 100, 7, dtype=dtype)
     saved = Path("bad.npy").read_bytes()
     with open("bad.npy", "wb") as file:
         np.lib.format.write_array(file, array, version=version)
     try:
         stream, _ = locked("skips", "train")
-        compare(node, stream, "train", queries=300)
+        compare(program, stream, "train", queries=300)
     finally:
         Path("bad.npy").write_bytes(saved)
 
 
-def forged(node: str, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+def forged(program: Program, name: str, change: Callable[[dict[str, Any]], None]) -> None:
     """Compare a run after a change of its lock's description with that of `build_described`."""
     stream, _ = locked(name, "train")
     lock = read_lock("run.lock")
@@ -461,11 +485,11 @@ def forged(node: str, name: str, change: Callable[[dict[str, Any]], None]) -> No
         [IndexedDataset(source.path) for source in lock.sources],
         files=[file.path for file in lock.files],
     )
-    compare(node, replace(stream, index=described), "train", queries=QUERIES)
+    compare(program, replace(stream, index=described), "train", queries=QUERIES)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_changes_that_begin_within_a_batch(order: Any, node: str) -> None:
+def test_changes_that_begin_within_a_batch(order: Any, program: Program) -> None:
     """Positions that no run records: a row begins with the draw that they are in."""
     saved = Path("mix.npy").read_bytes()
 
@@ -475,17 +499,17 @@ def test_changes_that_begin_within_a_batch(order: Any, node: str) -> None:
         np.save("mix.npy", np.asarray(rows, order=order))
 
     try:
-        forged(node, "mixes", change)
+        forged(program, "mixes", change)
     finally:
         Path("mix.npy").write_bytes(saved)
 
 
-def test_two_streams_of_one_source(node: str) -> None:
+def test_two_streams_of_one_source(program: Program) -> None:
     def change(index: dict[str, Any]) -> None:
         for number, stage in enumerate(index["stages"]):
             stage["sources"] = [int(number < 2)] * len(stage["shares"])
 
-    forged(node, "cursors", change)
+    forged(program, "cursors", change)
 
 
 @for_each(
@@ -502,7 +526,7 @@ def test_two_streams_of_one_source(node: str) -> None:
         ("not valid JSON", b'{\n"format"', b'\xef\xbb\xbf{\n"format"'),
     ],
 )
-def test_other_text_is_refused(fault: str, old: bytes, new: bytes, node: str) -> None:
+def test_other_text_is_refused(fault: str, old: bytes, new: bytes, program: Program) -> None:
     locked("recipe", "train")
     text = Path("run.lock").read_bytes()
     assert old in text
@@ -511,28 +535,27 @@ def test_other_text_is_refused(fault: str, old: bytes, new: bytes, node: str) ->
     Path("run.lock").write_bytes(
         text[:end] + hashlib.sha256(text[:end]).hexdigest().encode() + text[end + 64 :]
     )
-    command = [node, str(PROGRAM), "run.lock", "train", "receipts", "0", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert fault in done.stderr
+    status, _, error = program("run.lock", "train", "receipts", "0", "1")
+    assert status != 0
+    assert fault in error
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_rows_and_receipts_of_every_order(name: str, node: str) -> None:
+def test_rows_and_receipts_of_every_order(name: str, program: Program) -> None:
     stream, subset = locked(name, "train")
-    compare(node, stream, "train", queries=100_000)
+    compare(program, stream, "train", queries=100_000)
     if stream.skips is None:
-        compare(node, stream, "train", queries=QUERIES, balanced=True)
+        compare(program, stream, "train", queries=QUERIES, balanced=True)
     blocks = subset["receipts"]["blocks"]
-    assert run(node, "train", "receipts", "0", str(len(blocks))) == blocks
+    assert run(program, "train", "receipts", "0", str(len(blocks))) == blocks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["megatron", "neox"])
-def test_rows_of_an_evaluation(name: str, node: str) -> None:
+def test_rows_of_an_evaluation(name: str, program: Program) -> None:
     stream, _ = locked(name, "valid")
-    compare(node, stream, "valid", queries=1000)
+    compare(program, stream, "valid", queries=1000)
 
 
 def test_values_of_functions(node: str) -> None:
@@ -544,22 +567,22 @@ def test_values_of_functions(node: str) -> None:
 
 
 @for_each("name", LOCKS)
-def test_locks_of_the_page(name: str, node: str) -> None:
+def test_locks_of_the_page(name: str, program: Program) -> None:
     """Every row and receipt, on one rank, and the identities."""
     shutil.copytree(FOLDER, "page", dirs_exist_ok=True)
     lock, wanted = f"page/{name}.lock", json.loads((FOLDER / "expected.json").read_text())
     found = wanted[f"{name}.lock"]
     content = found["content_identity"] or "not hashed"
-    assert run(node, "identity", lock=lock) == [found["identity"], content]
+    assert run(program, "identity", lock=lock) == [found["identity"], content]
     subset = read_lock(lock).content["subsets"]["train"]
     steps = [n for _, n, count in subset["steps"] for _ in range(count)]
     rows = [f"{step} 0 {row}" for step, n in enumerate(steps) for row in range(n)]
     texts = [" ".join([p, *spans]) for p, spans in found["spans"]["train"].items()]
-    assert run(node, "train", "rows", "1", "1", queries="\n".join(rows), lock=lock) == texts
+    assert run(program, "train", "rows", "1", "1", queries="\n".join(rows), lock=lock) == texts
     blocks = subset["receipts"]["blocks"]
-    assert run(node, "train", "receipts", "0", str(len(blocks)), lock=lock) == blocks
+    assert run(program, "train", "receipts", "0", str(len(blocks)), lock=lock) == blocks
     lengths = ["page/public.lengths"] if name == "public" else []
-    assert f"identity of the run {found['identity']}" in run(node, lock, *lengths, lock="verify")
+    assert f"identity of the run {found['identity']}" in run(program, lock, *lengths, lock="verify")
 
 
 def test_the_program_has_at_most_450_lines() -> None:
