@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,12 +152,22 @@ FRAMEWORKS = ("megatron", "neox")
 def imported_from(tree: ast.Module) -> set[tuple[str, str]]:
     """(module, name) of everything that a text imports of megaindex; of a module itself, ""."""
     found = set()
-    for node in ast.walk(tree):
+    for node in statements_of(tree):
         if isinstance(node, ast.Import):
             found |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {(node.module, alias.name) for alias in node.names}
     return {(home, name) for home, name in found if home.split(".")[0] == "megaindex"}
+
+
+def statements_of(tree: ast.Module) -> Iterator[ast.AST]:
+    """All statements of a text, in blocks too; `ast.walk` looks into expressions as well."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, block, ())
 
 
 def is_public(home: str, name: str) -> bool:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.examples import one_in
 from support.inputs import for_each
 
 from megaindex import build_index
@@ -48,10 +49,10 @@ def check(index: Index, documents: np.ndarray, source: int = 0) -> None:
     assert isinstance(index, InvertibleIndex)
     found, expected = served_tokens(index, documents, source), scan(index, documents, source)
     rows = [
-        sorted(zip(*(column.tolist() for column in each), strict=True))
-        for each in (found, expected)
+        np.stack([np.asarray(column, np.int64) for column in each]) for each in (found, expected)
     ]
-    assert rows[0] == rows[1]
+    assert rows[0].shape == rows[1].shape
+    assert np.array_equal(*(each[:, np.lexsort(each[::-1])] for each in rows))
 
 
 def choices(count: int) -> list[np.ndarray]:
@@ -63,7 +64,7 @@ def choices(count: int) -> list[np.ndarray]:
 @for_each("few", [True, False])
 def test_every_order(tmp_path: Path, order: object, few: bool) -> None:
     """With documents of no token, of many samples, a part of the corpus, and four epochs."""
-    count = 300 if few else 5000  # from 4096 on, bijections are networks
+    count = 300 if few else 4200  # from 4096 on, bijections are networks
     lengths = RNG.choice([0, 1, 7, 16, 17, 40, 200], count)
     write_corpus(tmp_path / "c", lengths)
     for documents in (None, range(7, count - 30)):
@@ -181,7 +182,7 @@ def test_extensions(tmp_path: Path) -> None:
     most=st.integers(1, 400_000),
     data=st.data(),
 )
-@settings(max_examples=15)
+@one_in(2)
 def test_positions_of_draws(shares: list[int], most: int, data: st.DataObject) -> None:
     kinds = [
         Stratified(shares=tuple(shares)),

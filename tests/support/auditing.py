@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,27 +12,25 @@ from megaindex.run.run import Run
 
 def brute_force(stream: Run) -> dict[str, Any]:
     """Everything `count_exposure` counts, token by token in plain loops."""
-    seen = [[np.zeros(n, int) for n in source.lengths] for source in stream.sources]
+    seen = [[[0] * n for n in source.lengths.tolist()] for source in stream.sources]
     last: dict[tuple[int, int, int], int] = {}
-    tokens, earlier = (np.zeros(stream.num_steps, int) for _ in range(2))
-    distances = np.zeros(stream.num_steps, int)
-    by_source = np.zeros((stream.num_steps, len(stream.sources)), int)
+    tokens, earlier, distances = ([0] * stream.num_steps for _ in range(3))
+    by_source = [[0] * len(stream.sources) for _ in range(stream.num_steps)]
     first_repeats = [-1] * len(stream.sources)
     past = _histograms(seen)
     for step in range(stream.num_steps):
         served = []
         for sample in range(stream.step_bounds[step], stream.step_bounds[step + 1]):
             places = []
-            for source, document, offset, length in zip(
-                *stream.index.locate([sample]), strict=True
-            ):
+            columns = (column.tolist() for column in stream.index.locate([sample]))
+            for source, document, offset, length in zip(*columns, strict=True):
                 first = stream.sources[source].first_document
                 places += [(source, document - first, offset + k) for k in range(length)]
             served += places[: stream.index.sequence_length]
         for source, document, k in served:
             tokens[step] += 1
             earlier[step] += seen[source][document][k]
-            by_source[step, source] += seen[source][document][k]
+            by_source[step][source] += seen[source][document][k]
         for place in served:
             source, document, k = place
             if place in last:
@@ -44,22 +43,22 @@ def brute_force(stream: Run) -> dict[str, Any]:
         if step + 1 == stream.past_steps:
             past = _histograms(seen)
     return {
-        "tokens": tokens,
-        "earlier": earlier,
-        "distances": distances,
-        "by_source": by_source,
+        "tokens": np.array(tokens),
+        "earlier": np.array(earlier),
+        "distances": np.array(distances),
+        "by_source": np.array(by_source),
         "first_repeats": first_repeats,
         "past": past,
         "total": _histograms(seen),
     }
 
 
-def _histograms(seen: list[list[np.ndarray]]) -> dict[str, Any]:
-    documents = [d for source in seen for d in source if d.size]
+def _histograms(seen: list[list[list[int]]]) -> dict[str, Any]:
+    documents = [d for source in seen for d in source if d]
     return {
-        "tokens": [_trimmed(np.bincount(np.concatenate(source))) for source in seen],
-        "in_part": _trimmed(np.bincount([d.max() for d in documents])),
-        "whole": _trimmed(np.bincount([d.min() for d in documents])),
+        "tokens": [_trimmed(np.bincount(list(itertools.chain(*source)))) for source in seen],
+        "in_part": _trimmed(np.bincount([max(d) for d in documents])),
+        "whole": _trimmed(np.bincount([min(d) for d in documents])),
     }
 
 
