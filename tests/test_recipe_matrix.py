@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.examples import one_in
 from support.walking import Walk, origins
 
 from megaindex import IndexedDatasetWriter
@@ -145,7 +146,7 @@ def changed(
 
 
 @pytest.mark.parametrize("policy", EXHAUSTIONS)
-@settings(max_examples=12)
+@one_in(2)
 @given(data=st.data())
 def test_any_run_changed_in_any_way(folder: Path, policy: Exhaustion, data: st.DataObject) -> None:
     limit = st.sampled_from([None, Fraction(3, 2), Fraction(4)])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import one_in
 from support.megatron_blends import (
     SOURCES,
     assert_equal,
@@ -67,7 +68,7 @@ def configuration(request: dict[str, Any], corpora: list[str]) -> dict[str, Any]
     }
 
 
-@settings(max_examples=12)
+@one_in(2)
 @given(request=requests())
 def test_samples_and_cache_are_equal(
     core: Any, corpora: list[str], request: dict[str, Any]

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support import neox_stand_in
 from support.command_line import plan_json
 from support.corpora import write_corpus
+from support.examples import one_in
 from support.inputs import for_each
 from support.megatron_blends import assert_equal, build, files, places, samples
 from support.neox_running import arguments, batches, loaders_of
@@ -67,7 +68,7 @@ def of_neox(dataset: Any) -> tuple[Any, ...]:
     return dataset.megaindex.requested, index.num_samples, index.num_epochs
 
 
-@settings(max_examples=15)
+@one_in(2)
 @given(request=requests)
 @example(request=(70, [0.5, 0.5], "exact"))
 def test_megatron_builds_what_is_planned(
@@ -96,7 +97,7 @@ def test_megatron_builds_what_is_planned(
         build(core, (4 * iterations, 0, 0), cache, **wide)  # plain Megatron, on the same cache
 
 
-@settings(max_examples=15)
+@one_in(2)
 @given(request=requests)
 def test_neox_builds_what_is_planned(neox: Any, request: tuple[int, list[float], Any]) -> None:
     iterations, weights, buffer = request

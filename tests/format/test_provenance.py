@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import times
 from support.inputs import for_each
 
 from megaindex import IndexedDatasetWriter
@@ -99,7 +100,7 @@ STEPS = st.tuples(
 
 
 @given(steps=st.lists(STEPS, max_size=60), cut=st.integers(0, 60), most=st.sampled_from([2, 4096]))
-@settings(max_examples=40)
+@times(2)
 def test_every_document_is_found_again(
     tmp_path_factory: pytest.TempPathFactory,
     steps: list[tuple[int, int, int, int]],

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import one_in
 from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
@@ -50,7 +51,7 @@ def walk(shares: np.ndarray, lengths: list[int], more: int) -> list[tuple[int, i
     return found
 
 
-@settings(max_examples=15)
+@one_in(2)
 @given(rows=ROWS, begin=st.integers(0, 60))
 def test_draws_are_those_of_a_walk(
     backend: Any, rows: list[tuple[list[int], int]], begin: int
@@ -73,7 +74,7 @@ def test_draws_are_those_of_a_walk(
     )
 
 
-@settings(max_examples=15)
+@one_in(2)
 @given(rows=ROWS)
 def test_counts_stay_near_the_weights(backend: Any, rows: list[tuple[list[int], int]]) -> None:
     """Half a sample of two streams; of more, those without a weight leave theirs to the others."""
@@ -84,7 +85,7 @@ def test_counts_stay_near_the_weights(backend: Any, rows: list[tuple[list[int], 
     assert (deficits.sum(axis=1) == 0).all()
 
 
-@settings(max_examples=15)
+@one_in(2)
 @given(rows=ROWS)
 def test_counts_of_unchanged_weights_have_a_bound(
     backend: Any, rows: list[tuple[list[int], int]]

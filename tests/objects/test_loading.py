@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.examples import one_in
 from support.object_server import Proxy, request, slow_to_send, upload
 from torch.utils.data import DataLoader
 
@@ -48,7 +49,7 @@ def check_equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
         assert torch.equal(a, b)
 
 
-@settings(max_examples=12)
+@one_in(3)
 @given(
     lengths=st.lists(st.integers(0, 90), min_size=3, max_size=30),
     dtype=st.sampled_from([np.uint16, np.int32]),

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import Terminal, stderr_as
 from support.corpora import write_corpus
+from support.examples import one_in
 from support.object_server import Proxy, request, upload
 
 import megaindex
@@ -62,7 +63,7 @@ def test_a_slice_is_one_request(store: Any, proxy: Proxy) -> None:
     assert proxy.seen == []
 
 
-@settings(max_examples=20)
+@one_in(2)
 @given(
     ranges=st.lists(st.tuples(st.integers(0, 3 << 20), st.integers(0, 700_000)), max_size=9),
 )

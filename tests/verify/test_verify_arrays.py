@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.array_sets import files_of, fill
+from support.examples import times
 
 from megaindex.cache import sidecar as sidecar_file
 from megaindex.cache.array_files import Identity
@@ -245,7 +246,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(value[key], (*path, key))
 
 
-@settings(max_examples=150)
+@times(4)
 @given(data=st.data())
 def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
     """Every value is reported and described; readers get the written arrays or a typed error."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.examples import one_in
+from support.examples import one_in, times
 from support.inputs import for_each
 from support.tokenizing import (
     TEXTS,
@@ -57,7 +57,7 @@ def pieces_of(path: Path, size: int) -> list[Piece]:
     lines=LINES, mark=st.booleans(), final=st.booleans(), size=st.integers(1, 40),
     block=st.integers(1, 9),
 )  # fmt: skip
-@settings(max_examples=150)
+@times(4)
 def test_every_line_belongs_to_one_piece(
     monkeypatch: pytest.MonkeyPatch, lines: list[tuple[str, str]], mark: bool, final: bool,
     size: int, block: int,
@@ -168,11 +168,11 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_processes_at_once_write_what_one_writes(tmp_path: Path, bpe: Path) -> None:
-    first = write_jsonl(tmp_path / "a.jsonl", TEXTS * 200)
-    second = write_jsonl(tmp_path / "b.jsonl.gz", TEXTS * 20)
+    first = write_jsonl(tmp_path / "a.jsonl", TEXTS * 50)
+    second = write_jsonl(tmp_path / "b.jsonl.gz", TEXTS * 9)
     made = run(tmp_path / "one", [first, second, first], tokenizer=bpe, part_bytes=1 << 30)
     assert made.parts == 1
-    made = run(tmp_path / "many", [first, second, first], tokenizer=bpe, part_bytes=9999, workers=3)
+    made = run(tmp_path / "many", [first, second, first], tokenizer=bpe, part_bytes=2500, workers=3)
     assert made.parts > 50
     assert pair(tmp_path / "one") == pair(tmp_path / "many")
 
