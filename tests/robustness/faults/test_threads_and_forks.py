@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -146,17 +147,25 @@ def test_a_fork_in_the_middle_of_a_build(
 
 
 @pytest.mark.parametrize(
-    "method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
+    "method",
+    [
+        "fork",
+        "pickled",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver")),
+    ],
 )
 def test_workers_of_a_dataloader(corpus: IndexedDataset, tmp_path: Path, method: str) -> None:
     torch_data = pytest.importorskip("torch.utils.data")
     from megaindex.loader import GPTDataset
 
     dataset = GPTDataset(build(corpus, "megatron", tmp_path / "cache"), [corpus])
-    workers = 2 if method == "fork" else 1  # any other imports what this process has imported
-    loader = torch_data.DataLoader(
-        dataset, batch_size=8, num_workers=workers, multiprocessing_context=method
-    )
+    if method == "pickled":  # what the others send to their workers
+        loader = torch_data.DataLoader(pickle.loads(pickle.dumps(dataset)), batch_size=8)
+    else:
+        workers = 2 if method == "fork" else 1  # any other imports what this process has imported
+        loader = torch_data.DataLoader(
+            dataset, batch_size=8, num_workers=workers, multiprocessing_context=method
+        )
     served = [row for batch in loader for row in batch["tokens"].tolist()]
     assert served == [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
 

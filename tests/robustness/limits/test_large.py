@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,15 @@ def test_the_largest_blend_is_the_references() -> None:
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("order", ["megatron", pytest.param("epoch", marks=pytest.mark.slow)])
+def test_the_number_of_datasets_is_checked_before_they_are_opened(tmp_path: Path) -> None:
+    settings: Any = {"weights": [1.0], "num_samples": 1, "sequence_length": 4, "seed": 1}
+    for number, message in ((MOST_SOURCES, "weights"), (MOST_SOURCES + 1, "at most 32767 sources")):
+        with pytest.raises(megaindex.InvalidArgument, match=message):
+            megaindex.build_blend([str(tmp_path / "none")] * number, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["megatron", "epoch"])
 def test_as_many_datasets_as_a_blend_may_have(tmp_path: Path, order: str) -> None:
     corpus = write_corpus(tmp_path / "c", [9, 0, 12])
     blend = megaindex.build_blend(
@@ -47,10 +56,6 @@ def test_as_many_datasets_as_a_blend_may_have(tmp_path: Path, order: str) -> Non
     sources = spans.source[spans.row_splits[:-1]]
     assert int(sources.max()) == MOST_SOURCES - 1 == 2**15 - 2
     assert np.bincount(sources, minlength=MOST_SOURCES).tolist() == [2] * MOST_SOURCES
-    with pytest.raises(megaindex.InvalidArgument, match="at most 32767 sources"):
-        megaindex.build_blend(
-            [corpus] * (MOST_SOURCES + 1), num_samples=1, sequence_length=4, seed=1
-        )
 
 
 def available_memory() -> int:

@@ -34,7 +34,7 @@ def simulation(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(64), pytest.param(range(64, 3000), marks=pytest.mark.slow)], ids=str
+    "seeds", [range(24), pytest.param(range(24, 3000), marks=pytest.mark.slow)], ids=str
 )
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_guarantees_hold(name: str, seeds: range) -> None:
