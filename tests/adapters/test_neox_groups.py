@@ -417,7 +417,7 @@ def test_jobs_that_share_arrays_lose_no_entry(neox: Any, tmp_path: Path) -> None
     """Runs of different lengths have the same validation and test arrays."""
     arguments(tmp_path, SIZES)  # writes the corpora
     context = multiprocessing.get_context("fork")
-    lengths = [2, 3, 4, 2, 3, 4]
+    lengths = [2, 3, 2, 3]
     start, results = context.Barrier(len(lengths)), context.Queue()
     jobs = [context.Process(target=_run, args=(str(tmp_path), n, start, results)) for n in lengths]
     for job in jobs:

@@ -232,11 +232,15 @@ def test_names_that_a_job_imported_before(
     assert "my_job" not in str(status())
 
 
-@pytest.mark.parametrize("moment", ["loaders", "iterators"])
-@pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize(
-    "name", ["", "exact", "lock", "skip", "balance", "variance_buffer", "separate_final_epoch"]
-)
+    ("name", "first", "moment"),
+    [
+        *itertools.product(["", "exact"], [False, True], ["loaders", "iterators"]),
+        *((name, first, "iterators" if first else "loaders")
+          for name in ("lock", "skip", "balance", "variance_buffer", "separate_final_epoch")
+          for first in (False, True)),
+    ],
+)  # fmt: skip
 def test_installed_too_late(
     neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: bool, moment: str
 ) -> None:

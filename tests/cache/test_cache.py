@@ -483,9 +483,9 @@ def test_processes_racing_for_one_entry_get_the_same(
     corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(4), context.Queue()
+    barrier, results = context.Barrier(3), context.Queue()
     arguments = (corpus.path_prefix, str(tmp_path / "cache"), barrier, results)
-    processes = [context.Process(target=_race, args=arguments) for _ in range(4)]
+    processes = [context.Process(target=_race, args=arguments) for _ in range(3)]
     for process in processes:
         process.start()
     answers = {results.get(timeout=60) for _ in processes}

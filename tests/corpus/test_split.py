@@ -187,7 +187,7 @@ def test_a_failure_leaves_no_part(
 
 def test_memory_does_not_depend_on_the_size(tmp_path: Path) -> None:
     peaks = []
-    for sequences in (1 << 20, 1 << 22):
+    for sequences in (1 << 20, 1 << 21):
         prefix = str(tmp_path / str(sequences))
         with IndexedDatasetWriter(prefix, np.uint16) as writer:
             writer.add_documents(np.zeros(8 * sequences, np.uint16), np.full(sequences, 8))

@@ -32,7 +32,7 @@ from megaindex.lock.shape import SECTIONS
 from megaindex.settings.recipe_file import recipe_of
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
-EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "25"))
 RANDOM_LOCKS = max(20, EXAMPLES * 3 // 10)
 STRIDE = max(1, 1000 // EXAMPLES)  # of the bytes that are changed
 DEEP = 200

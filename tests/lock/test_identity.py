@@ -24,7 +24,7 @@ from megaindex.run.identity import canonical_form, canonical_forms
 from megaindex.settings.recipe_file import recipe_of
 
 SEED = int(os.environ.get("MEGAINDEX_EXPLORE_SEED", "7"))
-EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "80"))
 RUN: dict[str, Any] = {
     "sequence_length": 16,
     "train_iters": 30,

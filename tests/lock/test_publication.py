@@ -182,7 +182,7 @@ def test_every_changed_byte_of_lengths_is_found(folder: Path) -> None:
     for number, data in enumerate([*forged, text[:-1], text + b"\0", text[:40], b""]):
         Path("bad.lengths").write_bytes(data)
         assert rules("run.lock", lengths="bad.lengths") == ["lengths"], number
-        if node and number % 5 == 0:
+        if node and number % 29 == 0:
             command = [node, str(PROGRAM), "verify", "run.lock", "bad.lengths"]
             assert subprocess.run(command, capture_output=True, check=False).returncode == 1
     assert rules("run.lock", lengths="run.lengths") == []

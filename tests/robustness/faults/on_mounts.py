@@ -25,7 +25,7 @@ from megaindex.cache import npy
 from megaindex.corpus.merge import merge
 from megaindex.errors import StorageError
 
-SPARE_KIB = (0, 4, 8, 12, 16, 32, 64, 128, 256)
+SPARE_KIB = (0, 4, 12, 32, 256)
 """Free space in which an act begins: the first write fails, a later one, or none."""
 
 

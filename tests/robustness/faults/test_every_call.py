@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 ALL = pytest.param({"first": 1, "step": 1}, id="all", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("calls", [pytest.param({"first": 1, "step": 3}, id="some"), ALL])
+@pytest.mark.parametrize("calls", [pytest.param({"first": 1, "step": 5}, id="some"), ALL])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) -> None:
     states = check_kills(SCENARIOS[name], tmp_path, **calls)
@@ -27,7 +27,7 @@ def test_killed_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) 
     assert set(states) <= {"old", "none", "new"}
 
 
-@pytest.mark.parametrize("calls", [pytest.param({"first": 2, "step": 3}, id="some"), ALL])
+@pytest.mark.parametrize("calls", [pytest.param({"first": 2, "step": 5}, id="some"), ALL])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_full_disk_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) -> None:
     assert sum(check_failures(SCENARIOS[name], tmp_path, "ENOSPC", **calls).values()) >= 1
