@@ -187,7 +187,7 @@ def take_run(options: argparse.Namespace, verb: str) -> None:
     """Set the options that say the same as the run in first place, and print what it is.
 
     Raises:
-        InvalidArgument: it is not clear what it is, or the verb does not take it.
+        InvalidArgument: it is not clear what it is, or it is given by a flag too.
         MissingFile, StorageError: it cannot be read.
     """
     words, kind = options.run, options.run_kind
@@ -200,8 +200,6 @@ def take_run(options: argparse.Namespace, verb: str) -> None:
 
     named = named_run(words, kind)
     for setting, value in named.settings.items():
-        if not hasattr(options, setting):
-            raise InvalidArgument(f"{named}, which megaindex {verb} does not take")
         if getattr(options, setting) is not None:
             flag = f"--{setting.replace('_', '-')}"
             raise InvalidArgument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,14 +49,17 @@ def make(kind: str, folder: Path) -> Any:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kind", ["GPT2Dataset", "BlendableDataset"])
 def test_samples_are_the_subclasss(
-    kind: str, exact: bool, neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kind: str, exact: bool, neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.INFO, "megaindex")
     adapter.install(exact=exact)
     expected = added(samples(make(kind, tmp_path)))
     with monkeypatch.context() as patch:
         patch.setattr(neox_stand_in, kind, adding(getattr(neox_stand_in, kind), "__getitem__"))
         dataset = make(kind, tmp_path)
     assert type(dataset).__name__ == f"Adding{kind}"
+    assert f"Adding{kind} has a __getitem__ of its own" in caplog.text
     assert samples(dataset) == expected
     assert samples(neox_stand_in.BlendableDataset([dataset], [1.0])) == expected
 

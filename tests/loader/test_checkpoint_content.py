@@ -33,6 +33,7 @@ from megaindex.loader import (
     SampleOptions,
     loader_of_recipe,
 )
+from megaindex.loader.checkpoint import order_facts
 from megaindex.loader.receipts import check_receipts, join_states, receipted
 from megaindex.loader.sampler_state import RankLayout
 from megaindex.settings.recipe import Recipe, Stream
@@ -462,3 +463,20 @@ def test_tokens_that_batches_do_not_hold_are_refused_at_once(tmp_path: Path) -> 
         Loader(index, wide, [[0]], options=options)
     with pytest.raises(InvalidArgument, match=message):
         GPTDataset(index, wide, options=options)
+
+
+def test_a_greedy_blend_states_the_last_bits_of_its_weights(folder: Path) -> None:
+    paths = [str(folder / "web"), str(folder / "books")]
+
+    def weights(order: str, share: float) -> str | None:
+        blend = megaindex.build_blend(
+            paths, weights=[share, 0.3], num_samples=40, sequence_length=16, order=order
+        )
+        return order_facts(blend, 10).get("weights")
+
+    assert weights("megatron", 0.7) is not None
+    assert weights("megatron", 0.7) == weights("megatron", 0.7)
+    assert weights("megatron", 0.7) != weights("megatron", np.nextafter(0.7, 1))
+    assert (
+        order_facts(megaindex.build_index(paths[0], sequence_length=16), 10).get("weights") is None
+    )

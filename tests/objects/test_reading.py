@@ -26,7 +26,7 @@ from megaindex.format import IndexedDataset
 from megaindex.io.paths import FileInfo
 from megaindex.objects import files as cache
 from megaindex.objects.files import stamp, stat_path
-from megaindex.objects.store import read_all
+from megaindex.objects.store import read, read_all
 from megaindex.verify.verify import verify
 
 
@@ -367,3 +367,16 @@ def test_content_is_fingerprinted_by_ranges(store: Any, proxy: Proxy) -> None:
         assert ranges
         bounds = [text.removeprefix("bytes=").split("-") for text in ranges]
         assert sum(int(end) + 1 - int(begin) for begin, end in bounds) <= most
+
+
+def test_no_bytes_need_no_request(s3: str, proxy: Proxy) -> None:
+    request(proxy.upstream, "PUT", f"/{s3}/some", b"0123")
+    facts = stat_path(f"s3://{s3}/some")
+    assert facts is not None
+    before = len(proxy.gets())
+    for offset in (0, 4):
+        read(facts, offset, memoryview(bytearray()))
+    assert len(proxy.gets()) == before
+    piece = bytearray(1)
+    read(facts, 3, memoryview(piece))
+    assert piece == b"3"

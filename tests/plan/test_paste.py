@@ -535,3 +535,18 @@ def test_a_recipe_has_the_sources_weights_and_steps(corpora: list[str], tmp_path
     ):
         status, _, error = cli(*words, *more, "--print-config", "recipe")
         assert (status, reason in error) == (2, True), error
+
+
+def test_evaluations_under_a_schedule_keep_their_batch_without_ranks(corpora: list[str]) -> None:
+    """Without sizes of ranks Megatron-LM's nominal batch is not known, so it is printed."""
+    words = ["--order", "megatron", "--data-path", corpora[0], "--seq-length", 8, "--split",
+             "90,10,0", "--batch-schedule", "0:4 40:8", "--train-iters", 12,
+             "--eval-interval", 5]  # fmt: skip
+    for more, sizes in (((), ["8"]), (("--eval-global-batch-size", 16), ["16"])):
+        status, out, err = cli(*words, *more, "--print-config", "megatron")
+        assert status == 0, err
+        assert flags_in(out)["--eval-global-batch-size"] == sizes
+    status, out, err = cli(*words, "--micro-batch-size", 1, "--data-parallel-size", 4,
+                           "--print-config", "megatron")  # fmt: skip
+    assert status == 0, err
+    assert "--eval-global-batch-size" not in flags_in(out)

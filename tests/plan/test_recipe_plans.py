@@ -22,6 +22,7 @@ from megaindex.index.skips import Skip
 from megaindex.lock import make_lock
 from megaindex.lock.opening import run_of_lock
 from megaindex.plan import Plan, RecipePlan, Row, make_plan
+from megaindex.plan.render import unseen_text
 from megaindex.recipe import open_recipe, read_recipe
 from megaindex.run.from_recipe import run_of_opened
 from megaindex.settings.batch_schedule import BatchSchedule
@@ -472,3 +473,23 @@ def test_the_printed_plan_has_limits_and_coverage(folder: Path) -> None:
     without = make_plan(run(folder, LONGER["one stage"][0], exhaustion="redistribute"))
     assert "repeat no sample" not in repr(without)
     assert "share of" not in repr(make_plan(run(folder, *LONGER["one stage"]), coverage="none"))
+
+
+def test_sources_of_which_all_is_seen_are_not_counted_as_unseen() -> None:
+    assert unseen_text({"a": 0.0, "b": 0.5, "c": 0.25}).startswith("; of 2 some tokens stay unseen")
+    assert unseen_text({"a": 0.0}) == ""
+
+
+def test_rows_of_stages_are_counted_up_to_a_bound(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two stages of order packed: samples served, and documents of each epoch."""
+    settings = {"own": {"web": {"order": "packed"}}}
+    stages = [stage(name, ("iterations", 20), web=Fraction(1)) for name in "ab"]
+    recipe = run(folder, *stages, **settings)
+    row = planned(recipe).rows("train")[1]
+    assert row.coverage.method == "built"
+    work = row.drawn + 40 * row.epochs
+    for limit, method in ((work, "built"), (work - 1, "none")):
+        monkeypatch.setattr("megaindex.plan.recipe_rows.BUILD_LIMIT", limit)
+        assert planned(recipe).rows("train")[1].coverage.method == method
