@@ -29,6 +29,7 @@ from megaindex.index.spans import Index
 from megaindex.io.atomic import Damaged, read_named, read_object
 from megaindex.io.mapping import map_npy_file
 from megaindex.io.paths import as_storage_error, check_local, storage_error
+from megaindex.settings.run_words import is_lock
 from megaindex.validation import DEFAULT_SEED
 
 _WORDS = ("data_path", "split", "subset", "epochs", "order", "separate_final_epoch", "left_over",
@@ -413,6 +414,8 @@ def _framework_settings(first: Path) -> dict[str, Any]:
 
 def is_settings(path: str) -> bool:
     """Return True for a YAML or JSON file whose keys are all settings of a side."""
+    if is_lock(read_named(path, "settings")):  # which takes seconds to parse as YAML
+        return False
     try:
         return {_ALIASES.get(key, key) for key in _from_file(path)} <= {*_KEYS}
     except FormatError:

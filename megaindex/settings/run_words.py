@@ -281,7 +281,7 @@ def kinds_of_file(path: str) -> list[str]:
 def _fits(path: str) -> tuple[list[str], str]:
     """Return the kinds that a file fits, and the reason for which it is not YAML, if it is not."""
     raw = read_named(path)
-    if _LOCK in raw[:200]:
+    if is_lock(raw):
         return ["lock"], ""
     text = raw.decode(errors="replace")
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
@@ -297,6 +297,11 @@ def _fits(path: str) -> tuple[list[str], str]:
         if kinds:
             return kinds, ""
     return ["script"] if _is_script(text) else [], no_yaml
+
+
+def is_lock(raw: bytes) -> bool:
+    """Return True for the bytes of a lock, without parsing them."""
+    return _LOCK in raw[:200]
 
 
 def _is_script(text: str) -> bool:
