@@ -260,9 +260,14 @@ class Script:
             is_last = is_last and not self._text.startswith("!", at)
             status = status if self._mode is False else found if self._mode else None
             self._mode, self._why = held
-        if self._runs and is_last and status is False and "e" in self._options:
-            self._decides or self._refuse(f"set -e, and the failure of {self._text[begin:]}")
+        if is_last and not self._decides:
+            self._check_failure(status, begin)
         return status
+
+    def _check_failure(self, status: bool | None, begin: int) -> None:
+        """Refuse a known failure under `set -e`: within groups Bash may go on."""
+        if self._runs and status is False and "e" in self._options:
+            self._refuse(f"set -e, and the failure of {self._text[begin:]}")
 
     def _exit(self, where: str = "") -> None:
         """End the script here, if commands are run."""
@@ -282,8 +287,7 @@ class Script:
             status = self._command() is not False and status
             more = self._next(_PIPE)
         self.state, self._ended = held, ended
-        if self._runs and status is False and "e" in self._options:
-            self._refuse(f"set -e, and the failure of {self._text[begin:]}")
+        self._check_failure(status, begin)
         return None
 
     def _command(self) -> bool | None:
