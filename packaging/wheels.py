@@ -224,7 +224,8 @@ def main() -> int:
                 tested = "not tested"
                 if options.machine == "x86_64":
                     clean = install(python, wheel, work)
-                    tested = tested if options.no_tests else check(clean, work)
+                    if not options.no_tests:
+                        tested = check(clean, work)
                 took = time.monotonic() - begun
                 size = wheel.stat().st_size // 1024
                 print(f"{version:5} {wheel.name}, {size} KiB: {tested} ({took:.0f} s)", flush=True)

@@ -163,7 +163,10 @@ def _from_text(text: str) -> dict[str, Any]:
 
 
 def _from_file(path: str) -> dict[str, Any]:
-    raw = read_named(path, "settings")
+    return _parsed(read_named(path, "settings"), path)
+
+
+def _parsed(raw: bytes, path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(raw.decode())
     except (ValueError, yaml.YAMLError, RecursionError) as error:
@@ -414,9 +417,10 @@ def _framework_settings(first: Path) -> dict[str, Any]:
 
 def is_settings(path: str) -> bool:
     """Return True for a YAML or JSON file whose keys are all settings of a side."""
-    if is_lock(read_named(path, "settings")):  # which takes seconds to parse as YAML
+    raw = read_named(path, "settings")
+    if is_lock(raw):  # which takes seconds to parse as YAML
         return False
     try:
-        return {_ALIASES.get(key, key) for key in _from_file(path)} <= {*_KEYS}
+        return {_ALIASES.get(key, key) for key in _parsed(raw, path)} <= {*_KEYS}
     except FormatError:
         return False

@@ -74,11 +74,11 @@ def given_run(run: RunSettings | None, settings: Mapping[str, Any]) -> Iterator[
     """Yield a run, or that of settings by name, which errors in the block are named by too."""
     if run is not None:
         check_kind("run", run, RunSettings, "RunSettings", "name settings, as data_path=…")
-    if run is not None and settings:
-        raise InvalidArgument(
-            f"RunSettings hold all settings, also {next(iter(settings))}; change it with "
-            "dataclasses.replace, or give settings alone"
-        )
+        if settings:
+            raise InvalidArgument(
+                f"RunSettings hold all settings, also {next(iter(settings))}; change it with "
+                "dataclasses.replace, or give settings alone"
+            )
     # messages on the settings of Megatron-LM name its flags
     reads_files = settings.get("neox_config") or settings.get("megatron_args")
     named = named_as_in_files(settings) if reads_files else _named_as_arguments()
