@@ -205,13 +205,18 @@ def test_nothing_is_started_behind_the_end_of_a_script(tmp_path: Path, body: str
     assert made.exits_at
 
 
+def write_scripts(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Writes launch.sh with these commands, and what it may source, in the working directory."""
+    monkeypatch.chdir(folder)
+    (folder / "settings.sh").write_text("SEED=12\n")
+    (folder / "launch.sh").write_text(SCRIPT.format(body=body))
+
+
 @for_each("body", READ + UNKNOWN)
 def test_the_reader_is_equal_to_bash_or_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "settings.sh").write_text("SEED=12\n")
-    (tmp_path / "launch.sh").write_text(SCRIPT.format(body=body))
+    write_scripts(tmp_path, monkeypatch, body)
     try:
         found = read_megatron("launch.sh", script_args=["--seed", "21"])
     except InvalidArgument as error:
@@ -229,9 +234,7 @@ def test_the_reader_is_equal_to_bash_or_refuses(
 def test_bash_runs_what_the_reader_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "settings.sh").write_text("SEED=12\n")
-    (tmp_path / "launch.sh").write_text(SCRIPT.format(body=body))
+    write_scripts(tmp_path, monkeypatch, body)
     assert as_bash_runs_it(tmp_path, "--seed", "21").seq_length in (16, 32)
 
 
