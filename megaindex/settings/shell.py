@@ -607,7 +607,7 @@ class Script:
         raw, word = self._operand(needs) if match[1] is None else ("", "")
         odd = how[-1:] == "=" or (how[-1:] == "?" and self._runs is None)
         if odd and self._runs is not False:
-            self._refuse(self._why or match[0])
+            self._refuse(self._why or self._text[match.start() : self._at])
         if held is None and not how and name not in ("@", "*", "#") and "u" in self._options:
             self._exit(self._short(match[0]))
         mark = self._mark(self._text[match.start() : self._at], undefined=not how and held is None)
