@@ -57,7 +57,10 @@ class Patches:
             # modules that load others on access, or raise, are read without their own code
             if not issubclass(type(module), ModuleType) or module_name.startswith("megaindex."):
                 continue
-            for name, value in list(_names(module).items()):
+            held = dict(_names(module))
+            if replacements.keys().isdisjoint(map(id, held.values())):
+                continue
+            for name, value in held.items():
                 if id(value) in replacements:
                     self.replace(module, name, replacements[id(value)])
                     found.append(f"{module_name}.{name}")
