@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,6 +41,14 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
 
 def loader(cls: Any, batches: Any, workers: int, **more: Any) -> Any:
     return cls(Rows(), batch_sampler=batches, num_workers=workers, collate_fn=list, **more)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Seconds, of 5, for each worker of an iteration that failed, and not in a later test."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
