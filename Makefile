@@ -114,7 +114,7 @@ docs-sample: $(VENV)/.test-installed
 	$(BIN)/python docs/audit_sample.py
 
 slow: $(VENV)/.test-installed
-	$(PIP) -r requirements/docs.txt
+	$(PIP) -r requirements/slow.txt
 	$(BIN)/python -m pytest -m slow
 
 sanitize: $(VENV)/.test-installed
@@ -206,7 +206,7 @@ $(VENV)/.torch-installed: $(VENV)/.quick-installed requirements/torch.txt
 	@touch $@
 
 $(VENV)/.test-installed: $(VENV)/.torch-installed requirements/test.txt requirements/node.txt requirements/peers.txt
-	@date +"%T  installing Ray, Arrow, tokenizers, an object server (200 MB, a minute)"
+	@date +"%T  installing Arrow, tokenizers, an object server (130 MB, half a minute)"
 	@$(PIP) -r requirements/test.txt
 	@command -v node > /dev/null || { date +"%T  installing node (60 MB, 10 seconds)"; \
 		$(PIP) -r requirements/node.txt; }

@@ -21,6 +21,14 @@ from megaindex.engine import Engine, open_engine
 CLUSTERS = ExitStack()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ray is tested by `make slow` alone, which installs it."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and "ray" in item.name + item.path.stem:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """The cluster ends with the last test of this folder: its processes are never idle."""

@@ -15,7 +15,6 @@ from megaindex.engine import Engine
 from megaindex.errors import InvalidArgument
 
 # what Ray does with a killed worker is in test_engines.py too
-BOTH = ["local", pytest.param("ray", marks=pytest.mark.slow)]
 
 
 def test_the_cache_is_that_of_one_machine(
@@ -27,7 +26,6 @@ def test_the_cache_is_that_of_one_machine(
         assert content(tmp_path) == alone
 
 
-@pytest.mark.parametrize("engine", BOTH, indirect=True)
 def test_builders_killed_in_the_middle_change_nothing(
     engine: Engine, paths: list[str], alone: dict[str, object], tmp_path: Path
 ) -> None:

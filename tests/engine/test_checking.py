@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["local", "ray"])
 def test_reports_are_those_of_one_process(
     kind: str,
     folder: Path,
