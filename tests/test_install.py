@@ -73,7 +73,8 @@ def version(site: Path) -> list[str]:
         pytest.param({"MEGAINDEX_NO_NATIVE": "1"}, "left out, as MEGAINDEX_NO_NATIVE=1 asked for",
                      id="left-out", marks=pytest.mark.slow),
         pytest.param({"CC": "/bin/false", "CXX": "/bin/false", "MEGAINDEX_DEV": "0"},
-                     "command '/bin/false' failed with exit code 1", id="no-compiler"),
+                     "command '/bin/false' failed with exit code 1", id="no-compiler",
+                     marks=pytest.mark.slow),
         pytest.param({"MEGAINDEX_CXXFLAGS": "-include no/header", "MEGAINDEX_DEV": "0"},
                      "failed with exit code 1", id="an-error"),
     ],
@@ -175,6 +176,7 @@ def test_the_sdist_holds_the_sources_of_the_core_and_no_tests(tmp_path: Path) ->
     assert not [name for name in names if name.startswith("tests") or name.endswith(".so")]
 
 
+@pytest.mark.slow
 def test_the_quick_tests_need_no_optional_package() -> None:
     """They are collected for every wheel, where no torch and no tokenizers are installed."""
     found = subprocess.run(

@@ -478,6 +478,7 @@ def _race(prefix: str, cache: str, barrier: Any, results: Any) -> None:
     results.put(int(np.dot(index.shuffle_index.astype(np.int64), np.arange(index.num_samples))))
 
 
+@pytest.mark.slow
 @pytest.mark.not_quick
 def test_processes_racing_for_one_entry_get_the_same(
     corpus: IndexedDataset, tmp_path: Path

@@ -72,6 +72,7 @@ def wait_for(path: Path) -> None:
     raise AssertionError(f"{path} did not appear")
 
 
+@pytest.mark.slow
 @pytest.mark.not_quick
 def test_one_of_several_processes_builds(tmp_path: Path) -> None:
     workers = [

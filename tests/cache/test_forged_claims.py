@@ -49,6 +49,7 @@ FORGED = {
 }
 
 
+@pytest.mark.slow
 @for_each("text", FORGED.values())
 def test_a_forged_claim_is_taken_over_when_it_shows_no_life(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "key.claim"

@@ -86,6 +86,7 @@ def test_known_and_distant_flags_are_not_suggested() -> None:
     assert "did you mean" not in cli("merge", "out", "--over")[2]  # an abbreviation
 
 
+@pytest.mark.slow
 @for_each(
     ("line", "offered"),
     [

@@ -170,6 +170,7 @@ def test_errors_without_stderr_keep_their_status(folder: Path) -> None:
         assert "train_iters" in out
 
 
+@pytest.mark.slow
 @for_each("verb", ["plan", "audit", "inspect", "diff-order", "help"])
 def test_characters_outside_the_encoding_are_escaped(folder: Path, verb: str) -> None:
     if verb == "plan":

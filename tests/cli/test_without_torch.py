@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.locked_runs import RUNS, write_inputs
 
-from megaindex.cli import VERBS
+from megaindex.cli import VERBS, main
 from megaindex.lock import open_run
 
 CHILD = """
@@ -117,6 +117,7 @@ def without_torch(home: Path, commands: Iterable[str]) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_verb_works_or_is_refused_without_torch(home: Path) -> None:
     assert {command.split()[0] for command in DONE} == set(VERBS)
     found = without_torch(home, [*DONE, *REFUSED])
@@ -126,11 +127,15 @@ def test_every_verb_works_or_is_refused_without_torch(home: Path) -> None:
         assert (status, shown.count("\n"), "needs torch" in shown) == (2, 1, True), shown
 
 
-def test_a_checkpoint_of_a_loader_is_proved_without_torch(home: Path) -> None:
+def test_a_checkpoint_of_a_loader_is_proved_without_torch(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
-    loader = open_run(home / "flags.lock")
+    monkeypatch.chdir(home)
+    assert main(["lock", *RUNS["flags"].split(), "--out", "loader.lock"]) == 0
+    loader = open_run(home / "loader.lock")
     for _ in zip(range(8), loader, strict=False):
         pass
-    (home / "flags.json").write_text(json.dumps(loader.state_dict()))
-    command = "prove flags.lock flags.json"
+    (home / "loader.json").write_text(json.dumps(loader.state_dict()))
+    command = "prove loader.lock loader.json"
     assert without_torch(home, [command])[command][0] == 0

@@ -195,6 +195,7 @@ def peak_of_merging(directory: Path, sequences: int) -> int:
     return peak
 
 
+@pytest.mark.slow
 def test_memory_does_not_depend_on_the_size(tmp_path: Path) -> None:
     small, large = (peak_of_merging(tmp_path, 1 << power) for power in (18, 20))
     assert (tmp_path / f"{1 << 20}.bin").stat().st_size == 1 << 26

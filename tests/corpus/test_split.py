@@ -185,6 +185,7 @@ def test_a_failure_leaves_no_part(
     assert names(tmp_path) == ["a.bin", "a.idx"]
 
 
+@pytest.mark.slow
 def test_memory_does_not_depend_on_the_size(tmp_path: Path) -> None:
     peaks = []
     for sequences in (1 << 20, 1 << 21):

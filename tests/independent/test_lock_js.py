@@ -408,6 +408,7 @@ FAST = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @for_each("name", FAST)
 def test_rows(name: str, program: Program) -> None:
     stream, _ = locked(name, "train")

@@ -321,6 +321,7 @@ def test_settings_of_the_order_out_of_range(settings: dict[str, Any], message: s
         PackedOrder(**settings)
 
 
+@pytest.mark.slow
 @pytest.mark.not_quick  # a second
 def test_the_longest_sample(folder: Path) -> None:
     if os.environ.get("MEGAINDEX_NO_NATIVE") == "1":

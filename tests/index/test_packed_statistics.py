@@ -74,6 +74,7 @@ def count_again(pairs: list[np.ndarray], lag: int) -> int:
     return sum(np.intersect1d(one, other, assume_unique=True).size for one, other in both)
 
 
+@pytest.mark.slow
 @for_each("n", [2, 3, 40, 1000, 4095, 4096, 9000])
 def test_two_lengths_meet_again_as_often_as_in_a_fair_draw(n: int) -> None:
     """n samples of 10 and 6 tokens: one pair on average is the same in two epochs."""
@@ -98,6 +99,7 @@ def test_one_length_meets_again_as_often_as_in_a_fair_draw(n: int) -> None:
     assert abs(again - expected) < NORMAL * np.sqrt(variance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 100])
 def test_every_pair_of_two_lengths_is_as_likely(n: int) -> None:
     """Chi-square of the partner of each document, over epochs; partners exclude each other."""

@@ -106,6 +106,7 @@ def test_the_expected_size_is_checked_at_the_first_opening(
     assert open_in(files) == []
 
 
+@pytest.mark.slow
 def test_threads_share_it(files: list[str]) -> None:
     cache = DescriptorCache(3)
     wrong: list[object] = []

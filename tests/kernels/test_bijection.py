@@ -206,6 +206,7 @@ def affine(k: int, n: int) -> np.ndarray:
     return (factor * np.arange(n) + k) % n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [SIZES, pytest.param((LARGEST,), marks=pytest.mark.not_quick)], ids=["", "largest"]
 )

@@ -372,6 +372,7 @@ def test_exhaustive_of_many_datasets(
     compare_exhaustive(backend, megatron_helpers, family, n, 3000)
 
 
+@pytest.mark.slow
 @for_each("n", [1501, 4000])
 @for_each("family", [equal, nearly_equal, lognormal, integers])
 def test_exhaustive_of_thousands_of_datasets(
@@ -448,6 +449,7 @@ def test_divisor_of_weights_whose_products_pass_64_bits(backend: Any, size: int)
     assert index.tolist() == webster(words.tolist(), size)
 
 
+@pytest.mark.slow
 @for_each("n", [300, 9000])
 def test_divisor_of_many_datasets(compiled: Any, n: int) -> None:
     rng = np.random.default_rng(n)

@@ -180,6 +180,7 @@ assert sorted(array.tolist()) == list(range(1000))
 """
 
 
+@pytest.mark.slow
 def test_a_state_that_another_thread_writes_is_copied_before_it_is_checked() -> None:
     """A position beyond the words once made the stream read on for ever."""
     load("native")

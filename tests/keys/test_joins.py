@@ -48,6 +48,7 @@ def prefixes(tmp_path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_one_pass_of_a_teacher_serves_all_passes_on_other_ranks(
     tmp_path: Path, prefixes: list[str]
 ) -> None:

@@ -198,6 +198,7 @@ def write_of(path: str, rank: int, ranks: int, count: int) -> None:
     write(Store(path, dtype="float16", shape=SHAPE), np.arange(rank, count, ranks))
 
 
+@pytest.mark.slow
 def test_many_processes_write(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     context = multiprocessing.get_context("spawn")

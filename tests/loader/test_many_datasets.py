@@ -28,6 +28,7 @@ def default_limit() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_limit")
 def test_ten_thousand_datasets_take_a_few_descriptors(tmp_path: Path) -> None:
     for k in range(4):

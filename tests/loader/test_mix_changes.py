@@ -231,6 +231,7 @@ def check_batching(
     assert len(set(found)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", ["random", "per_stream"])
 @pytest.mark.parametrize("balance", [None, CostModel(linear=10, attention=1)])
 def test_every_batching_and_balance(folder: Path, batching: str, balance: Any) -> None:

@@ -247,6 +247,7 @@ def test_a_read_that_hangs_is_reported_and_left(
     np.testing.assert_array_equal(read(reader, rows)[0], expected(datasets, rows, 40)[0])
 
 
+@pytest.mark.slow
 def test_the_interpreter_exits_while_reads_hang(datasets: list[IndexedDataset]) -> None:
     code = f"""
 import threading
@@ -278,6 +279,7 @@ assert begun.wait(30)
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 def test_a_slow_file_server_is_no_failure(datasets: list[IndexedDataset]) -> None:
     pause = threading.Event()
 

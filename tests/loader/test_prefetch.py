@@ -162,6 +162,7 @@ def test_use_in_a_forked_child_is_refused() -> None:
     ahead.close()
 
 
+@pytest.mark.slow
 def test_the_interpreter_exits_with_threads_at_work() -> None:
     """Three interpreters: forks of one that imported the loader, which takes seconds."""
     code = """

@@ -74,6 +74,7 @@ ORDERS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @for_each("order", ORDERS)
 @for_each("options", OPTIONS)
 @for_each("labelled", [False, True])

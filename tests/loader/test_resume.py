@@ -79,6 +79,7 @@ def unbroken_losses(index: Any, dataset: Any) -> list[int]:
     return losses
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_other_ranks(processes: Any, tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", np.random.default_rng(7).integers(1, 90, 150))
     index, dataset, fingerprints = rank_process.run_index(tmp_path)
@@ -113,6 +114,7 @@ def test_a_killed_run_goes_on_with_other_ranks(processes: Any, tmp_path: Path) -
     assert Receipt.from_dict(swapped) != planned
 
 
+@pytest.mark.slow
 def test_balanced_ranks_serve_the_steps_of_unbalanced_ones(processes: Any, tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", np.random.default_rng(7).integers(1, 30, 250))
     index, dataset, fingerprints = rank_process.run_index(tmp_path)

@@ -317,7 +317,12 @@ def read_all(
 
 @pytest.mark.parametrize(
     ("tail", "balance"),
-    [("drop", None), ("pad", None), ("wrap", None), ("pad", CostModel(linear=1, attention=1))],
+    [
+        ("drop", None),
+        pytest.param("pad", None, marks=pytest.mark.slow),
+        pytest.param("wrap", None, marks=pytest.mark.slow),
+        ("pad", CostModel(linear=1, attention=1)),
+    ],
 )
 def test_a_recipe_with_skips_serves_the_rows_of_a_list(
     tmp_path: Path, tail: Any, balance: CostModel | None

@@ -150,6 +150,7 @@ def test_a_forged_value_is_refused_or_found() -> None:
     assert 0 < taken < EXAMPLES / 2  # some values decide nothing
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_found() -> None:
     for name in RUNS:
         text = Path(f"{name}.lock").read_bytes()
@@ -206,6 +207,7 @@ def random_run(rng: random.Random) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_random_locks_are_opened_with_the_same_samples() -> None:
     rng, refused = random.Random(SEED), 0
     for _ in range(RANDOM_LOCKS):

@@ -395,6 +395,7 @@ def random_run(rng: random.Random) -> tuple[Any, bool]:
                      "random.yaml", Path.cwd()), masked  # fmt: skip
 
 
+@pytest.mark.slow
 def test_random_runs_have_one_identity_if_and_only_if_they_have_the_same_samples() -> None:
     """Steps, spans at every position, and masks; a mask that masks nothing has its own."""
     rng = random.Random(SEED)

@@ -82,6 +82,7 @@ def ranks_of(name: str) -> tuple[int, ...]:
     return (2,) if name == "lengths" else (1, 2) if name in RECIPES else (1,)
 
 
+@pytest.mark.slow
 @for_each("name", [name for name in RUNS if name not in ("amended", "extended")])
 def test_the_batches_are_those_of_the_settings(name: str) -> None:
     for ranks in ranks_of(name):

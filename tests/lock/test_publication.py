@@ -147,6 +147,7 @@ def test_a_public_lock_shows_no_folder_and_is_verified_by_lengths(folder: Path) 
     assert not any(".idx" in text or "provenance" in text for text in report.compared)
 
 
+@pytest.mark.slow
 @for_each("name", RUNS)
 def test_public_locks_of_every_kind_of_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -89,6 +89,7 @@ def test_verify_reads_every_token(store: Any, s3: str, proxy: Proxy, tmp_path: P
         verify(url, full=True, eod=1)
 
 
+@pytest.mark.slow
 def test_verify_has_several_requests_under_way(store: Any, proxy: Proxy) -> None:
     local, url = store(lengths=[4 << 20] * 2)
     proxy.seen.clear()

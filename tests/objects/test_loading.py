@@ -87,6 +87,7 @@ def test_every_order_reads_the_same_tokens(
     np.testing.assert_array_equal(labels, expected[:, 1:])
 
 
+@pytest.mark.slow
 def test_loaders_choose_by_themselves(store: Any) -> None:
     local, url = store()
     remote = IndexedDataset(url)
@@ -135,6 +136,7 @@ def test_a_snapshot_of_a_replaced_object_is_not_used(
     assert build_blend([url], **asked).datasets[0].is_open
 
 
+@pytest.mark.slow
 def test_many_sources_are_looked_at_together(store: Any, proxy: Proxy, tmp_path: Path) -> None:
     local, url = store(lengths=[40] * 20)
     asked: dict[str, Any] = {
@@ -243,6 +245,7 @@ def test_workers_of_a_dataloader(store: Any) -> None:
     assert remote[9].size  # and the parent goes on with its own
 
 
+@pytest.mark.slow
 def test_spawned_workers_end_in_peace_when_a_loop_breaks_early(store: Any) -> None:
     """The thread that sends their batches is in PyTorch while the interpreter ends."""
     local, url = store()

@@ -86,6 +86,7 @@ def test_it_loads_neither_torch_nor_numba() -> None:
     assert shown.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_a_module_run_exits_with_the_status_and_no_traceback() -> None:
     command = [sys.executable, "-m", "megaindex.plan"]
     for words, status in ((["--epochs", "1"], 0), (["--epochs", "0"], 2), (["--epochs"], 2)):

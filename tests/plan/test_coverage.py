@@ -278,6 +278,7 @@ def test_samples_served_again_of_many_epochs_are_not_expected(epochs: int) -> No
     assert row["coverage_method"] == ("expected" if epochs == 40 else "none")
 
 
+@pytest.mark.slow
 def test_samples_served_again_are_expected_as_their_mean_over_seeds(tmp_path: Path) -> None:
     """An epoch of 7.5 samples, of which three are built, and one sample more than GPT-NeoX counts
     is read."""
@@ -298,6 +299,7 @@ def test_samples_served_again_are_expected_as_their_mean_over_seeds(tmp_path: Pa
     assert sum(k * p for k, p in enumerate(told)) == pytest.approx(22 * length / sum(sizes))
 
 
+@pytest.mark.slow
 @for_each("settings", ROWS)
 @for_each("asked", [9, 22, 30])
 def test_expectation_of_few_samples_is_the_mean_over_seeds(

@@ -46,6 +46,7 @@ def test_coverage_is_that_of_the_tokens_served(
     assert sum(row["coverage"].values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 @for_each(("mixed", "left_over"), [(1, "drop"), (3, "drop"), (1, "carry"), (3, "carry")])
 @for_each("epochs", ["2.4", "6.5"])
 def test_the_expected_coverage_is_close_to_the_counted_one(

@@ -202,7 +202,7 @@ def test_its_cache_is_bounded(
     assert len(seen) == 5  # of 208,890 bytes, those of the sample included
 
 
-@pytest.mark.parametrize("template", [False, True])
+@pytest.mark.parametrize("template", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_writes_the_same_bytes(tmp_path: Path, trained: Path, template: bool) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [*TEXTS, *random_texts(200)])
     options: Settings = {"tokenizer": trained, "eod": "<eos>", "add_special_tokens": template}

@@ -134,6 +134,7 @@ def test_a_file_of_another_program_is_not_half_of_the_pair(
     assert (tmp_path / "o.bin").read_bytes() == b"precious"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", [0, 1, 7, 20, 27, 30])
 def test_a_kill_while_the_folder_is_emptied(
     tmp_path: Path,

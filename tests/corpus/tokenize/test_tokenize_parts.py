@@ -88,6 +88,7 @@ def lines_of(data: bytes) -> list[bytes]:
     return data.removeprefix(codecs.BOM_UTF8).splitlines()
 
 
+@pytest.mark.slow
 @for_each("suffix", ["", ".gz", ".zst"])
 @for_each("end", ["\r", "\n", "\r\n"])
 @for_each("size", [311, 1 << 20])
@@ -167,6 +168,7 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_bpe(tmp_path_factory.mktemp("bpe"))
 
 
+@pytest.mark.slow
 def test_processes_at_once_write_what_one_writes(tmp_path: Path, bpe: Path) -> None:
     first = write_jsonl(tmp_path / "a.jsonl", TEXTS * 50)
     second = write_jsonl(tmp_path / "b.jsonl.gz", TEXTS * 9)

@@ -78,6 +78,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_jsonl(tmp_path_factory.mktemp("in") / "a.jsonl", LINES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [f"run.claim.{'0' * 16}", "megaindex.tmp.a_1"])
 def test_a_file_that_a_run_gives_a_name_for_a_moment_is_removed(tmp_path: Path, name: str) -> None:
     """If the run is killed at that moment, the work folder would otherwise stay for ever."""
@@ -142,6 +143,7 @@ def test_a_killed_run_resumes(tmp_path: Path, source: Path, expected: tuple[byte
     assert names(tmp_path) == {"o.bin", "o.provenance", "o.idx"}
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_one_part(
     tmp_path: Path, source: Path, expected: tuple[bytes, bytes]
 ) -> None:
@@ -354,6 +356,7 @@ def test_stop_tokenizes_parts_with_bad_lines_again(
     assert [line.number for line in made.bad.first] == [301]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["between pairs", "before the folder goes"])
 def test_a_run_killed_while_publishing_resumes(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, when: str

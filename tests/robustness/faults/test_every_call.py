@@ -15,22 +15,13 @@ from robustness.faults.scenarios import INTERRUPTED, SCENARIOS, TRACED
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-# the calls of a scenario are numbered from 1; the slow tests strike all of them
-ALL = pytest.param({"first": 1, "step": 1}, id="all", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("calls", [pytest.param({"first": 1, "step": 5}, id="some"), ALL])
+# the slow tests strike all calls of a scenario
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_killed_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) -> None:
-    states = check_kills(SCENARIOS[name], tmp_path, **calls)
+def test_killed_at_every_call(tmp_path: Path, name: str, step: int) -> None:
+    states = check_kills(SCENARIOS[name], tmp_path, step=step)
     assert sum(states.values()) >= 1
     assert set(states) <= {"old", "none", "new"}
-
-
-@pytest.mark.parametrize("calls", [pytest.param({"first": 2, "step": 5}, id="some"), ALL])
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_full_disk_at_every_call(tmp_path: Path, name: str, calls: dict[str, int]) -> None:
-    assert sum(check_failures(SCENARIOS[name], tmp_path, "ENOSPC", **calls).values()) >= 1
 
 
 def test_provenance_goes_with_its_pair(tmp_path: Path) -> None:
@@ -46,9 +37,9 @@ def test_provenance_goes_with_its_pair_at_every_call(tmp_path: Path, name: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ["EIO", "EROFS", "EACCES", "EIO on reading"])
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO", "EROFS", "EACCES", "EIO on reading"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_other_failures_at_every_call(tmp_path: Path, name: str, error: str) -> None:
+def test_a_failure_at_every_call(tmp_path: Path, name: str, error: str) -> None:
     assert sum(check_failures(SCENARIOS[name], tmp_path, error).values()) >= 3
 
 

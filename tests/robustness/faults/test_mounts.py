@@ -38,6 +38,7 @@ def run_with_mounts(script: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_full_and_a_read_only_file_system(tmp_path: Path) -> None:
     run_with_mounts(FULL_AND_FIXED, tmp_path)
 

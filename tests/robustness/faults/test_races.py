@@ -58,29 +58,29 @@ def test_a_killed_builder_is_replaced(folder: Path, count: int) -> None:
     assert len(race.reports("began")) == 2
 
 
-@pytest.mark.parametrize("count", MANY)
-def test_a_frozen_builder_is_replaced_and_goes_on_without_harm(folder: Path, count: int) -> None:
+@pytest.mark.slow
+def test_a_frozen_builder_is_replaced_and_goes_on_without_harm(folder: Path) -> None:
     """When it wakes up its temporaries are gone and the entry is there: it takes that.
 
     Small arrays are written while they are built, so it may notice before its build has ended.
     """
-    race = Race(folder, folder / "cache", count, stale_after=2.0, during=frozen)
-    check(race, race.run(), builds=range(1, 4), served=count)
+    race = Race(folder, folder / "cache", 64, stale_after=2.0, during=frozen)
+    check(race, race.run(), builds=range(1, 4), served=64)
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(64, marks=pytest.mark.slow)])
-def test_what_others_did_is_seen_late(folder: Path, count: int) -> None:
+@pytest.mark.slow
+def test_what_others_did_is_seen_late(folder: Path) -> None:
     """Then builds may happen again, which changes nothing."""
 
     def see_late(race: Race, number: int) -> None:
         if number % 2:
             Delayed(race.cache, 0.7).install()
 
-    race = Race(folder, folder / "cache", count, before=see_late, during=lasting)
-    statuses = race.run()
-    check(race, statuses, builds=range(1, count), served=count)
+    race = Race(folder, folder / "cache", 64, before=see_late, during=lasting)
+    check(race, race.run(), builds=range(1, 64), served=64)
 
 
+@pytest.mark.slow
 def test_two_versions_share_a_directory(folder: Path) -> None:
     """Their entries have other names, and neither touches what it does not know."""
 

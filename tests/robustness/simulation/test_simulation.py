@@ -70,6 +70,7 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
     assert bug.search() is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("builders", "kills"),
     [
