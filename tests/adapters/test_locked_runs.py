@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,12 @@ from megaindex.lock import Lock, make_lock
 __all__ = ["training"]  # a fixture
 
 SETTINGS = {"sequence_length": 16, "seed": 1, "global_batch_size": 4, "split": "90,10,0"}
+
+
+def test_a_position_is_counted_through_the_passes_of_a_lock() -> None:
+    run: Any = SimpleNamespace(passes=lambda subset: [(0, 10), (4, 7), (0, 5)])
+    starts = {position: LockedRun.starts(run, "train", position) for position in (0, 9, 10, 14, 18)}
+    assert starts == {0: [0, 4, 0], 9: [9, 4, 0], 10: [4, 0], 14: [1], 18: []}
 
 
 @pytest.fixture

@@ -299,6 +299,17 @@ def test_a_growing_batch_is_refused(training: Any, tmp_path: Path) -> None:
         loader_of(training, dataset)
 
 
+def test_a_run_of_samples_has_their_whole_steps(training: Any, tmp_path: Path) -> None:
+    dataset = dataset_of(training, tmp_path)
+    start(training, 8)
+    training.args.train_iters, training.args.train_samples = None, 87  # 10 steps, and 7 samples
+    adapter.install(skip=Skip(steps=9))
+    assert len(loader_of(training, dataset).dataset) == 72
+    adapter.install(skip=Skip(steps=10))
+    with pytest.raises(InvalidArgument, match="step 10 lies beyond the end"):
+        loader_of(training, dataset)
+
+
 def test_what_is_refused(training: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="skip must be a megaindex.Skip"):
         adapter.install(skip="3")

@@ -125,6 +125,7 @@ def test_files_of_the_old_format(impl: str, pack_impl: str, neox: Any, tmp_path:
     assert [row.tolist() for row in dataset[0:4]] == rows
     assert dataset.get(1, 2, 3).tolist() == rows[1][2:5]
     assert dataset.sizes.tolist() == [5, 9, 4, 12]
+    assert dataset.data_offsets.tolist() == ends.tolist()
     assert texts(old, 6) == texts(plain, 6)
 
 

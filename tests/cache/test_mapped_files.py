@@ -160,6 +160,14 @@ def test_a_pair_is_that_mapped_file_by_file(
         assert_same(getattr(together, name), getattr(single, name))
 
 
+@for_each("tokens", [0, 1, 2])
+def test_a_bin_of_no_and_of_few_bytes(tmp_path: Path, tokens: int) -> None:
+    with IndexedDatasetWriter(tmp_path / "c", np.uint8) as writer:
+        writer.add_document(np.arange(7, 7 + tokens, dtype=np.uint8))
+    assert os.path.getsize(tmp_path / "c.bin") == tokens
+    assert IndexedDataset(tmp_path / "c").tokens.tolist() == [7, 8][:tokens]
+
+
 # where in the .idx of three sequences, and what is written there
 BROKEN = {
     "magic": (0, b"X"),

@@ -108,6 +108,20 @@ def test_a_failure_leaves_what_was_there(
         assert IndexedDataset(old.path_prefix)[0].tolist() == [0, 1, 2]
 
 
+def test_a_pair_that_cannot_be_read_back_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        assert names(tmp_path) == ["a.bin", "a.idx", "m.bin", "m.idx"]
+        raise StorageError("m.bin: cannot be read")
+
+    corpus = write_corpus(tmp_path / "a", [3], np.int32)
+    monkeypatch.setattr(sys.modules["megaindex.corpus.merge"], "checked_outcome", fail)
+    with pytest.raises(StorageError, match="cannot be read"):
+        merge(str(tmp_path / "m"), [corpus.path_prefix])
+    assert names(tmp_path) == ["a.bin", "a.idx"]
+
+
 # From Python 3.12 on, forking warns once anything has started a thread.
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_crash_while_copying_shows_no_pair(tmp_path: Path) -> None:

@@ -80,6 +80,13 @@ def test_equal_tokens_against_brute_force(documents: list[list[int]], data: st.D
     assert (found[0][0], found[-1][1]) == (0, len(documents))
 
 
+def test_of_two_boundaries_as_near_the_first_is_taken(tmp_path: Path) -> None:
+    """Half of 3 tokens lies between the first two of three documents of one token."""
+    write_documents(str(tmp_path / "a"), [[1], [1], [1]])
+    pair = map_pair(str(tmp_path / "a"), "megatron", multimodal=False)
+    assert cut_evenly(pair, 2, "tokens") == [(0, 1), (1, 3)]
+
+
 def test_token_counts_across_steps(tmp_path: Path) -> None:
     lengths = np.random.default_rng(3).integers(0, 30, 40_000)
     pair = map_pair(

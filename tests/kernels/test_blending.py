@@ -253,13 +253,18 @@ def test_a_weight_far_above_the_others(
 @for_each("turn", ["last", "middle", "falling", "rising", "random"])
 def test_equal_weights_go_on_from_counts_out_of_turn(compiled: Any, turn: str) -> None:
     """Datasets of equal weight are drawn in turn only if they were so before."""
+    for equal in (slice(70, 80), slice(10)):  # the last that are entered, and the first
+        _check_equal_weights_out_of_turn(compiled, turn, equal)
+
+
+def _check_equal_weights_out_of_turn(compiled: Any, turn: str, equal: slice) -> None:
     counts = np.zeros(80, np.int64)
-    counts[70:] = {
+    counts[equal] = {
         "last": [0] * 9 + [1], "middle": [0] * 4 + [3] + [0] * 5, "falling": [1] * 5 + [0] * 5,
         "rising": [0] * 5 + [1] * 5, "random": [1, 0, 1, 1, 0, 0, 1, 0, 1, 0],
     }[turn]  # fmt: skip
     weights = np.arange(1.0, 81)
-    weights[70:] = 100
+    weights[equal] = 100
     weights /= weights.sum()
     begin, end = int(counts.sum()), 1400
     expected = blend(REFERENCE.blend_greedy, weights, begin, end, counts.copy())

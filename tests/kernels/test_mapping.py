@@ -282,6 +282,12 @@ def test_both_functions_refuse(change: dict[str, Any], message: str) -> None:
         {"max_seq_length": INT32_MAX},
         {"seed": 2**31 - 1},
         {"seed": -(2**31)},
+        # no memory behind them: samples of 32 bytes that 64 bits can just count
+        {
+            "sizes": np.broadcast_to(np.int8(1), 2**29 - 4),
+            "num_epochs": INT32_MAX,
+            "max_num_samples": 2**58 - 1 - (2**29 - 4),
+        },
     ],
 )
 def test_both_functions_take_numbers_up_to_their_bounds(change: dict[str, Any]) -> None:
@@ -318,6 +324,13 @@ def test_check_mapping_refuses(change: dict[str, Any], message: str) -> None:
         ({"titles_sizes": np.array([1, -3])}, "titles_sizes must be from 0 .* got -3"),
         # no memory behind it: one zero, seen 2**32 + 2 times
         ({"docs": np.broadcast_to(np.int64(0), 2**32 + 2)}, "leave out the empty documents"),
+        (
+            {
+                "docs": np.broadcast_to(np.int64(0), 2**32 + 2),
+                "sizes": np.broadcast_to(np.int8(1), 2**32 - 1),
+            },
+            "documents do not fit the 32-bit rows of 4294967295 sentences",
+        ),
     ],
 )
 def test_check_blocks_mapping_refuses(change: dict[str, Any], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -147,8 +148,19 @@ def test_closing_wakes_a_waiting_consumer() -> None:
 def test_use_in_a_forked_child_is_refused() -> None:
     ahead = ReadAhead(iter(range(1000)), str, depth=2, threads=2)
     next(ahead)
+    holds, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ahead._queue._lock:
+            holds.set()
+            forked.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    holds.wait()
     child = os.fork()
     if child == 0:
+        signal.alarm(20)  # the lock has an owner that the child lacks
         try:
             next(ahead)
         except InvalidArgument as error:
@@ -157,6 +169,8 @@ def test_use_in_a_forked_child_is_refused() -> None:
                 fine = list(own) == list("01234") and "got a forked child" in str(error)
             os._exit(0 if fine else 1)
         os._exit(2)
+    forked.set()
+    holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert next(ahead) == "1"
     ahead.close()

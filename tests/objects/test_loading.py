@@ -24,6 +24,7 @@ from megaindex.index.spans import Spans
 from megaindex.loader import GPTDataset, Loader, MicroBatchSampler, collate
 from megaindex.loader.numpy_dataset import NumpyDataset
 from megaindex.loader.positional_reader import PositionalOptions, PositionalTokens, plain_reader
+from megaindex.objects.store import _copied
 
 
 def gather(dataset: IndexedDataset, spans: Spans, width: int, pad_id: int) -> np.ndarray:
@@ -262,6 +263,13 @@ def test_spawned_workers_end_in_peace_when_a_loop_breaks_early(store: Any) -> No
     batches._shutdown_workers()
     worker.join()
     assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 20_003])
+def test_an_extension_is_copied_whole(tmp_path: Path, size: int) -> None:
+    (tmp_path / "one.so").write_bytes(np.random.default_rng(1).bytes(size))
+    with _copied(str(tmp_path / "one.so")) as copy:
+        assert Path(copy).read_bytes() == (tmp_path / "one.so").read_bytes()
 
 
 def _grandchild(url: str, queue: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -200,6 +201,13 @@ def test_its_cache_is_bounded(
         np.testing.assert_array_equal(tokens, HuggingFace.encode(loaded, texts)[0])
         seen += [loaded._fast] if loaded._fast is not (seen[-1] if seen else first) else []
     assert len(seen) == 5  # of 208,890 bytes, those of the sample included
+
+
+def test_texts_of_every_kind_are_compared() -> None:
+    text = "".join(module._sample(["<one>"]))
+    assert "<one>" in text
+    for kind in ("[\0-\x1f]", "[\x80-\u2fff]", "[\u3000-\U0001ffff]", "[0-9]{4}", "[A-Za-z]{4}"):
+        assert re.search(kind, text), kind
 
 
 @pytest.mark.parametrize("template", [pytest.param(False, marks=pytest.mark.slow), True])

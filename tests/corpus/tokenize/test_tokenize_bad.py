@@ -252,6 +252,14 @@ def test_a_bad_file_always_stops(
     assert names(tmp_path) - {"o.parts"} == before
 
 
+def test_inputs_without_a_document_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text("\n")
+    (tmp_path / "two.jsonl").write_text(" \n")
+    message = r"one\.jsonl and 1 other inputs: no document in 2 lines, of which 2 are blank"
+    with pytest.raises(FormatError, match=message):
+        run(tmp_path / "o", [tmp_path / "one.jsonl", tmp_path / "two.jsonl"])
+
+
 @for_each(
     ("options", "kind", "message"),
     [
