@@ -278,11 +278,14 @@ def test_stretches_of_a_pass_in_any_order(
     assert_equal(spans, load("reference").epoch_spans(*args))
 
 
-@for_each("kept", [1.0, 0.7, 0.1, 0.01])
+@for_each(
+    ("kept", "swapped"), [(1.0, False), (0.7, False), (0.1, False), (0.01, False), (1.0, True)]
+)
 @for_each("stride", [7, 64, 300])
 def test_successive_stretches_are_those_found_one_by_one(
-    backend: Any, stride: int, kept: float
+    backend: Any, stride: int, kept: float, swapped: bool
 ) -> None:
+    """Those that are swapped begin behind the one before the last, but before the last."""
     rng = np.random.default_rng(5)
     sizes = rng.integers(0, 40, 2000).astype(np.int32)
     sizes[::50] *= 9
@@ -290,6 +293,9 @@ def test_successive_stretches_are_those_found_one_by_one(
     load("reference").epoch_starts(KEY, sizes, 1, stride, starts)
     begin = np.arange(17, starts[-1] - 30, 29)
     begin = begin[rng.random(begin.size) < kept]
+    if swapped:
+        begin = begin[-602:]
+        begin[2:] = begin[2:].reshape(-1, 2)[:, ::-1].reshape(-1)
     args = (KEY, unaligned(sizes), 1, stride, starts)
     spans = backend.epoch_spans(*args, begin, begin + 30)
     for k in range(0, begin.size, 397):
