@@ -347,10 +347,10 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, Fault | None]:
         )
     version = content.get("version")
     if type(version) is not int or version != VERSION:
+        writer = f", {shown(content['written_by'])}" if "written_by" in content else ""
         raise FormatError(
             f"{name}: has version {shown(version)} of the format, this release reads {VERSION}; "
-            "lock the run again, or use the release that wrote it, "
-            f"{shown(content.get('written_by'))}"
+            f"lock the run again, or use the release that wrote it{writer}"
         )
     try:
         check_shape(content)
