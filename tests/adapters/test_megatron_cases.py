@@ -352,7 +352,10 @@ def test_the_low_level_builder_writes_the_same_bytes(core: Any, tmp_path: Path) 
         builder.finalize(str(tmp_path / "merged.idx"))
         pointers = (tmp_path / "merged.idx").read_bytes()[34 + 12 :][:24]
         assert np.frombuffer(pointers, np.int64).tolist() == [0, 2**32, 2**33]
-        builder = core.IndexedDatasetBuilder(str(tmp_path / "long.bin"), np.int32)
-        builder.sequence_lengths, builder.document_indices = [2**31], [0, 1]
-        with pytest.raises(InvalidArgument, match="sequences hold 0 to 2147483647 tokens"):
+        for wrong, right in ((2**31, 2**31 - 1), (-1, 0)):
+            builder = core.IndexedDatasetBuilder(str(tmp_path / "long.bin"), np.int32)
+            builder.sequence_lengths, builder.document_indices = [3, wrong], [0, 2]
+            with pytest.raises(InvalidArgument, match="sequences hold 0 to 2147483647 tokens"):
+                builder.finalize(str(tmp_path / "long.idx"))
+            builder.sequence_lengths = [3, right]
             builder.finalize(str(tmp_path / "long.idx"))

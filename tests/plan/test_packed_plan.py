@@ -211,6 +211,21 @@ def test_a_recipe_has_the_facts_and_leaves_padding_out(corpus: str, tmp_path: Pa
     assert f"{plan.samples_consumed:,} samples, {plan.tokens_consumed:,} tokens" in shown
 
 
+def test_the_source_that_leaves_out_the_largest_share_comes_first(tmp_path: Path) -> None:
+    long = {"more": 90, "few": 10}  # of 50 tokens, which no sample of 32 takes
+    for name, others in (("more", 900), ("few", 10)):
+        write_corpus(tmp_path / name, np.repeat([30, 50], [others, long[name]]))
+    (tmp_path / "run.yaml").write_text(
+        "sequence_length: 32\nbatch: {global_batch_size: 2}\nsources:\n"
+        "  more: {path: more, order: packed, long_documents: skip}\n"
+        "  few: {path: few, order: packed, long_documents: skip}\n"
+        "stages:\n  one: {steps: 4, mix: {more: 0.5, few: 0.5}}\n"
+    )
+    warnings = [w for w in make_plan(read_recipe(tmp_path / "run.yaml")).warnings if "leaves" in w]
+    assert [warning.partition(":")[0] for warning in warnings] == ["few", "more"]
+    assert "leaves 500 of 800 tokens (62.5%)" in warnings[0]
+
+
 def test_tokens_of_a_recipe_that_are_not_counted(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
