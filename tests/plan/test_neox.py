@@ -64,6 +64,19 @@ def test_paths_without_weights_are_weighed_alike() -> None:
     assert [row["requested"] for row in plan["datasets"]] == [51, 51]
 
 
+def test_whole_documents_are_read_once_as_far_as_the_loader_reads(tmp_path: Path) -> None:
+    """Of 40 documents requested by the factor, the loader reads all but one of each source."""
+    write_corpus(tmp_path / "c", [20] * 40)
+    paths = {f"{split}_data_paths": [str(tmp_path / "c")] for split in ("train", "valid", "test")}
+    labels = {name.replace("data", "label_data"): path for name, path in paths.items()}
+    keys = {**paths, **labels, "pack_impl": "unpacked", "seq_length": 32, "train_batch_size": 1,
+            "train_iters": 39, "eval_iters": 1}  # fmt: skip
+    (tmp_path / "c.yml").write_text(json.dumps(keys))
+    plan = plan_json("--neox-config", tmp_path / "c.yml")
+    assert [row["requested"] for row in plan["datasets"] if row["split"] == "train"] == [40]
+    assert plan["max_train_iters_without_repeat"] == 39
+
+
 @pytest.mark.parametrize("split", ["80,10,10", "100,0,0"])
 def test_parts_of_whole_documents_begin_at_the_first_one(split: str, tmp_path: Path) -> None:
     """GPT-NeoX shuffles the numbers 0 to n - 1 of a part of n documents."""
