@@ -304,6 +304,13 @@ def test_settings_of_our_orders_are_causes(prefix: Path, b: str, setting: str) -
     assert settings_of(content)[0] == setting
 
 
+@pytest.mark.parametrize("b", ["max_documents=2", "long_documents=skip", "align=2"])
+def test_settings_of_order_packed_are_causes(prefix: Path, b: str) -> None:
+    content = diff(prefix, "--order", "packed", "--epochs", 1, "seed=1234", b)
+    assert content["relation"] != "equal"
+    assert settings_of(content) == [b.partition("=")[0]]
+
+
 def test_arrays_without_lengths_against_an_order_without_arrays(
     prefix: Path, tmp_path: Path
 ) -> None:
