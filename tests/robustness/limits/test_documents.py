@@ -30,7 +30,6 @@ def tokens_of(spans: Spans) -> Counter[tuple[int, int]]:
     return counts
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @given(lengths=st.lists(st.sampled_from([0, 0, 0, 1, 2, 9]), min_size=1, max_size=30))
 def test_empty_documents_anywhere(
