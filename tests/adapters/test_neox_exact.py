@@ -51,6 +51,14 @@ def test_exact_runs_go_on_in_their_epoch(iteration: int, neox: Any, tmp_path: Pa
     assert resumed == whole[2 * iteration :]
 
 
+def test_an_exact_run_may_evaluate_alone(neox: Any, tmp_path: Path) -> None:
+    adapter.install(exact=True)
+    args = arguments(tmp_path, SIZES, train_iters=None, train_epochs=1)
+    loaders = {**loaders_of(args), "train": None}
+    iterators = neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
+    assert [iterator is None for iterator in iterators] == [True, False, False]
+
+
 def test_exact_epochs_of_a_blend_serve_each_sample_once(neox: Any, tmp_path: Path) -> None:
     """GPT-NeoX draws as often from each: the small one again and again, the large in part."""
     adapter.install(exact=True)

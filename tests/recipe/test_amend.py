@@ -105,6 +105,8 @@ def test_a_change_of_the_past_is_refused(folder: Path) -> None:
     ]
     ours, theirs = (open_recipe(recipe_of(folder, each)).layout for each in chosen)
     check_past(ours, theirs, 20)  # 4:2 draws what 2:1 draws
+    anew = amend(old, consumed_samples=0, stages=[stage("x", 1, a=1)])
+    assert [each.name for each in anew.stages] == ["x"]
     with pytest.raises(InvalidArgument, match="consumed_samples 41 is not the end of a step"):
         amend(old, consumed_samples=41, stages=[stage("x", 1, a=1)])
     with pytest.raises(InvalidArgument, match="is not the end of a step"):
