@@ -22,7 +22,8 @@ from support.inputs import for_each
 
 import megaindex
 from megaindex.audit import audit, run_of_settings
-from megaindex.audit.report import findings, source_counts, suggestions
+from megaindex.audit.render import worst_sources
+from megaindex.audit.report import SourceCounts, findings, source_counts, suggestions
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings
 
@@ -462,3 +463,15 @@ def test_texts_of_plots_do_not_overlap(page: str, wide_page: str, width: int, st
             assert all(left >= -16 and right <= width + 16 for left, right, _, _ in boxes)
             for a, b in itertools.combinations(boxes, 2):
                 assert a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2], (a, b)
+
+
+def test_sources_that_repeat_come_first_or_else_those_read_least() -> None:
+    def counts(name: str, served: int, more: float) -> SourceCounts:
+        return SourceCounts(
+            name=name, tokens=10, served=served, of_served=0.5, unseen=0.1, once=0.9 - more,
+            more=more, first_repeat=None,
+        )  # fmt: skip
+
+    read, hardly = counts("read", 9, 0), counts("hardly", 2, 0)
+    assert worst_sources([read, hardly]) == [hardly, read]
+    assert worst_sources([hardly, counts("often", 30, 0.1)])[0].name == "often"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
+from megaindex.kernels.reference.packing import missing_bin
 
 INT32_MAX = 2**31 - 1
 
@@ -65,3 +66,9 @@ def test_the_native_core_checks() -> None:
     ]:
         with pytest.raises(InvalidArgument):
             native.pack_documents(lengths, capacity, tokens, out)
+
+
+def test_the_bin_that_is_missing_is_named() -> None:
+    runs = np.array([[0, 0, 0], [0, 0, 5]])
+    for bins, named in (([0, 4, 5], 5), ([0, -1, 5], -1)):
+        assert str(missing_bin(runs, np.array(bins))) == f"bins: bin {named} of 5"

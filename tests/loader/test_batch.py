@@ -316,11 +316,14 @@ def test_a_dataset_is_pickled(corpus: IndexedDataset) -> None:
         ({"boundaries": "lines"}, "boundaries must be one of"),
         ({"token_dtype": "int16"}, "token_dtype must be one of"),
         ({"token_dtype": "int32", "pad_id": 2**31}, "pad_id must fit int32"),
+        ({"token_dtype": "int32", "eod_id": -(2**31) - 1}, "eod_id must fit int32"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         SampleOptions(**options)
+    for fitting in (-(2**31), 2**31 - 1):
+        assert SampleOptions(token_dtype="int32", pad_id=fitting, eod_id=fitting).pad_id == fitting
 
 
 def test_wrong_batches_are_refused(corpus: IndexedDataset) -> None:
