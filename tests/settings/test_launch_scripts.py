@@ -21,6 +21,7 @@ from megaindex.settings.shell import Script
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 
 READ = [  # equal to Bash, not refused
+    "SEED=$((-3 + 12)); X=$((- -2)); ARGS+=(--num-workers $X)",
     "SEED=7",
     "SEED=${UNSET_HERE:-7}",
     "export SEED=7 OTHER=8",
