@@ -27,6 +27,7 @@ from megaindex.index.documents import (
     word_text,
 )
 from megaindex.kernels.reference.bijection import key_word
+from megaindex.settings.recipe import RecipeSource
 
 SHARES = ("1/16", "1/8", "1/4", 0.5, "999/1000", 1)
 
@@ -198,6 +199,12 @@ def test_the_index_is_that_of_a_copy(
 def test_what_is_no_share_is_refused(rule: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         SubsetRule(**rule)
+
+
+def test_a_source_keeps_plain_values_of_its_rule() -> None:
+    source = RecipeSource(name="a", path="a", subset="1/4", subset_seed=np.int64(3))
+    assert (type(source.subset_seed), source.subset_seed) == (int, 3)
+    assert source.subset == SubsetRule(share="1/4", seed=3).share
 
 
 def test_subsets_that_cannot_be_are_refused(pair: IndexedDataset) -> None:
