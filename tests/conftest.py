@@ -10,6 +10,7 @@ import signal
 import stat
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -156,6 +157,15 @@ def _needs_more_than_the_core(item: pytest.Item) -> bool:
 def _place(item: pytest.Item) -> int:
     folder = item.path.relative_to(Path(__file__).parent).parts[0]
     return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torch waits 0.1 seconds, not 5, for each worker of a DataLoader whose iteration failed or was
+    left: here, and not in a later test, where it would be collected."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    yield
+    gc.collect()
 
 
 @pytest.fixture(params=BACKENDS, scope="session")

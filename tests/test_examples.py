@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import io
 import json
@@ -151,11 +150,9 @@ def test_loss_by_source_on_one_and_two_ranks(corpus: None) -> None:
     assert code_loss < corpus_loss < np.log(256)  # it repeats seven tokens
 
 
-def test_stateful_dataloader(corpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    # seconds, of 5, for each worker of an iteration that was left, and not in a later test
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+@pytest.mark.usefixtures("short_waits")
+def test_stateful_dataloader(corpus: None) -> None:
     assert run_example("stateful_dataloader") == "3 and 23 batches, continued: True\n"
-    gc.collect()
 
 
 def test_lightning_trains_and_resumes(corpus: None) -> None:

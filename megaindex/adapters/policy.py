@@ -57,7 +57,7 @@ class Patches:
             # modules that load others on access, or raise, are read without their own code
             if not issubclass(type(module), ModuleType) or module_name.startswith("megaindex."):
                 continue
-            held = dict(_names(module))
+            held = dict(_names(module))  # nearly every module has none of them
             if replacements.keys().isdisjoint(map(id, held.values())):
                 continue
             for name, value in held.items():

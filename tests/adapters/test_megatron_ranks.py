@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.megatron_blends import build, files, installed, places
 
-pytestmark = pytest.mark.slow  # `make slow` runs them
+pytestmark = pytest.mark.slow
 
 WEIGHTS = [1.0, 2.0, 3.0, 2.0, 1.0]
 CONFIG = {"split": "60,20,20", "mid_level_dataset_surplus": 1.0}

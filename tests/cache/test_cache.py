@@ -479,7 +479,6 @@ def _race(prefix: str, cache: str, barrier: Any, results: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.not_quick
 def test_processes_racing_for_one_entry_get_the_same(
     corpus: IndexedDataset, tmp_path: Path
 ) -> None:

@@ -73,7 +73,6 @@ def wait_for(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.not_quick
 def test_one_of_several_processes_builds(tmp_path: Path) -> None:
     workers = [
         SPAWN.Process(target=build_slowly, args=(str(tmp_path), number, 0.3)) for number in range(3)

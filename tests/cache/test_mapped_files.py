@@ -165,8 +165,7 @@ def test_a_bin_of_no_and_of_few_bytes(tmp_path: Path, tokens: int) -> None:
     with IndexedDatasetWriter(tmp_path / "c", np.uint8) as writer:
         writer.add_document(np.arange(7, 7 + tokens, dtype=np.uint8))
     assert os.path.getsize(tmp_path / "c.bin") == tokens
-    del writer  # and memory that held these tokens
-    assert sum(np.zeros(tokens, np.uint8).sum() for _ in range(100)) == 0
+    assert not any(np.zeros(tokens, np.uint8).any() for _ in range(100))  # where they were held
     assert (pair_at_once(str(tmp_path / "c")) is None) == (tokens == 0)
     assert IndexedDataset(tmp_path / "c").tokens.tolist() == [7, 8][:tokens]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,7 +26,8 @@ CLUSTERS = ExitStack()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ray is tested by `make slow` alone, which installs it."""
     for item in items:
-        if item.path.parent == Path(__file__).parent and "ray" in item.name + item.path.stem:
+        words = (item.path.stem, *re.split(r"\W", item.name))  # the file, and parameters
+        if item.path.parent == Path(__file__).parent and {"ray", "test_ray"} & {*words}:
             item.add_marker(pytest.mark.slow)
 
 

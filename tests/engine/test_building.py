@@ -14,8 +14,6 @@ from megaindex.cli import main
 from megaindex.engine import Engine
 from megaindex.errors import InvalidArgument
 
-# what Ray does with a killed worker is in test_engines.py too
-
 
 def test_the_cache_is_that_of_one_machine(
     engine: Engine, paths: list[str], alone: dict[str, object], tmp_path: Path

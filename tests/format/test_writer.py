@@ -200,7 +200,6 @@ def test_add_index_refuses_what_does_not_match(
 
 
 @pytest.mark.slow
-@pytest.mark.not_quick
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     """60,000 documents of 20 tokens: 4.8 MB of tokens and 1.2 MB of index."""
     document = np.arange(20, dtype=np.int32)

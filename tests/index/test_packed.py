@@ -322,7 +322,6 @@ def test_settings_of_the_order_out_of_range(settings: dict[str, Any], message: s
 
 
 @pytest.mark.slow
-@pytest.mark.not_quick  # a second
 def test_the_longest_sample(folder: Path) -> None:
     if os.environ.get("MEGAINDEX_NO_NATIVE") == "1":
         pytest.skip("2**24 lengths take seconds without the native core")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +15,10 @@ from megaindex.loader import CyclicSampler, MicroBatchSampler
 torch = pytest.importorskip("torch")
 
 # torchdata 0.11 calls what torch 2.13 warns about
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    pytest.mark.usefixtures("short_waits"),
+]
 KINDS = {"single": MicroBatchSampler, "cyclic": CyclicSampler}
 
 
@@ -41,14 +42,6 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
 
 def loader(cls: Any, batches: Any, workers: int, **more: Any) -> Any:
     return cls(Rows(), batch_sampler=batches, num_workers=workers, collate_fn=list, **more)
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Seconds, of 5, for each worker of an iteration that failed, and not in a later test."""
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -170,9 +170,10 @@ def test_workers_of_a_dataloader(corpus: IndexedDataset, tmp_path: Path, method:
     assert served == [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_file_cut_short_is_an_error_of_the_workers(
-    corpus: IndexedDataset, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    corpus: IndexedDataset, tmp_path: Path, method: str
 ) -> None:
     """Read by position, a short read is an error; through a mapping it would end the process."""
     torch_data = pytest.importorskip("torch.utils.data")
@@ -188,9 +189,6 @@ def test_a_file_cut_short_is_an_error_of_the_workers(
     os.truncate(f"{corpus.path_prefix}.bin", 4000)  # of a file that is being read
     with pytest.raises(StorageError, match=r"corpus\.bin"):
         list(batches)
-    # seconds that torch waits, of 5, for each worker after an error
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
-    batches._shutdown_workers()
 
 
 def test_ctrl_c_leaves_nothing_half_done(tmp_path: Path) -> None:
