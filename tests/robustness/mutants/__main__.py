@@ -50,7 +50,7 @@ COMPILED = ("tests/kernels/", "tests/index/", "tests/cache/test_mapped_files")
 LEAST_SCORE = 95  # percent
 BACKENDS = {"reference", "numba", "native"}
 _FEWEST = 2  # mutants of each package
-_BATCHES = (1, 5, 30, 100)  # seconds of tests, under coverage, after which a batch ends
+_BATCHES = (1, 5, 30, 100, 1000)  # seconds of tests, under coverage, after which a batch ends
 _SECONDS = 30  # of CPU time, added to twice what the tests take without a mutation
 _JIT_SECONDS = 150  # where kernels are compiled again
 _WAIT = 15  # times as long by the clock, on a machine that does other work
@@ -144,7 +144,8 @@ def tests_of(mutant: Mutant, reached: Reached) -> list[str]:
     then the nearest, then the fastest; after them the others of the same files, which may look at
     what a fixture of all made, and of the file named like the module.
 
-    Coverage does not see compiled code: for it, the tests of its backend in `COMPILED`.
+    Coverage does not see compiled code: for it, the tests of its backend in `COMPILED`, and then
+    all others that may run it.
     """
     path = Path(mutant.file)
     stem = path.stem.split("_")[0].rstrip("s") or mutant.package
@@ -162,7 +163,10 @@ def tests_of(mutant: Mutant, reached: Reached) -> list[str]:
         }
 
     found = set(names)
-    if not compiled:
+    if compiled:  # the native core is everyone's; Numba is used where it is asked for
+        found |= {n for n in reached.times if compiled == "native" or compiled in _words(n)}
+        found -= {n for n in found if _words(n) & BACKENDS - {compiled}}
+    else:
         own = f"tests/{mutant.package}/test_{stem}"
         files = set(map(_file, names))
         found |= {n for n in reached.times if _file(n) in files or n.startswith(own)}
