@@ -50,7 +50,8 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[IndexedDataset]:
         labels = rng.integers(-100, 2, IndexedDataset(str(folder / f"c{number}")).tokens.size)
         with IndexedDatasetWriter(str(folder / f"l{number}"), dtype="int32") as writer:
             for document in IndexedDataset(str(folder / f"c{number}")):
-                writer.add_document(np.where(labels[: document.size] < 0, -100, document))
+                unlabelled = labels[: document.size] < 0
+                writer.add_document(np.where(unlabelled, -100, document.astype(np.int32)))
                 labels = labels[document.size :]
     return [IndexedDataset(str(folder / f"c{number}")) for number in range(2)]
 
