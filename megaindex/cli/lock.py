@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.options import Parser, add_flags, print_json, take_run
@@ -15,12 +14,9 @@ from megaindex.cli.plan import (
     add_run_arguments,
     add_subset,
     check_lock_alone,
-    recipe_of,
-    skips_of_options,
+    lock_of_options,
 )
 from megaindex.errors import InvalidArgument, visible
-from megaindex.settings.arguments import named_as_in_files, read_settings
-from megaindex.settings.run_builder import resolve
 
 if TYPE_CHECKING:
     from megaindex.lock.lock_file import Lock
@@ -95,46 +91,6 @@ def _published(options: argparse.Namespace) -> Lock:
     if options.lengths:
         write_lengths(made, options.lengths, overwrite=options.overwrite)
     return public
-
-
-def lock_of_options(
-    options: argparse.Namespace,
-    *,
-    tokens: bool = False,
-    sha256: bool = False,
-    out: str = "",
-    amend: str | None = None,
-) -> Lock:
-    """Return the lock of a recipe or of a run that flags describe.
-
-    Args:
-        options: those of `megaindex.cli.plan.add_run_arguments`.
-        tokens: hash every byte of the .bin files too.
-        sha256: hash .idx and .bin by SHA-256.
-        out: name of the lock, beside which changes of the mix are written that no file holds.
-        amend: file of the changes of a framework's run.
-    """
-    from megaindex.lock.make import make_lock
-    from megaindex.progress import copying, counting_samples, silent
-
-    options.skip = skips_of_options(options)
-    run: Any = recipe_of(options, besides=("skip",))
-    changes = None if run is None else run.mix_changes
-    if out and changes is not None and changes.size and not changes.path:  # of a checkpoint
-        path = f"{out.removesuffix('.lock')}-mix.npy"
-        run = replace(run, mix_changes=changes.write(path, overwrite=options.overwrite))
-    named = named_as_in_files(vars(options))
-    with named, counting_samples() as progress, copying("reading") as bar:
-        made: Lock = make_lock(
-            resolve(read_settings(vars(options))) if run is None else run,
-            tokens=tokens,
-            sha256=sha256,
-            cache_dir=options.cache_dir,
-            amend=amend,
-            progress=progress,
-            bar=bar if tokens or sha256 else silent,
-        )
-    return made
 
 
 def _parser() -> argparse.ArgumentParser:

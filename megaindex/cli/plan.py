@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from megaindex.index.balance import CostModel
     from megaindex.index.skips import Skip
     from megaindex.loader.recipe_state import StoredRecipe
+    from megaindex.lock.lock_file import Lock
     from megaindex.plan.model import Plan
     from megaindex.run.run import Run
     from megaindex.settings.recipe import Recipe
@@ -517,6 +518,46 @@ def run_of_options(options: argparse.Namespace) -> Run:
         return _evaluation_of(recipe, options)
     consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
     return run_of_recipe(recipe, consumed_samples=consumed)
+
+
+def lock_of_options(
+    options: argparse.Namespace,
+    *,
+    tokens: bool = False,
+    sha256: bool = False,
+    out: str = "",
+    amend: str | None = None,
+) -> Lock:
+    """Return the lock of a recipe or of a run that flags describe.
+
+    Args:
+        options: those of `megaindex.cli.plan.add_run_arguments`.
+        tokens: hash every byte of the .bin files too.
+        sha256: hash .idx and .bin by SHA-256.
+        out: name of the lock, beside which changes of the mix are written that no file holds.
+        amend: file of the changes of a framework's run.
+    """
+    from megaindex.lock.make import make_lock
+    from megaindex.progress import copying, counting_samples, silent
+
+    options.skip = skips_of_options(options)
+    run: Any = recipe_of(options, besides=("skip",))
+    changes = None if run is None else run.mix_changes
+    if out and changes is not None and changes.size and not changes.path:  # of a checkpoint
+        path = f"{out.removesuffix('.lock')}-mix.npy"
+        run = replace(run, mix_changes=changes.write(path, overwrite=options.overwrite))
+    named = named_as_in_files(vars(options))
+    with named, counting_samples() as progress, copying("reading") as bar:
+        made: Lock = make_lock(
+            resolve(read_settings(vars(options))) if run is None else run,
+            tokens=tokens,
+            sha256=sha256,
+            cache_dir=options.cache_dir,
+            amend=amend,
+            progress=progress,
+            bar=bar if tokens or sha256 else silent,
+        )
+    return made
 
 
 def _evaluation_of(recipe: Recipe, options: argparse.Namespace) -> Run:

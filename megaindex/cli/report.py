@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.lock import lock_of_options
 from megaindex.cli.options import Parser, add_flags, print_json, take_run
-from megaindex.cli.plan import add_run_arguments, check_lock_alone
+from megaindex.cli.plan import add_run_arguments, check_lock_alone, lock_of_options
 from megaindex.errors import InvalidArgument, visible
 
 if TYPE_CHECKING:
