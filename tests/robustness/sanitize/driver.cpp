@@ -635,6 +635,15 @@ int64_t best_fit_decreasing(const std::vector<int64_t>& counts, int64_t capacity
 }
 
 void drive_pieces() {
+  for (const int64_t capacity : {1, 2, 3, 9, 1000, 4096, 4097, 1 << 24}) {
+    const Cutter cut(capacity, LongDocuments::kSplit);
+    const int64_t most = INT32_MAX, last = most - most % capacity;
+    for (const int64_t length : {last - 1, last, most, most / 2, most / 2 + 1}) {
+      const Pieces found = cut(length);
+      check(found.samples == length / capacity && found.rest == length % capacity,
+            "pieces of the longest documents");
+    }
+  }
   for (int round = 0; round < 60; ++round) {
     const bool large = round % 20 == 0;  // several threads, and lengths of 4096 pieces and more
     const int64_t documents = large ? 200'000 : below(300);
