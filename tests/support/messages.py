@@ -16,6 +16,7 @@ import megaindex
 from megaindex.errors import MegaIndexError
 
 PAGE = Path(__file__).parents[1] / "golden" / "messages.txt"
+LOCKED = "--data-path a --seq-length 8 --global-batch-size 2 --epochs 1"
 COMMAND, CALL = "$ megaindex ", ">>> "
 
 RECIPE = """\
@@ -24,12 +25,17 @@ batch: {{micro_batch_size: 2, data_parallel_size: 1}}
 sources: {{web: a, code: {code}}}
 stages: {{all: {{steps: 2, mix: {{web: 1, {mixed}: {share}}}}}}}
 """
+NEOX = "seq_length: 8\ntrain_batch_size: 4\ndata_path: a\n"
 FILES = {
+    "captured.json": '{"megaindex_capture": 9}',
+    "damaged.json": '{"megaindex_capture": 1',
     "empty.lock": "{}",
+    "epochs.yml": NEOX + "train_epochs: 2\n",
     "launch.sh": "torchrun pretrain_gpt.py --seq-length 8 --micro-batch-size 2 --train-iters 9",
     "lengths.txt": "512 many\n",
     "lines.jsonl": '{"text": "a"}\n{"text": \n',
     "neox.yml": "seq_lenght: 8\ntrain_batch_size: 4\n",
+    "overflow.yml": NEOX + "pack_impl: pack_until_overflow\ntrain_iters: 4\n",
     "paths.txt": "a\nnone\n",
     "setting.yaml": "sequence_lenght: 8\n" + RECIPE.format(code="b", mixed="code", share=1),
     "share.yaml": RECIPE.format(code="b", mixed="code", share=-1),
@@ -55,6 +61,7 @@ def prepare() -> None:
     Path("half.bin").unlink()
     for name, text in FILES.items():
         Path(name).write_text(text)
+    assert cli("lock", "--out", "run.lock", *LOCKED.split())[0] == 0
 
 
 def answered(page: str) -> str:
