@@ -153,12 +153,36 @@ def test_the_command_plans_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("5ba", "1ep", "eval_interval must be a number of batches"),
         ("global_train_batch_size: 16", "", "global_train_batch_size"),
         (", proportion: 0.25", "", "give all streams one, or none"),
+        ('local: "${variables.data}/web", split: val, ', "", "dataset: give local, or streams"),
+        (
+            "eval_loader:\n  name: text\n  dataset: {local",
+            "eval_loader:\n  name: finetuning\n  dataset: {local",
+            "decoder_only_format must be true: encoder-decoder models read",
+        ),
+        (
+            'dataset: {local: "${variables.data}/web", split: val, shuffle: false}',
+            "dataset: {streams: {a: {local: mds/web}, b: {local: mds/code}}, split: train}",
+            "eval_loader.dataset: a recipe evaluates on one source, got 2 streams; keep one",
+        ),
         ('local: "${variables.data}/code", ', "", "streams.code: give local, the folder"),
     ],
 )
 def test_what_has_no_counterpart_is_refused(folder: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         read(old, new)
+
+
+def test_an_evaluation_may_be_a_list_of_one_loader(folder: Path) -> None:
+    before, rest = CONFIG.split("eval_loader:\n")
+    loader, after = rest.split("max_duration")
+    item = loader.replace("  name", "  - name").replace("\n  ", "\n    ").rstrip(" ")
+    for items, count in ((item, 1), (item * 2, 2), ("  []\n", 0)):
+        Path("run.yaml").write_text(f"{before}eval_loader:\n{items}max_duration{after}")
+        if count == 1:
+            assert read_llm_foundry("run.yaml").evaluation is not None
+        else:
+            with pytest.raises(InvalidArgument, match=f"on one source, got {count} loaders; keep"):
+                read_llm_foundry("run.yaml")
 
 
 def test_a_stream_without_a_pair_names_the_import(folder: Path) -> None:

@@ -148,6 +148,10 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
         (("expansion_factor_real_data=4",), "expansion_factor_real_data must be -1"),
         (("steps=-1",), "learning_rate_schedule_steps must be at least 1"),
         (("steps=many",), "steps must be an integer, got 'many'"),
+        (
+            ("per_device_batch_size=-1",),
+            "batch_size must be a number of rows of at least 0, got -1",
+        ),
         (("per_device_batch_size=0.1",), "4 devices train on no whole row"),
         (("grain_train_files= ",), "grain_train_files=  has no value"),
         (("steps=",), "steps= has no value"),

@@ -163,6 +163,12 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("iterations: 5", "iterations: 0", "evaluation: iterations must be at least 1"),
         ("steps: 1000\n    mix: {web: 0.7", "steps: 0\n    mix: {web: 0.7", "must be positive"),
         ("choose: 512", "choose: 9007199254740993", "choose must be below 2"),
+        ("batch: {", "batch: {rampup: 2, ", "batch.rampup must be three whole numbers: start"),
+        ("batch: {", "batch: {rampup: [2, 2, 9K], ", "batch.rampup must be three whole numbers"),
+        ("seed: 7", "mix_bounds: {web: 0.5}", r"mix_bounds.web must be two shares, such as \[0.2"),
+        ("seed: 7", "mix_bounds: {web: [0, 1, 1]}", "mix_bounds.web must be two shares, such"),
+        ("seed: 7", "mix_changes: {sources: [web]}", "mix_changes.file must be the path of the fi"),
+        ("seed: 7", "mix_changes: {file: m, sources: web}", "changes.sources must be a list of"),
     ],
 )  # fmt: skip
 def test_an_error_says_where_it_is(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -214,6 +220,8 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
         ),
         ("{b: 1, c: 3}", "{b: null}", "folders are text, weights numbers of at least 0"),
         ("{b: 1, c: 3}", "{b: -1, c: 3}", "folders are text, weights numbers of at least 0"),
+        ("data_stages:", "data_stages: 3\ngeneral:", "data_stages must be a list with a stage"),
+        ("data_stages:", "data_stages: []\ngeneral:", "data_stages must be a list with a stage"),
         ("train_steps: 15", "train_steps: 0", "tokens.train_steps must be at least 1"),
         ("dataset_weights: [0.9", "dataset_wieghts: [0.9",
          r"data_stages\[0\].data.dataset: .*dataset_wieghts; did you mean dataset_weights"),

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.inputs import for_each
 
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument
+from megaindex.settings.capture import _read_call, read_capture
 from megaindex.settings.megatron_args import read_megatron
 from megaindex.settings.settings import Settings
 from megaindex.settings.shell import Script
@@ -261,6 +263,11 @@ def test_a_computed_value_of_another_argument_is_read(tmp_path: Path) -> None:
     script.write_text(SCRIPT.format(body="ARGS+=(--bf16 $(cat more))"))
     with pytest.raises(InvalidArgument, match=r"needs `\$\(cat more\)` of line 5"):
         read_megatron(str(script), {})
+    script.write_text(SCRIPT.format(body="ARGS+=(--save=$(pwd)/out)"))
+    assert read_megatron(str(script), {}).seq_length == 16
+    script.write_text(SCRIPT.format(body="ARGS+=(--data-path=$(cat more))"))
+    with pytest.raises(InvalidArgument, match=r"--data-path .*needs `\$\(cat more\)` of line 5"):
+        read_megatron(str(script), {})
 
 
 def test_capture_starts_no_launcher_and_tells_commands_apart(
@@ -286,6 +293,46 @@ def test_capture_starts_no_launcher_and_tells_commands_apart(
         assert "not started" in shown.err
     assert seen == {16, 32}
     assert not (tmp_path / "made").exists()
+
+
+def test_a_program_that_is_not_there_is_not_captured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capture", "--out", str(tmp_path / "c"), "--", str(tmp_path / "none")]) == 2
+    said = capsys.readouterr().err
+    assert "none' cannot be started: No such file or directory; give the script's own" in said
+
+
+def test_a_launcher_that_was_killed_has_no_call(tmp_path: Path) -> None:
+    (tmp_path / "call").touch()
+    with pytest.raises(InvalidArgument, match="a launcher was killed while it was recorded"):
+        _read_call(tmp_path / "call")
+
+
+CAPTURED: dict[str, Any] = {
+    "megaindex_capture": 1, "words": ["train.py", "--seq-length", "8"], "environment": {},
+    "folder": "/here",
+}  # fmt: skip
+
+
+@for_each(
+    "change",
+    [
+        {"megaindex_capture": 2},
+        {"words": "train.py --seq-length 8"},
+        {"words": ["--seq-length", 8]},
+        {"environment": None},
+    ],
+)
+def test_a_captured_command_of_another_form_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="'c.json' is no captured command of version 1"):
+        read_capture(json.dumps({**CAPTURED, **change}), "c.json")
+
+
+def test_a_note_names_the_folder_that_a_command_was_captured_in() -> None:
+    notes = read_capture(json.dumps(CAPTURED), "c.json")[2]
+    assert notes == ("the command was captured in '/here', to which its paths are relative",)
+    assert not read_capture(json.dumps({**CAPTURED, "folder": str(Path.cwd())}), "c.json")[2]
 
 
 @pytest.mark.parametrize(

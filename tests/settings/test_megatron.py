@@ -12,6 +12,7 @@ import pytest
 from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.settings import shell
 from megaindex.settings.megatron_args import read_megatron
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings, merged
@@ -171,6 +172,11 @@ def commands_of(text: str, environment: dict[str, str]) -> list[list[str]]:
         ("run 'a # b' c#d", ["run", "a # b", "c#d"]),
         ("export X=7 && run $X", ["run", "7"]),
         ("X=1 run a", ["run", "a"]),
+        ("$NOPE run a", ["run", "a"]),
+        ('A=$(ls); A=x; run "${A[@]}"', ["run", "x", "A"]),
+        ('A=($(ls)); A=x; run "${A[@]}"', ["run", "x", "A"]),
+        ('A=($(ls) y); A=x; run "${A[@]}"', ["run", "x", "A"]),
+        ('A=(x y); A=z; run "${A[@]}"', ["run", "z", "y"]),
     ],
 )
 def test_words_are_what_the_shell_would_pass(text: str, words: list[str]) -> None:
@@ -336,6 +342,14 @@ def test_parameters_that_no_flag_replaces_are_named(tmp_path: Path) -> None:
     assert read_megatron(str(script), {}, over=Settings(data_path=("x",))).data_path is None
 
 
+def test_the_most_unknown_words_of_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "_MOST_UNKNOWN", 3)
+    text = "run $(a) $(b) $(c)"
+    assert commands_of(text, {})[-1] == text.split()
+    with pytest.raises(InvalidArgument, match="line 1: `that many unknown words` is not evaluated"):
+        commands_of(f"{text} $(d)", {})
+
+
 @for_each(
     ("construct", "line"),
     [
@@ -352,6 +366,10 @@ def test_parameters_that_no_flag_replaces_are_named(tmp_path: Path) -> None:
         ("if true; then fi", 3),
         ("set -u; LENGTH=$((NOPE + 1))", 3),
         ("time LENGTH=9", 3),
+        ("A=(1 2)9", 3),
+        (": ${NOPE:-'a b'}", 3),
+        ("X=$(ls); : ${X:?is empty}", 3),
+        ("X='\U000f0000'", 1),
     ],
 )
 def test_what_is_not_evaluated_is_refused_with_its_line(construct: str, line: int) -> None:

@@ -125,3 +125,19 @@ def test_steps_of_one_size_are_those_listed(size: int, total: int, step: int) ->
     places = range(steps.count + 1)
     assert [*map(steps.first_of, places)] == [*map(listed.first_of, places)] == [*steps.bounds]
     assert [*map(steps.at, range(total + 2))] == [*map(listed.at, range(total + 2))]
+
+
+@for_each(
+    "stages",
+    [(), ((1, 4),), ((0, 4), (9, 8), (8, 16)), ((0, 4), (9, 0)), ((0, 4), (9, -1))],
+)
+def test_stages_out_of_order_or_without_samples_are_refused(
+    stages: tuple[tuple[int, int], ...],
+) -> None:
+    with pytest.raises(InvalidArgument, match="begin with sample 0, not fall, and have batches of"):
+        BatchSchedule(stages=stages)
+
+
+@pytest.mark.parametrize("stages", [((0, 1),), ((0, 4), (9, 8), (9, 1))])
+def test_stages_may_begin_with_the_same_sample(stages: tuple[tuple[int, int], ...]) -> None:
+    assert BatchSchedule(stages=stages).plain_stages == stages

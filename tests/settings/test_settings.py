@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
+from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.settings.run_builder import resolve
-from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.run_settings import Data, RunSettings, Target
 from megaindex.settings.settings import Settings, merged
+from megaindex.settings.sources import Source
 
 GOOD: dict[str, Any] = {
     "tokens_per_epoch": ("1000",),
@@ -192,3 +195,38 @@ def test_sizes_that_nobody_gave_are_not_named() -> None:
         "--global-batch-size 4 is not a multiple of --micro-batch-size 2 x data-parallel size 4 "
         "(--world-size 8 / 2) = 8; change one of them"
     )
+
+
+def made_run(weights: tuple[float | None, ...] = (1, 2), samples: int = 4, **more: Any) -> Any:
+    """Settings made without a file and without flags, which check less themselves."""
+    return RunSettings(
+        order="megatron",
+        sequence_length=8,
+        data=Data(train=tuple(Source(path=f"s{n}", weight=w) for n, w in enumerate(weights))),
+        batch=BatchSchedule.constant(4),
+        target=Target(kind="samples", value=Fraction(samples)),
+        **more,
+    )
+
+
+@for_each(
+    ("given", "reason"),
+    [
+        ({"weights": ()}, "no training data: give --data-path or --tokens-per-epoch"),
+        ({"weights": (None, 1)}, "train data: give every source a weight, or none"),
+        ({"weights": (1, None)}, "train data: give every source a weight, or none"),
+        ({"samples": -1}, "the target of samples must be at least 0, got -1"),
+        ({"surplus": -0.001}, "--mid-level-dataset-surplus must be at least 0, .*got -0.001"),
+        ({"surplus": math.inf}, "--mid-level-dataset-surplus must be at least 0, .*got inf"),
+    ],
+)
+def test_settings_that_are_made_are_checked(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        made_run(**given)
+
+
+@pytest.mark.parametrize(
+    "given", [{"weights": (None, None)}, {"weights": (1,)}, {"samples": 0}, {"surplus": 0}]
+)
+def test_settings_beside_these_bounds_are_taken(given: dict[str, Any]) -> None:
+    assert made_run(**given).order.name == "megatron"
