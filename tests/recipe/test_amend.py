@@ -104,6 +104,12 @@ def test_a_change_of_the_past_is_refused(folder: Path) -> None:
         for k in (4, 8)
     ]
     ours, theirs = (open_recipe(recipe_of(folder, each)).layout for each in chosen)
+    short = open_recipe(recipe_of(folder, stage("one", 4, a=9, b=1))).layout
+    long = open_recipe(recipe_of(folder, stage("one", 4, a=9, b=1), stage("two", 9, a=1))).layout
+    check_past(long, short, 16)
+    for before, after, counts in ((long, short, "1 .*2"), (short, long, "2 .*1")):
+        with pytest.raises(InvalidArgument, match=f"{counts}; keep those stages"):
+            check_past(before, after, 20)
     check_past(ours, theirs, 20)  # 4:2 draws what 2:1 draws
     anew = amend(old, consumed_samples=0, stages=[stage("x", 1, a=1)])
     assert [each.name for each in anew.stages] == ["x"]

@@ -19,12 +19,14 @@ from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument
 from megaindex.index import mixing as mixing_module
+from megaindex.index.skips import Skip
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.index.staged_index import StagedIndex
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
-from megaindex.settings.past import PastRead
+from megaindex.settings.mix_changes import MixChanges
+from megaindex.settings.past import Past, PastRead
 from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream, Weighting
 from megaindex.settings.run_settings import Target
 
@@ -271,6 +273,13 @@ def test_batches_of_one_stream() -> None:
         ({"micro_batch_size": 3}, "global batch size 4 must be a multiple of"),
         ({"sources": corpora(1, max_epochs=Fraction(2))}, "which exhaustion repeat ignores"),
         ({"tail": "zero"}, "tail must be one of"),
+        ({"mix_bounds": [("a", 0, 1), ("a", 0, 1)]}, "mix_bounds: a source is named twice; the so"),
+        ({"mix_changes": MixChanges.empty(("a", "a"))}, "mix_changes: a source is named twice"),
+        ({"past": Past(steps=1, mix=(("a", Fraction(1)),)), "skip": [Skip(steps=3)]},
+         "past and skip exclude each other"),
+        ({"stages": [stage_of("one", {"a": 1}, steps(2)),
+                     stage_of("two", {"a": 1}, steps(2), sequence_length=16)],
+          "skip": [Skip(steps=1, move=True)]}, "moved samples follow the end of the run, and the"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str) -> None:
@@ -279,6 +288,124 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
     }  # fmt: skip
     with pytest.raises(InvalidArgument, match=says):
         resolve_recipe(recipe_of(**settings), sizes_of([50]))  # type: ignore[arg-type]
+
+
+@for_each(
+    "bounds",
+    [(-1, 1), (Fraction(1, 2), Fraction(1, 4)), (0, Fraction(5, 4)), (0, 0), (-1, 0)],
+)
+def test_bounds_of_a_mix_are_two_shares(bounds: tuple[Any, Any]) -> None:
+    stages = [stage_of("one", {"a": 1, "b": 1}, steps(1))]
+    with pytest.raises(InvalidArgument, match="mix_bounds: b: must be two shares from 0 to 1, the"):
+        recipe_of(stages, corpora(2), mix_bounds=[("a", 0, 1), ("b", *bounds)])
+
+
+@pytest.mark.parametrize("bounds", [(0, 1), (0, Fraction(1, 9)), (1, 1), (0.5, 0.5)])
+def test_bounds_of_a_mix_may_be_equal(bounds: tuple[Any, Any]) -> None:
+    stages = [stage_of("one", {"a": 1, "b": 1}, steps(1))]
+    assert recipe_of(stages, corpora(2), mix_bounds=[("a", 0, 1), ("b", *bounds)]).mix_bounds
+
+
+def layout_of(stage: RecipeStage, samples: int = 50, **more: Any) -> RecipeLayout:
+    sources = corpora(2, **({"max_epochs": 1} if "exhaustion" in more else {}))
+    return resolve_recipe(recipe_of([stage], sources, **more), sizes_of([samples, samples]))
+
+
+@for_each(
+    ("make", "inside", "outside", "says"),
+    [
+        (
+            lambda samples: layout_of(stage_of("one", {"a": 1}, steps(1)), samples),
+            (1,),
+            (0,),
+            "source a holds 1 tokens, not one sample of 8; leave it out, or lower sequence_length",
+        ),
+        (
+            lambda samples: layout_of(
+                stage_of("one", {"a": 1}, steps(1)), samples, exhaustion="stop"
+            ),
+            (4,),
+            (1, 3),
+            "source a allows less than one batch, so the run makes no step; ",
+        ),
+        (
+            lambda count: layout_of(
+                RecipeStage(
+                    name="one", streams=(Stream(source="a", choose=count),), batching="per_stream"
+                )
+            ),
+            (4, 5),
+            (3,),
+            "stream a gives 3 samples to an epoch of the mixture, less than one batch of 4; raise",
+        ),
+        (
+            lambda size: layout_of(
+                stage_of("one", {"a": 3, "b": 1}, Target(kind="epochs", value=Fraction(4)),
+                         epoch_size=size)
+            ),
+            (4,),
+            (1,),
+            "stream b gives no sample to an epoch of the mixture; raise its share or epoch_size",
+        ),
+        (
+            lambda repeat: layout_of(
+                RecipeStage(
+                    name="one", streams=(Stream(source="a", repeat=repeat),), length=steps(1)
+                )
+            ),
+            (Fraction(1, 50),),
+            (Fraction(1, 51),),
+            "stream a gives no sample to an epoch of the mixture; raise its share or epoch_size",
+        ),
+    ],
+)  # fmt: skip
+def test_a_stage_serves_samples_of_each_source(
+    make: Callable[[Any], object], inside: tuple[Any, ...], outside: tuple[Any, ...], says: str
+) -> None:
+    check_bounds(make, inside, outside, says)
+
+
+def changed_at(sample: int, weights: tuple[int, int] = (1, 1)) -> MixChanges:
+    rows = np.array([[sample, *(2**31 * weight // sum(weights) for weight in weights)]])
+    return MixChanges.from_array(("a", "b"), rows, "")
+
+
+@for_each("batch", [BatchSchedule.constant(4), BatchSchedule(stages=((0, 4), (8, 4), (12, 12)))])
+def test_a_mix_changes_between_two_steps(batch: BatchSchedule) -> None:
+    def resolve(sample: int) -> object:
+        stage = stage_of("one", {"a": 1, "b": 3}, steps(5))
+        return layout_of(stage, batch=batch, mix_changes=changed_at(sample))
+
+    check_bounds(resolve, [4, 8, 12], [5, 7, 11], "stage one: the mix changes at sample [57]|sample"
+                 " 11, which is not the first of a step; change it between two steps")  # fmt: skip
+
+
+def test_a_mix_of_several_lengths_changes_to_sources_of_the_stage() -> None:
+    stages = (
+        stage_of("one", {"a": 1}, steps(3)),
+        stage_of("two", {"b": 1}, steps(3), sequence_length=16),
+    )
+    sources = tuple(RecipeSource(name=name, path=name) for name in "ab")
+
+    def resolve(weights: tuple[int, int]) -> object:
+        recipe = recipe_of(stages, sources, mix_changes=changed_at(8, weights))
+        return resolve_recipe(recipe, sizes_of([50, 50]))
+
+    check_bounds(resolve, [(1, 0)], [(0, 1), (1, 1)], "stage one: the mix changes at sample 8 to "
+                 "weights of b, which the stage does not name, in a run of several")  # fmt: skip
+
+
+def test_a_recipe_and_its_layout_are_lines() -> None:
+    stages = [stage_of(f"s{n}", {"a": 1}, steps(1)) for n in range(9)]
+    layout = resolve_recipe(recipe_of(stages[:2], corpora(1)), sizes_of([50]))
+    recipe = "Recipe(stages s0, s1; sources a; 8 tokens a sample)"
+    assert repr(layout) == f"RecipeLayout(2 steps, 8 samples, {recipe})"
+    for count, more in ((8, ""), (9, " …")):
+        names = ", ".join(f"s{n}" for n in range(8)) + more
+        assert f"(stages {names}; " in repr(recipe_of(stages[:count], corpora(1)))
+    longer = replace(stages[1], sequence_length=16)
+    sources = (RecipeSource(name="a", path="a"),)
+    assert "; 8 → 16 tokens a" in repr(recipe_of([stages[0], longer], sources))
 
 
 def test_the_most_samples_of_a_run() -> None:

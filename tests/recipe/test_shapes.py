@@ -867,6 +867,14 @@ def test_shapes_that_do_not_fit_are_refused(folder: Path) -> None:
     evaluation = RecipeEvaluation(source=RecipeSource(name="validation", path=code.path))
     message = refused(recipe, evaluation=evaluation)
     assert "sequence lengths 4, 16, 32; give evaluation a sequence_length" in message
+    again = replace(third, streams=tuple(replace(s, restart=True) for s in third.streams))
+    for policy, limit in (("stop", 9), ("continue", None)):
+        limited = tuple(replace(source, max_epochs=limit) for source in recipe.sources)
+        changes = {"sources": limited, "exhaustion": policy}
+        message = refused(recipe, stages=stages(first, second, again), **changes)
+        assert "stage longest: restart reads source web again, and in order blocks" in message
+    assert open_recipe(replace(recipe, stages=stages(first, second, again))).layout.num_steps == 15
+    assert open_recipe(replace(recipe, stages=stages(again), **changes)).layout.num_steps == 3
     few = replace(third, length=Target(kind="tokens", value=Fraction(33)))
     assert "stage longest: its 1 samples do not fill one batch of 2" in refused(
         recipe, stages=stages(first, second, few)
