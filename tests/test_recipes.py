@@ -11,6 +11,7 @@ import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
 
+from megaindex import IndexedDatasetWriter
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import loader_of_recipe
@@ -119,6 +120,51 @@ def test_labels_must_fit_their_corpus(run_file: Path) -> None:
     write_corpus(run_file.parent / "chat_labels", np.full(49, 3))
     with pytest.raises(FormatError, match="must have 50 sequences, .* got 49"):
         open_recipe(read_recipe(run_file))
+
+
+def test_documents_of_instructions_have_one_sequence(run_file: Path) -> None:
+    for name in ("chat", "chat_labels"):
+        remove(run_file.parent / name)
+        with IndexedDatasetWriter(run_file.parent / name, np.int32) as writer:
+            writer.add_document(np.arange(5), [5])
+            writer.add_document(np.arange(9), [3, 6])
+    with pytest.raises(
+        FormatError, match="source chat: .*one sequence per document, got 3 seq.* 2"
+    ):
+        open_recipe(read_recipe(run_file))
+
+
+@pytest.mark.parametrize("longest", [17, 18])
+def test_a_source_of_instructions_has_a_sample(run_file: Path, longest: int) -> None:
+    for name in ("chat", "chat_labels"):
+        remove(run_file.parent / name)
+        write_corpus(run_file.parent / name, np.full(50, longest))
+    skip = "labels: chat_labels, packed: false, long_documents: skip"
+    run_file.write_text(RECIPE.replace("labels: chat_labels", skip))
+    if longest == 17:
+        assert open_recipe(read_recipe(run_file)).sources[2].size.samples == 50
+    else:
+        with pytest.raises(InvalidArgument, match="source chat: no document gives a sample: .* 17"):
+            open_recipe(read_recipe(run_file))
+
+
+def test_weights_by_documents_need_files(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "code", np.full(9, 30))
+    head = RECIPE.split("sources", maxsplit=1)[0]
+    path = tmp_path / "run.yaml"
+    for by, drawn, says in (
+        ("documents", "web, code", "weights by documents need the path of source web, which has"),
+        ("documents", "code", ""),
+        ("tokens", "web, code", ""),
+    ):
+        mix = ", ".join(f"{name}: " for name in drawn.split(", "))
+        path.write_text(
+            f"{head}sources: {{web: {{tokens: 5000}}, code: code}}\n"
+            f"stages: {{one: {{steps: 9, weights: {{by: {by}, alpha: 0.5}}, mix: {{{mix}}}}}, "
+            "two: {steps: 1, mix: {web: 1}}}\n"
+        )
+        status, _, err = cli("plan", "--recipe", path)
+        assert (status, says in err) == (2 if says else 0, True), err
 
 
 @pytest.mark.parametrize(

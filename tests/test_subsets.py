@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import loader_of_recipe
 from megaindex.lock import read_lock
 from megaindex.recipe import open_recipe, plan_recipe, read_recipe, scale_recipe
+from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.settings.recipe_file import recipe_of, to_mapping
 
 LENGTHS = np.random.default_rng(11).integers(2, 40, 900)
@@ -255,6 +257,30 @@ def test_a_scaled_recipe_has_the_exposures_of_the_whole() -> None:
     assert {source.subset for source in scaled.recipe.sources} == {Fraction(1, 8)}
     again = scale_recipe(scaled.recipe, 0.5)
     assert {source.subset for source in again.recipe.sources} == {Fraction(1, 16)}
+
+
+def test_sizes_of_stages_are_scaled_and_their_first_steps_dropped() -> None:
+    def ramp(before: int) -> BatchSchedule:
+        return BatchSchedule(stages=((0, 4), (before, 8)))
+
+    mix = {"steps": 80, "mix": {"web": 3, "code": 1}}
+    documents = {"documents": "ids", "source": "web"}
+    whole = recipe({}, stages={"a": {**mix, "epoch_size": 804}, "b": mix}, skip=[documents])
+    a, b = whole.stages
+    whole = replace(
+        whole,
+        stages=(replace(a, batch=ramp(79), planned_samples=301), replace(b, first_step=80)),
+    )
+    scaled = scale_recipe(whole, "1/8")
+    changes = {name: (before, after) for name, before, after in scaled.changes}
+    assert changes["stage a: epoch_size"] == ("804", "101 ≈ 100.5000")
+    assert changes["stage a: planned_samples"] == ("301", "38 ≈ 37.6250")
+    assert changes["stage a: batch: sample of size 8"] == ("79", "10 ≈ 9.8750")
+    assert scaled.dropped == ("stage b: first_step 80",)
+    a, b = scaled.recipe.stages
+    assert (a.epoch_size, a.planned_samples, a.batch) == (101, 38, ramp(10))
+    assert (b.epoch_size, b.planned_samples, b.first_step) == (None, None, None)
+    assert scaled.recipe.skip == whole.skip
 
 
 def test_what_cannot_be_scaled_is_refused() -> None:

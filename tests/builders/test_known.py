@@ -122,6 +122,14 @@ def test_the_cache_is_a_directory_here(recipe: Recipe) -> None:
         open_recipe(recipe, cache_dir="s3://bucket/cache")
 
 
+def test_content_that_was_read_is_kept(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_recipe(recipe, cache_dir=tmp_path / "cache").contents()
+    monkeypatch.setattr(records, "content_fingerprint", None)
+    assert open_recipe(recipe, cache_dir=tmp_path / "cache").contents() == first
+
+
 def test_build_keeps_what_it_learned(recipe: Recipe, tmp_path: Path) -> None:
     status, out, _ = cli(
         "build", "--recipe", tmp_path / "run.yaml", "--cache-dir", tmp_path / "cache"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,16 @@ import pytest
 
 import megaindex
 from megaindex.builders.described import build_described
+from megaindex.builders.recipe import open_recipe
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.description import describe_index
 from megaindex.index.stretches import Stretch, StretchedIndex
+from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.mix_changes import MixChanges
+from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream
+from megaindex.settings.run_settings import Target
 from megaindex.validation import shown
 
 
@@ -38,6 +44,39 @@ def test_values_that_all_sources_have_stand_once(prefix: str) -> None:
         {key: value for key, value in describe_index(index).items() if key not in node["common"]}
         for index in blend.indices
     ]
+
+
+def test_draws_of_stages_that_do_not_fit_are_refused(prefix: str, tmp_path: Path) -> None:
+    table = np.array([[0, 2**31, 0], [8, 2**30, 2**30], [16, 0, 2**31]])
+    changes = MixChanges.from_array(("a", "b"), table, "").write(tmp_path / "mix.npy")
+    opened = open_recipe(
+        Recipe(
+            sequence_length=8,
+            batch=BatchSchedule.constant(4),
+            sources=tuple(RecipeSource(name=name, path=prefix) for name in "ab"),
+            stages=(
+                RecipeStage(
+                    name="all",
+                    streams=tuple(Stream(source=name, proportion=Fraction(1)) for name in "ab"),
+                    length=Target(kind="iterations", value=Fraction(6)),
+                ),
+            ),
+            mix_changes=changes,
+        )
+    )
+    node = describe_index(opened.index)
+    (stage,) = node["stages"]
+    stage["file"], files = 0, [changes.path]
+    ids = np.arange(opened.index.num_samples)
+    again = build_described(node, opened.datasets, files=files)
+    np.testing.assert_array_equal(again.locate(ids).offset, opened.index.locate(ids).offset)
+    for rows, names in ((table[:2], 2), (np.delete(table, 2, axis=1) * [1, 0] + [0, 2**31], 1)):
+        np.save(changes.path, rows)
+        with pytest.raises(InvalidArgument, match=f"has {len(rows)} changes of {names} sources, a"):
+            build_described(node, opened.datasets, files=files)
+    stage["rule"] = "even"
+    with pytest.raises(ValueError, match="unknown rule 'even'"):
+        build_described({**node, "stages": [{**stage, "shares": [1, 1]}]}, opened.datasets)
 
 
 @pytest.mark.parametrize("order", ["epoch", "window"])

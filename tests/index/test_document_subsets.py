@@ -223,6 +223,19 @@ def test_subsets_that_cannot_be_are_refused(pair: IndexedDataset) -> None:
     assert build_index(pair, source_name="w", **common).documents is members
     with pytest.raises(InvalidArgument, match="subset of another source, 'w'"):
         build_index(pair, **common)
+    own = build_index(pair, sequence_length=8, order="epoch", document_subset="1/4").documents
+    with pytest.raises(InvalidArgument, match="subset.*order is megatron"):
+        build_index(pair, sequence_length=8, documents=own)
+
+
+def test_a_rule_of_nothing_chooses_all_documents(pair: IndexedDataset) -> None:
+    common: dict[str, Any] = {"sequence_length": 8, "order": "epoch"}
+    everything = build_index(pair, **common)
+    assert build_index(pair, document_subset=SubsetRule(), **common).documents == (
+        everything.documents
+    )
+    chosen: Any = build_index(pair, document_subset=SubsetRule(), documents=[3, 1], **common)
+    assert chosen.documents.tolist() == [3, 1]
     lengths, every = pair.sequence_lengths, range(900)
     held = SubsetRule(held_out="1/9", evaluates=True).choose("w", lengths, every, "w")
     assert isinstance(held, DocumentSubset)

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.bounds import check_bounds
 from support.corpora import write_corpus
 from support.inputs import for_each
 
 import megaindex
-from megaindex.builders.extend import ExtendedRun
+from megaindex.builders.extend import ExtendedRun, check_built
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
@@ -100,6 +101,16 @@ def test_all_of_an_unweighted_blend_is_followed_by_further_epochs(
         run.old.dataset_index  # type: ignore[attr-defined]
     )
     np.testing.assert_allclose(shares, 0.5, atol=0.1)
+
+
+def test_no_more_samples_were_drawn_than_were_built(corpora: list[IndexedDataset]) -> None:
+    index = megaindex.build_index(corpora[0], sequence_length=LENGTH)
+    check_bounds(
+        lambda served: check_built("web", index, served),
+        [index.num_samples],
+        [index.num_samples + 1],
+        f"web: the run must have drawn at most {index.num_samples} samples, the number built, got",
+    )
 
 
 @pytest.mark.parametrize(

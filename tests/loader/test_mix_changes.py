@@ -657,6 +657,36 @@ def test_a_part_begins_with_the_change_in_force(
     assert (mixing and mixing.rows) == rows
 
 
+def test_records_of_changes_are_equal_by_their_content() -> None:
+    table = np.array([[10, 2**31, 0], [15, 1, 2**31 - 1]])
+    one, other = (MixChanges.from_array(["a", "b"], table, "") for _ in range(2))
+    assert (one, hash(one)) == (other, hash(other))
+    assert one.before(15) != one
+    assert repr(one) == "MixChanges(2 of a, b)"
+
+
+def test_weights_of_exhausted_sources_alone_are_refused() -> None:
+    table = np.array([[10, 2**31, 0], [15, 2**31 - 1, 1], [20, 2**31, 0]])
+    changes = MixChanges.from_array(["a", "b"], table, "")
+    assert changes.before(10).mixing(0, 99, 0, ["b"], None, 1) is None
+    for begin, first in ((0, 10), (16, 20)):
+        with pytest.raises(InvalidArgument, match=f"from sample {first} on has weights of exhaus"):
+            changes.mixing(begin, 99, begin, ["b"], None, 1)
+    assert changes.before(20).mixing(11, 99, 15, ["b"], None, 1) is not None
+
+
+def test_changes_in_a_recipe_file_are_in_a_file(folder: Path, tmp_path: Path) -> None:
+    recipe = recipe_at(folder)
+    table = np.array([[8, 2**31, 0, 0]])
+    empty, changes = MixChanges.empty(NAMES), MixChanges.from_array(NAMES, table, "")
+    assert "mix_changes" not in to_mapping(replace(recipe, mix_changes=empty))
+    for kept in (changes.write(tmp_path / "mix.npy"), empty.write(tmp_path / "none.npy")):
+        written = to_mapping(replace(recipe, mix_changes=kept))["mix_changes"]
+        assert written == {"file": kept.path, "sources": list(NAMES)}
+    with pytest.raises(InvalidArgument, match="mix_changes .* must be a file, got changes that no"):
+        to_mapping(replace(recipe, mix_changes=changes))
+
+
 PROCESS = """
 import sys
 import torch.distributed as dist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,17 @@ def test_a_wrong_past_is_refused(folder: Path, past: str, message: str) -> None:
     (folder / "high.txt").write_text("40")
     with pytest.raises(InvalidArgument, match=message):
         open_recipe(recipe(folder, past))
+
+
+@pytest.mark.parametrize("rule", [{"subset": Fraction(1, 2)}, {"held_out": Fraction(1, 9)}])
+def test_documents_of_a_past_are_not_taken_of_a_subset(folder: Path, rule: dict[str, Any]) -> None:
+    (folder / "few.txt").write_text("3 7")
+    made = recipe(folder, "{steps: 9, read: {a: {documents: few.txt}}}")
+    part = replace(made, sources=(replace(made.sources[0], **rule), made.sources[1]))
+    with pytest.raises(InvalidArgument, match="past: source a: .*few.txt: a list .* of a subset"):
+        open_recipe(part)
+    other = replace(made, sources=(made.sources[0], replace(made.sources[1], **rule)))
+    assert open_recipe(other).sources[0].size.unread_samples
 
 
 def test_an_export_refuses_a_past(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
