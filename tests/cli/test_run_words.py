@@ -117,6 +117,9 @@ def test_what_is_not_read_is_refused(folder: Path) -> None:
     os.mkdir("folder")
     with pytest.raises(InvalidArgument, match="folder: is a folder"):
         named_run(["folder"])
+    for suffix in (".idx", ".bin"):
+        Path("web" + suffix).rename("folder" + suffix)
+    assert named_run(["folder"]).settings == {"data_path": ["folder"]}
     for text in ("", " \n# nothing\n"):
         Path("empty.yaml").write_text(text)
         with pytest.raises(InvalidArgument, match=r"empty\.yaml: is empty"):

@@ -482,6 +482,27 @@ def test_of_many_sources_the_worst_are_shown(sources: int) -> None:
         assert "some tokens stay unseen" not in out
 
 
+@pytest.mark.parametrize(("iterations", "worst"), [(1200, 25), (9, 1)])
+def test_of_many_sources_with_bounded_draws_the_worst_are_shown(
+    iterations: int, worst: int
+) -> None:
+    words = ["--tokens-per-epoch", *[9000] * 25, "--weights", *range(1, 26), "--blend-counts"]
+    words += ["bounds", "--seq-length", 64, "--global-batch-size", 8, "--coverage", "none"]
+    assert plan_json(*words, "--train-iters", iterations)["datasets"][0]["drawn"] is None
+    lines = cli(*words, "--train-iters", iterations)[1].splitlines()
+    head = next(number for number, line in enumerate(lines) if "per epoch" in line)
+    assert int(lines[head + 2].split()[2]) == worst
+
+
+def test_settings_without_effect_are_printed() -> None:
+    script = ("--seq-length 64 --global-batch-size 8 --train-iters 9 --eval-interval 3 "
+              "--data-path a --fim-data --num-workers 3")  # fmt: skip
+    for words, said in ((script, True), (script.replace("--fim-data --num-workers 3", ""), False)):
+        out = cli("--megatron-args", words, "--tokens-per-epoch", 9000)[1]
+        lines = [line for line in out.splitlines() if line.split()[:1] == ["ignored"]]
+        assert [line.split(maxsplit=1)[1] for line in lines] == ["--fim-data, --num-workers"] * said
+
+
 def test_every_share_above_none_is_in_the_json() -> None:
     words = ["--tokens-per-epoch", 9000, "--seq-length", 64, "--global-batch-size", 8]
     plan = plan_json(*words, "--train-iters", 1500, "--order", "epoch")

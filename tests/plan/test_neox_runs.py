@@ -14,6 +14,7 @@ from support.inputs import for_each
 
 from megaindex import IndexedDatasetWriter
 from megaindex.errors import InvalidArgument
+from megaindex.index.skips import Skip
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.coverage import count_served
 from megaindex.plan.export import export_settings
@@ -125,6 +126,19 @@ EPOCHS: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "global_num_gpus": 1,
     "eval_iters": 1, "eval_interval": 5,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_skips_of_epochs_with_orders_of_their_own_are_not_counted(
+    tmp_path: Path, exact: bool
+) -> None:
+    case = {"corpora": {"a": [30] * 9}, "prompts": {}, "keys": EPOCHS}
+    run = replace(run_of(case, tmp_path), exact=exact)
+    for skip, method in ((), None), ((Skip(steps=3),), "none"):
+        plan = make_plan(replace(run, skip=skip))
+        methods = {row.coverage.method for row in plan.rows("train")}
+        assert (methods == {"none"}) == (exact and method == "none")
+        assert {row.coverage.method for row in plan.rows("valid")} & {"none"} == set()
 
 
 def test_epochs_of_sources_that_hold_no_sample(tmp_path: Path) -> None:

@@ -428,6 +428,11 @@ def test_a_decided_run_is_counted(folder: Path, order: str, more: dict[str, Any]
         assert ours.coverage.tokens == pytest.approx(other.coverage.tokens, abs=1e-12)
         assert ours.coverage.method == "built"
         assert ours.epochs is ours.repeated is ours.samples_per_epoch is None
+    told: list[tuple[int, int]] = []
+    make_plan(run_of_settings(**settings), progress=lambda *counts: told.append(counts))
+    consumed = more.get("consumed_samples", 0)
+    assert told[-1] == (240 + consumed, 240 + consumed)
+    assert sorted(told) == told
     again = any(sum(row.coverage.tokens[2:]) for row in theirs.datasets)
     unseen = sum(r.coverage.tokens[0] * (r.tokens_per_epoch or 0) for r in theirs.datasets)
     assert bool(plan.check_failures) == (again or round(unseen) > 4 * 16)
@@ -439,6 +444,41 @@ def test_a_decided_run_is_counted(folder: Path, order: str, more: dict[str, Any]
     assert none.check_failures == ("its coverage was not counted; give --coverage exact",)
     with pytest.raises(InvalidArgument, match="a decided run has all settings, also epochs"):
         make_plan(run_of_settings(**settings), epochs=1)
+
+
+def test_a_decided_run_shows_its_subsets(folder: Path) -> None:
+    settings = {"data_path": str(folder / "web"), "sequence_length": 16, "global_batch_size": 4,
+                "train_iters": 9, "order": "epoch"}  # fmt: skip
+    subset = repr(make_plan(run_of_settings(**settings, document_subset="1/2")))
+    assert subset.count("subset of") == 2
+    assert "subset of" not in repr(make_plan(run_of_settings(**settings)))
+
+
+@pytest.mark.parametrize(
+    ("own", "policy", "step"),
+    [({}, "repeat", 12), ({}, "continue", None), ({"max_epochs": 1}, "stop", None),
+     ({"max_epochs": 2}, "stop", 12)],
+)  # fmt: skip
+def test_a_source_of_one_epoch_repeats_under_no_mix(
+    own: dict[str, Any], policy: Any, step: int | None
+) -> None:
+    web = RecipeSource(name="web", tokens=50 * 16 + 1, **own)
+    both = stage("all", ("iterations", 20), web=1, code=9)
+    sources = (web, RecipeSource(name="code", tokens=9000))
+    recipe = replace(run(Path(), both, exhaustion=policy), sources=sources)
+    (bound, _) = planned(recipe, mix_bounds=True).mix_bounds
+    assert bound.first_step == step
+
+
+@for_each(("first", "step"), [({"web": 1, "code": 1}, 3), ({"code": {"choose": 40}}, None)])
+def test_a_source_repeats_where_it_is_restarted(first: dict[str, Any], step: int | None) -> None:
+    again = stage("again", ("iterations", 3), web={"proportion": 1, "restart": True})
+    recipe = replace(
+        run(Path(), stage("first", ("iterations", 3), **first), again),
+        sources=tuple(RecipeSource(name=name, tokens=50 * 16 + 1) for name in ("web", "code")),
+    )
+    (bound, _) = planned(recipe, mix_bounds=True).mix_bounds
+    assert (bound.source, bound.first_step) == ("web", step)
 
 
 def test_a_locked_recipe_is_counted_from_its_lock(folder: Path, tmp_path: Path) -> None:

@@ -189,6 +189,11 @@ def test_plan_and_audit_begin_at_the_first_step(folder: Path) -> None:
     assert "past" not in make_plan(plan_without_past(folder)).to_json()
     stream = run_of_recipe(made)
     assert (stream.samples_served, stream.num_steps, stream.past_steps) == (120, 160_030, 160_000)
+    told: list[tuple[int, int]] = []
+    make_plan(stream, progress=lambda *counts: told.append(counts))
+    assert told[-1] == (120, 120)
+    assert "steps=160,030, past_steps=160,000, sources=" in repr(stream)
+    assert "past_steps" not in repr(run_of_recipe(read_recipe_without_past(folder)))
     tokens = audit(stream).exposure.step_tokens
     assert not tokens[:160_000].any()
     assert (tokens[160_000:] == 4 * LENGTH).all()

@@ -348,6 +348,13 @@ def test_the_plan_of_many_sources_fits_a_page(sources: int, tmp_path: Path) -> N
     first = min(draw["first_repeat"] for draw in total["draws"] if draw["source"] in repeat)
     stage = next(line for line in out.splitlines() if line.split()[:1] == ["a"])
     assert "25 sources" in stage
+    mixed = plan("--recipe", path, "--mix-bounds")[1].split("any mix")[1].splitlines()[2:12]
+    steps = {row["source"]: row["first_step"] for row in plan_json(
+        "--recipe", path, "--mix-bounds")["mix_bounds"]}  # fmt: skip
+    last = [name for name in names if steps[name] is None]
+    assert [line.split()[0] for line in mixed] == sorted(
+        names, key=lambda name: (name in last, steps[name])
+    )[:10]
     assert stage.endswith(f"step {first:,}")
     assert "… and 15 more; --json lists all" in out
     assert f"{len(repeat)} of 25 sources repeat, at most " in out

@@ -118,6 +118,13 @@ def test_the_number_of_steps_is_compared_to_an_end_of_its_own(folder: Path) -> N
         same_until(*compared, 0, theirs.index.num_samples + 1)
 
 
+def test_arrays_of_unknown_origin_are_described_as_nothing(folder: Path) -> None:
+    ours = Compared.of(run(folder, "web", "code"))
+    assert ours.description["order"] == "blend"
+    index: Any = ours.index
+    assert replace(ours, index=replace(index.indices[0], request=None)).description == {}
+
+
 def test_skips_are_no_difference(folder: Path) -> None:
     ours = run(folder, "web", "code")
     theirs = run(folder, "web", "code", skip=[Skip(steps=(3, 4)), Skip(steps=(7,), move=True)])

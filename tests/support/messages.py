@@ -26,11 +26,19 @@ sources: {{web: a, code: {code}}}
 stages: {{all: {{steps: 2, mix: {{web: 1, {mixed}: {share}}}}}}}
 """
 NEOX = "seq_length: 8\ntrain_batch_size: 4\ndata_path: a\n"
+EXACT = "# megaindex.adapters.neox.install(exact={})\n"
+EPOCHS = "".join(f"{split}_data_paths: [a, b]\n" for split in ("train", "valid", "test"))
 FILES = {
+    "alpha.yml": NEOX.replace("data_path: a", EPOCHS)
+    + "train_iters: 4\nweight_by_num_documents: true\nweighted_sampler_alpha: 1.0e+9\n",
     "captured.json": '{"megaindex_capture": 9}',
     "damaged.json": '{"megaindex_capture": 1',
+    "counts.txt": "512 4\n",
     "empty.lock": "{}",
     "epochs.yml": NEOX + "train_epochs: 2\n",
+    "exact.yml": EXACT.format(True)
+    + "seq_length: 8\ntrain_micro_batch_size_per_gpu: 4\nglobal_num_gpus: 1\ntrain_epochs: 2\n"
+    + EPOCHS,
     "launch.sh": "torchrun pretrain_gpt.py --seq-length 8 --micro-batch-size 2 --train-iters 9",
     "lengths.txt": "512 many\n",
     "lines.jsonl": '{"text": "a"}\n{"text": \n',
@@ -41,6 +49,7 @@ FILES = {
     "share.yaml": RECIPE.format(code="b", mixed="code", share=-1),
     "source.yaml": RECIPE.format(code="b", mixed="cod", share=1),
     "text.txt": "some words\n",
+    "unplanned.yml": EXACT.format("") + NEOX,
     "unread.yaml": RECIPE.format(code="none", mixed="code", share=1),
 }
 
