@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import Counter
@@ -479,6 +480,37 @@ def test_a_source_repeats_where_it_is_restarted(first: dict[str, Any], step: int
     )
     (bound, _) = planned(recipe, mix_bounds=True).mix_bounds
     assert (bound.source, bound.first_step) == ("web", step)
+
+
+@pytest.mark.parametrize("sources", [24, 25])
+def test_blocks_of_many_sources_fit_a_page(folder: Path, sources: int) -> None:
+    names = [f"s{number}" for number in range(sources)]
+    shares = {name: number + 1 for number, name in enumerate(names)}
+    stages = (
+        stage("short", ("iterations", 600), **shares),
+        stage("long", ("iterations", 9), settings={"sequence_length": 32}, **shares),
+    )
+    own = tuple(RecipeSource(name=name, path=str(folder / "web")) for name in names)
+    text = repr(planned(replace(run(folder, *stages), sources=own)))
+    lines = text.split("first epoch")[1].splitlines()[2:]
+    shown = [line.split()[0] for line in itertools.takewhile(str.strip, lines)]
+    assert shown == (names if sources == 24 else [*names[:14:-1], "…"])
+
+
+@pytest.mark.parametrize("sources", [24, 25])
+def test_of_many_warnings_of_sources_the_first_are_shown(folder: Path, sources: int) -> None:
+    shares = {f"s{number}": 1 for number in range(sources)}
+    own = tuple(
+        RecipeSource(name=name, path=str(folder / "web"), order="packed", long_documents="truncate")
+        for name in shares
+    )
+    recipe = replace(run(folder, stage("all", ("iterations", 9), **shares)), sources=own)
+    warnings = planned(recipe).warnings
+    cut = [text.partition(": long_documents truncate leaves")[0] for text in warnings]
+    if sources == 24:
+        assert cut == list(shares)
+    else:
+        assert cut == ["s0", "s1", "s2", "so it is with 22 more sources"]
 
 
 def test_a_locked_recipe_is_counted_from_its_lock(folder: Path, tmp_path: Path) -> None:
