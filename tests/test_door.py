@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from support.command_line import cli
 from support.corpora import write_corpus
 
 import megaindex
+from megaindex.door import pairs_of
 from megaindex.errors import InvalidArgument
+from megaindex.recipe import read_recipe
 from megaindex.run import from_settings
 
 pytest.importorskip("torch")
@@ -98,6 +101,18 @@ def test_what_does_not_belong_together_is_refused(folder: Path) -> None:
         megaindex.open_run("run.lock").lock("other.lock", tokens=True)
     megaindex.open_run("run.lock").lock("other.lock")
     assert megaindex.lock.verify_lock("other.lock").is_clean
+
+
+def test_pairs_of_a_recipe_are_each_named_once(folder: Path) -> None:
+    Path("more.yaml").write_text(
+        "sequence_length: 16\nbatch: {global_batch_size: 4}\n"
+        "sources: {a: web, b: {path: web}, c: {tokens: 900}}\n"
+        "evaluation: {source: code}\nstages: {all: {steps: 1, mix: {a: 1, b: 1, c: 1}}}\n"
+    )
+    made = read_recipe("more.yaml")
+    assert [Path(path).name for path in pairs_of(made)] == ["web", "code"]
+    alone = pairs_of(replace(made, evaluation=None))
+    assert [Path(path).name for path in alone] == ["web"]
 
 
 def test_an_audit_prints_as_the_command_prints_it(folder: Path) -> None:

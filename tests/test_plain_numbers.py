@@ -31,7 +31,15 @@ from megaindex.settings.run_builder import resolve
 from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Target
 from megaindex.settings.settings import Settings
 from megaindex.settings.sources import Source
-from megaindex.validation import check_exact, check_fraction, check_integer, check_number, percent
+from megaindex.validation import (
+    check_exact,
+    check_fraction,
+    check_integer,
+    check_number,
+    differ,
+    percent,
+    shown,
+)
 
 N = Callable[[int], Any]
 """Makes an integer of one kind or another."""
@@ -203,6 +211,8 @@ def test_non_numbers_are_refused(corpus: IndexedDataset, wrong: Any) -> None:
 def test_numbers_keep_their_type() -> None:
     assert check_exact("x", np.int8(100)) == 100
     assert type(check_exact("x", np.int8(1))) is int
+    assert check_exact("x", Fraction(1, 3)) == Fraction(1, 3)
+    assert_plain([check_exact("x", Fraction(np.int64(3), np.int64(4)))])
     assert check_fraction("x", 0.1) == check_fraction("x", np.float64(0.1)) == Fraction(1, 10)
     assert_plain([check_fraction("x", Fraction(np.int64(3), np.int64(4)))])
     assert check_integer("x", True) == 1
@@ -408,3 +418,19 @@ def test_invalid_loader_arguments_are_refused(corpus: IndexedDataset) -> None:
             SampleOptions(pad_id=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="timeout must be a finite number"):
         PositionalOptions(timeout=float("nan"))
+
+
+def test_a_number_that_is_too_long_to_write_is_named_by_its_type() -> None:
+    assert shown(10**4000).startswith("1000")
+    assert shown(10**5000) == "a value of type int that is too long to write"
+
+
+def test_values_that_cannot_be_compared_differ() -> None:
+    ring: list[object] = []
+    ring.append(ring)
+    other: list[object] = []
+    other.append(other)
+    assert differ(np.zeros(2), np.zeros(2))
+    assert differ(ring, other)
+    assert not differ([1, {"a": 2}], [1, {"a": 2}])
+    assert differ([1], [2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,20 @@ def test_what_is_left_over_and_the_provenance_are_reported_lost(
     made = repair(prefix, tmp_path / "out", dtype="uint16", eod=EOD)
     assert made.documents == 5
     assert made.lost[1].startswith("5 bytes after the last token 60000")
+
+
+def test_a_document_beyond_the_largest_length_is_refused(
+    prefix: str, original: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[repair.__module__]
+    damage(prefix, original[:20])
+    monkeypatch.setattr(module, "_LONGEST", max(LENGTHS) - 1)
+    with pytest.raises(
+        InvalidArgument, match=f"have at most 8 tokens, got 9 between two tokens {EOD}"
+    ):
+        repair(prefix, tmp_path / "out", dtype="uint16", eod=EOD)
+    monkeypatch.setattr(module, "_LONGEST", max(LENGTHS))
+    repair(prefix, tmp_path / "out", dtype="uint16", eod=EOD)
 
 
 def test_outputs_are_never_replaced(prefix: str, original: bytes, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.format import IndexedDataset
+from megaindex.format import IndexedDataset, pair
 
 RawPair = Callable[..., str]
 TOO_MANY = 2**64 - 1
@@ -254,3 +254,35 @@ def test_success_is_remembered(raw_pair: RawPair) -> None:
     assert dataset.sequence_lengths[0] == -1
     dataset.validate()
     assert dataset.num_tokens == 5
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4])
+def test_every_entry_is_checked_however_many_there_are(
+    raw_pair: RawPair, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(pair, "_CHECKED", at_once)
+    prefix = raw_pair()
+    dataset = IndexedDataset(prefix)
+    dataset.validate()
+    assert dataset.num_tokens == int(dataset.sequence_lengths.sum())
+    whole, count = Path(prefix + ".idx").read_bytes(), len(dataset)
+    for sequence in range(count - 1):
+        data = bytearray(whole)
+        data[34 + 4 * sequence : 38 + 4 * sequence] = b"\xff" * 4  # a length of -1
+        Path(prefix + ".idx").write_bytes(data)
+        with pytest.raises(
+            FormatError, match=f"sequence {sequence} must have a length of at least"
+        ):
+            IndexedDataset(prefix).validate()
+
+
+def test_a_pair_that_is_replaced_again_and_again_is_refused(
+    raw_pair: RawPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, seen = raw_pair(), iter([False] * 4 + [True] + [False] * 5)
+    monkeypatch.setattr(pair, "_is_in_place", lambda _: next(seen))
+    pair.map_pair(prefix, "megatron", multimodal=False)
+    with pytest.raises(
+        StorageError, match="was replaced 5 times while it was opened; wait for the"
+    ):
+        pair.map_pair(prefix, "megatron", multimodal=False)

@@ -8,7 +8,7 @@ import threading
 import pytest
 from support.command_line import Terminal, stderr_as
 
-from megaindex.progress import copying, ignore, polling
+from megaindex.progress import copying, counting, counting_samples, ignore, polling
 
 
 @pytest.mark.parametrize(("stream", "shown"), [(Terminal(), True), (io.StringIO(), False)])
@@ -26,6 +26,26 @@ def test_only_a_terminal_gets_a_bar(
     assert ("merging 3 pairs" in stream.getvalue()) == shown
     assert ("10.0/10.0 MB" in stream.getvalue()) == shown
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal(), True), (io.StringIO(), False)])
+def test_bars_of_tasks_and_samples(
+    stream: io.StringIO, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stderr_as(stream, monkeypatch)
+    with counting("building", 3) as built:
+        built(1)
+        built(2)
+    assert ("building" in stream.getvalue()) == shown
+    assert ("3/3" in stream.getvalue()) == shown
+    with counting_samples() as told:
+        assert (told is not None) == shown
+        assert "counting samples" not in stream.getvalue()  # before it is told of any
+        if told is not None:
+            told(20, 80)
+            told(80, 80)
+    assert ("counting samples" in stream.getvalue()) == shown
+    assert ("0:00:00" in stream.getvalue().partition("counting samples")[2]) == shown
 
 
 def test_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

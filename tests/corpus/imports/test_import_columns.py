@@ -34,6 +34,18 @@ def test_an_unreadable_folder() -> None:
             open_columns(str(folder))
 
 
+def test_an_unreadable_file() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as outer:
+        Path(outer).chmod(0o755)
+        path = Path(outer, "c.parquet")
+        write_columns(path, pa.list_(pa.int32()), DOCUMENTS)
+        with (
+            closed(path),
+            pytest.raises(StorageError, match=r"c\.parquet: cannot read: Permission denied"),
+        ):
+            open_columns(str(path))
+
+
 def read(prefix: Path) -> list[list[int]]:
     return [sequence.tolist() for sequence in IndexedDataset(prefix)]
 
@@ -100,6 +112,11 @@ def test_wrong_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_bytes(b"nothing of the kind, and long enough for a footer")
         with pytest.raises(FormatError, match="cannot be read"):
             open_columns(str(tmp_path / name))
+    write_columns(path, pa.list_(pa.int32()), DOCUMENTS)
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes(2000) + data[2100:])  # pages, not the footer
+    with pytest.raises(FormatError, match=r"c\.parquet: cannot be read: .*; write the file again"):
+        import_pair(open_columns(str(path)), str(tmp_path / "a"))
     with pytest.raises(MissingFile, match="does not exist"):
         open_columns(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()

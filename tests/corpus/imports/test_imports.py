@@ -97,6 +97,25 @@ def test_ds_and_index_that_do_not_belong_together(golden: Path, tmp_path: Path) 
     assert names(tmp_path) == ["golden"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_loss_mask_is_left_out_with_a_warning(
+    golden: Path, there: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if there:
+        (golden / "datatrove_2.ds.loss").touch()
+    open_nanotron(str(golden / "datatrove_2.ds"))
+    assert ("2.ds.loss: the loss mask is not imported" in caplog.text) == there
+
+
+def test_documents_of_tntidx_cover_its_sequences(golden: Path) -> None:
+    path, count = golden / "tntidx_int32.idx", sum(map(len, DOCUMENTS))
+    data = path.read_bytes()
+    assert data[-8:] == np.int64(count).tobytes()
+    path.write_bytes(data[:-8] + np.int64(count - 1).tobytes())
+    with pytest.raises(FormatError, match=f"must end at sequence {count}, got {count - 1}, as aft"):
+        open_tntidx(str(golden / "tntidx_int32"), "megatron")
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_tntidx_keeps_sequences_and_documents(golden: Path, tmp_path: Path, dtype: str) -> None:
     source = open_tntidx(str(golden / f"tntidx_{dtype}"), "megatron")

@@ -175,6 +175,27 @@ def test_a_tokenizer_with_other_ids_is_refused(tmp_path: Path, trained: Path, re
         Gigatoken(file)
 
 
+def test_ids_without_special_tokens_are_those_of_tokenizers(tmp_path: Path, trained: Path) -> None:
+    file = write(tmp_path, trained, ACCEPTED["NFC"])
+    plain = module.find_tokenizer(file.path, encoder="gigatoken", add_special_tokens=False)
+    assert_equal(plain, random_texts(300))
+
+
+def test_a_tokenizer_that_it_cannot_load_is_refused(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, trained, ACCEPTED["NFC"])
+    import gigatoken
+
+    def fail(_: object) -> None:
+        raise ValueError("no such rule\nat line 3")
+
+    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", fail)
+    with pytest.raises(InvalidArgument, match=r"no such rule\b.*omit --encoder$") as caught:
+        Gigatoken(file)
+    assert "line 3" not in str(caught.value)
+
+
 def test_texts_that_only_one_library_knows_are_encoded_by_tokenizers(
     tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ import megaindex
 from megaindex.cli import main
 from megaindex.corpus.tokenize.encode import lay_out
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format.tokenizers import _readable, find_tokenizer, load
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +255,37 @@ def test_the_tokenizers_own_end(tmp_path: Path, bpe: Path, pieces: Path, entry: 
     for name, tokenizer, last in (("h", folder, 1), ("s", pieces, 2), ("b", "bytes", 256)):
         run(tmp_path / name, [source], tokenizer=tokenizer, append_eod=True)
         assert megaindex.IndexedDataset(str(tmp_path / name))[0][-1] == last
+
+
+def test_a_tokenizer_without_an_end_wants_one(tmp_path: Path, bpe: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", ["text"])
+    (tmp_path / "tokenizer.json").write_bytes(bpe.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<bos>", "eos_token": null}')
+    with pytest.raises(InvalidArgument, match=r"defines no end token; name one with --eod; its sp"):
+        run(tmp_path / "o", [source], tokenizer=tmp_path / "tokenizer.json", append_eod=True)
+
+
+def test_ids_are_decoded_to_the_text(pieces: Path) -> None:
+    for tokenizer in (pieces, "bytes"):
+        loaded = load(find_tokenizer(tokenizer, add_special_tokens=False))
+        tokens, _ = loaded.encode(["some words"])
+        assert loaded.decode(tokens.tolist()) == "some words"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, SystemExit, GeneratorExit])
+def test_what_ends_a_process_is_no_error_of_a_tokenizer(
+    bpe: Path, error: type[BaseException]
+) -> None:
+    with (
+        pytest.raises(error),
+        _readable(find_tokenizer(bpe, add_special_tokens=True), "tokenizers"),
+    ):
+        raise error
+    with (
+        pytest.raises(FormatError, match="cannot be read by tokenizers: a panic; pass a tokenizer"),
+        _readable(find_tokenizer(bpe, add_special_tokens=True), "tokenizers"),
+    ):
+        raise BaseException("a panic")
 
 
 @pytest.mark.parametrize("text", ["[]", "[" * 100_000, "9" * 5000])

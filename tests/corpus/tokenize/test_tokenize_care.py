@@ -6,10 +6,12 @@ import json
 import logging
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.files import closed
 from support.tokenizing import names, pair, run, write_jsonl
 
 from megaindex.corpus.tokenize import run as run_module
@@ -236,6 +238,53 @@ def test_finished_parts_are_logged(
     write_jsonl(source, TEXTS)
     interrupted(monkeypatch, tmp_path / "o", source)
     assert "finished parts are kept there" in caplog.text
+
+
+def test_the_progress_of_parts_is_the_sum_of_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = work_folder.WorkLock(str(tmp_path / "o")).folder
+    assert folder.bytes_in_progress() == 0  # it is not there yet
+    Path(folder.path).mkdir()
+    with work_folder.Heartbeat(folder.pulse("a")) as quiet:
+        quiet.update(9)
+        assert folder.bytes_in_progress() == 0  # within the first second
+    monkeypatch.setattr(work_folder, "_BEAT_SECONDS", 0)
+    with (
+        work_folder.Heartbeat(folder.pulse("a")) as one,
+        work_folder.Heartbeat(folder.pulse("b")) as other,
+    ):
+        one.update(5)
+        assert folder.bytes_in_progress() == 5
+        one.piece_done(7)
+        one.update(3)
+        other.update(100)
+        assert folder.bytes_in_progress() == 110
+        for name, text in (("c.pulse", ""), ("d.pulse", "x"), ("e.txt", "7")):
+            Path(folder.path, name).write_text(text)
+        assert folder.bytes_in_progress() == 110
+
+
+def test_a_work_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    folder = work_folder.WorkLock(str(tmp_path / "o")).folder
+    folder.clear()
+    assert names(tmp_path) == set()
+
+
+def test_a_pair_below_a_file_is_not_half_published(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert not work_folder.is_half_published(str(tmp_path / "file" / "o"), [(8, 8)])
+
+
+def test_a_work_folder_that_cannot_be_written_says_so() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as outer:  # others may enter it
+        Path(outer).chmod(0o755)
+        lock = work_folder.WorkLock(f"{outer}/o")
+        for folder in (Path(lock.folder.path), Path(outer, "closed")):
+            folder.mkdir(0o555)
+        with closed(Path(outer, "closed")), pytest.raises(StorageError, match="Permission denied"):
+            lock.__enter__()
+        Path(lock.folder.path).chmod(0o755)
 
 
 def test_waiting_for_another_run_is_logged_once(
