@@ -82,6 +82,12 @@ def test_build_reports_what_it_built(tmp_path: Path, capsys: pytest.CaptureFixtu
     dataset = write_corpus(tmp_path / "c", [300, 50], np.uint16)
     arguments = ["build", "--data-path", dataset.path_prefix, "--seq-length", "8"]
     assert main([*arguments, "--epochs", "3/2", "--cache-dir", str(tmp_path / "cache")]) == 0
-    assert "order megatron: 87 samples of 8 tokens, 2 epoch(s)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "order megatron: 87 samples of 8 tokens, 2 epoch(s)" in said
+    assert f"in {tmp_path / 'cache'}" in said
+    for order in ("epoch", "window"):
+        assert main([*arguments, "--order", order, "--cache-dir", str(tmp_path / order)]) == 0
+        assert "samples computed on access, nothing stored" in capsys.readouterr().out
+        assert not (tmp_path / order).exists()
     assert main(["--help"]) == 0
     assert "plan" in capsys.readouterr().out

@@ -308,6 +308,13 @@ def test_the_command_writes_the_scaled_recipe() -> None:
     assert {source.path for source in small.sources} == {"web", "code"}
     assert open_recipe(small).sources[1].size.tokens >= LENGTHS.sum() / 4
     assert cli("plan", "in/run.yaml", "--scale", "1/4")[0] == 2  # the file is there
+    text = Path("run-1-4.yaml").read_text()
+    status, out, _ = cli("plan", "in/run.yaml", "--scale", "1/4", "--print-config", "recipe")
+    assert status == 0
+    assert yaml.safe_load(out)["stages"] == yaml.safe_load(text)["stages"]
+    assert yaml.safe_load(out)["sources"]["web"]["subset"] == "1/4"
+    printed = ("plan", "in/run.yaml", "--scale", "1/4", "--print-config", "recipe", "--check")
+    assert cli(*printed)[0] == 1
     found = plan_json("in/run.yaml", "--scale", "1/4", "--out", "in/small.yaml")
     assert found["scale"]["share"] == "1/4"
     assert found["recipe"] == "in/small.yaml"

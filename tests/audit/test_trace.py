@@ -132,6 +132,17 @@ def test_the_tables(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found[0]["documents"] == 2
 
 
+def test_documents_that_are_not_served_are_counted(folder: Path) -> None:
+    run = ["--data-path", folder / "a", "--order", "epoch", "--seq-length", 64,
+           "--global-batch-size", 1, "--train-iters", 1]  # fmt: skip
+    served = {span["document"] for span in trace(*run, "--step", 0)["spans"]}
+    one, other = [number for number in range(20, 40) if number not in served][:2]
+    for text, said in ((f"{one}", "1 document, not"), (f"{one} {other}", "2 documents, not")):
+        (folder / "unserved").write_text(text)
+        status, out, _ = cli("trace", *run, "--documents", folder / "unserved")
+        assert (status, out) == (0, f"{said} served in the 1 steps\n")
+
+
 def test_pairs_without_a_provenance(folder: Path) -> None:
     """Alone, and merged with one that has it: some rows are unknown."""
     run = ["--data-path", folder / "c", "--seq-length", 64, "--global-batch-size", 8]

@@ -240,6 +240,29 @@ def test_files_with_other_content_are_kept(folder: Path) -> None:
     assert not list(folder.glob("*.npy"))
 
 
+def test_a_description_that_changed_is_no_export_of_the_run(megatron: Any) -> None:
+    words = [*MEGATRON, "--epochs", 1, "--description", megatron.description]
+    (one, *_) = export(*words)
+    (marker,) = [path for path in one["files"] if path.endswith("-description.txt")]
+    assert export(*words, "--check")[0]["status"] == "as exported"
+    text = Path(marker).read_text()
+    Path(marker).write_text(text + " ")
+    status, out, _ = cli("export", *words, "--check")
+    assert (status, ": different\n" in out) == (1, True)
+    Path(marker).write_bytes(b"\xff")
+    assert "-description.txt: not a text file: " in refused(*words, "--check")
+
+
+def test_labels_behind_documents_are_warned_of(folder: Path) -> None:
+    write_corpus(folder / "c", [20, 5, 7] * 20)
+    words = ("--to", "maxtext", *NEOX[2:], "--epochs", 1, "--cache-dir", "x")
+    packed = ("--order", "packed", "--long-documents", "truncate")
+    for more, said in ((packed, True), ((), False)):
+        status, out, _ = cli("export", *words, *more, "--overwrite")
+        assert status == 0
+        assert ("Labels behind the end of a document carry loss, unless" in out) == said
+
+
 def test_a_set_without_a_file_is_completed(folder: Path) -> None:
     write_corpus(folder / "c", [40] * 50)
     (one,) = export(*NEOX, "--epochs", 1)
@@ -286,6 +309,9 @@ def test_a_recipe_and_a_lock(folder: Path) -> None:
         "--to", "neox", "--lock", "run.lock", "--seed", 1
     )
     text = Path("run.yaml").read_text()
+    Path("again.yaml").write_text(text.replace("{web: }}\n", "{web: {restart: true}}}\n"))
+    (again,) = export("--to", "neox", "--recipe", "again.yaml", "--overwrite")
+    assert again["samples_served"] == stream.num_samples
     Path("own.yaml").write_text(text.replace("0.5,", "0.5, sequence_length: 32,"))
     assert "one of each; leave them out" in refused("--to", "neox", "--recipe", "own.yaml")
     assert "a recipe trains on all documents" in refused(

@@ -16,7 +16,9 @@ from support.corpora import write_corpus
 from support.inputs import for_each
 
 import megaindex
-from megaindex.cli import VERBS
+from megaindex import cli as commands
+from megaindex.cli import VERBS, main
+from megaindex.errors import InvalidArgument
 
 
 def test_short_and_long_words_for_version_and_help() -> None:
@@ -109,6 +111,54 @@ def test_completion(line: str, offered: set[str], tmp_path: Path) -> None:
         [sys.executable, "-m", "megaindex"], env={**os.environ, **environment}, check=True
     )
     assert {word.strip() for word in found.read_text().split("\n")} == offered
+
+
+@pytest.mark.parametrize(
+    ("line", "verb", "first"),
+    [("megaindex plan --se", ["plan"], "2"), ("python -m megaindex split web --pa", ["split"], "4"),
+     ("megaindex plan --seq-length --x", ["plan"], "2")],
+)  # fmt: skip
+def test_the_verb_of_a_line_that_is_completed(
+    line: str, verb: list[str], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = " what follows the cursor"
+    position = 1 + line.split().index("megaindex")
+    monkeypatch.setenv("_ARGCOMPLETE", str(position))
+    monkeypatch.setenv("COMP_LINE", line + behind)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert list(commands._completed_arguments()) == verb
+    assert os.environ["_ARGCOMPLETE"] == first
+
+
+def test_memory_that_does_not_suffice_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def body() -> int:
+        raise MemoryError("9 GB for an array")
+
+    assert commands.guarded("build", body) == 2
+    assert capsys.readouterr().err == (
+        "megaindex build: not enough memory: 9 GB for an array; use smaller settings\n"
+    )
+
+
+def test_an_error_before_the_flags_are_read_has_no_hint(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body() -> int:
+        raise InvalidArgument("a: is wrong")
+
+    monkeypatch.delitem(sys.modules, "megaindex.cli.options")
+    assert commands.guarded("build", body) == 2
+    assert capsys.readouterr().err == "megaindex build: a: is wrong\n"
+
+
+def test_the_version_says_why_there_is_no_native_core(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--version"]) == 0
+    assert "no native core" not in capsys.readouterr().out
+    monkeypatch.setattr("megaindex.kernels.why_not_native", lambda: "no file\nof this name")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.endswith("no native core: no file\n  of this name\n")
 
 
 @pytest.fixture

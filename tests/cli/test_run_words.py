@@ -254,6 +254,18 @@ def test_flags_that_have_no_effect_are_refused(folder: Path) -> None:
         assert said in err
 
 
+@pytest.mark.parametrize("text", ["", "[]", "a: 1\n"])
+def test_files_of_no_known_kind_are_refused(folder: Path, text: str) -> None:
+    Path("notes.txt").write_text(text)
+    for verb, said in (
+        ("inspect", "must be an .idx, a .bin, a recipe (.yaml), a lock (.lock) or"),
+        ("verify", "is empty" if not text else "must be an .idx, a .bin, a "),
+    ):
+        status, out, err = cli(verb, "notes.txt")
+        assert (status, out) == (2, "")
+        assert f"notes.txt: {said}" in err
+
+
 def test_verify_knows_files_by_their_content(folder: Path) -> None:
     assert cli("lock", "run.yaml", "--out", "run.lock")[0] == 0
     for old, new, said in (

@@ -51,7 +51,11 @@ def test_figures_of_a_pair(tmp_path: Path) -> None:
     ],
 )
 def test_the_width_of_tokens_determines_the_dialect(
-    tmp_path: Path, writer: str, dtype: type, possible: dict[str, bool]
+    tmp_path: Path,
+    writer: str,
+    dtype: type,
+    possible: dict[str, bool],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with megaindex.IndexedDatasetWriter(tmp_path / "c", dtype, dialect=writer) as out:
         out.add_document(np.arange(10))
@@ -59,6 +63,12 @@ def test_the_width_of_tokens_determines_the_dialect(
     guesses = described(tmp_path / "c").dialects
     assert {guess.dialect: guess.possible for guess in guesses} == possible
     assert all(guess.reason for guess in guesses)
+    assert main(["inspect", str(tmp_path / "c")]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    said = dict(line for line in lines if len(line) == 2 and line[0] in possible)
+    for guess in guesses:
+        found = guess.dtype if guess.possible else "ruled out"
+        assert f": {found}; {guess.reason}" in said[guess.dialect]
 
 
 def test_the_size_of_the_bin_gives_the_width_of_one_sequence(tmp_path: Path) -> None:
@@ -100,13 +110,17 @@ def test_pointers_in_any_order(
     assert (pair.contiguous, pair.rising) == expected
 
 
-def test_modes_and_companions(tmp_path: Path) -> None:
+def test_modes_and_companions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with megaindex.IndexedDatasetWriter(tmp_path / "c", multimodal=True) as writer:
         writer.add_document([1, 2])
     (tmp_path / "c.lsm").write_bytes(b"\1\1")
     pair = described(tmp_path / "c")
     assert pair.has_modes
     assert pair.companions == (str(tmp_path / "c.lsm"),)
+    assert main(["inspect", str(tmp_path / "c")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["companion", str(tmp_path / "c.lsm")] in lines
+    assert ["modes", "one", "for", "each", "sequence:", "multimodal"] in lines
 
 
 def test_inspection_of_a_damaged_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -400,6 +400,9 @@ def test_croissant_says_when_it_is_live(folder: Path) -> None:
         files = found["distribution"]
         assert len(files) == 4
         assert all(("sha256" in file) == ("--sha256" in words) for file in files)
+    status, text, error = cli("report", "run.lock", "--format", "eu")
+    assert (status, text) == (0, eu_summary(read_lock("run.lock")))
+    assert "live data set" not in error
     assert files[0]["contentUrl"] == "https://example.org/a/text.bin"
     assert (found["license"], files[0]["license"]) == ("CC0-1.0", "MIT")
 

@@ -15,7 +15,7 @@ from support.inputs import for_each
 
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument
-from megaindex.settings.capture import _read_call, read_capture
+from megaindex.settings.capture import Call, _read_call, read_capture
 from megaindex.settings.megatron_args import read_megatron
 from megaindex.settings.settings import Settings
 from megaindex.settings.shell import Script
@@ -293,6 +293,23 @@ def test_capture_starts_no_launcher_and_tells_commands_apart(
         assert "not started" in shown.err
     assert seen == {16, 32}
     assert not (tmp_path / "made").exists()
+
+
+def test_what_was_captured_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train.py", "--seq-length", "8"]
+    call = Call(words, {"WORLD_SIZE": "8", "HOME": "/root", "RANK": "a b"}, "/here")
+    monkeypatch.setattr("megaindex.settings.capture.run_recorded", lambda *_: ([call], 0))
+    assert main(["capture", "--", "bash", "launch.sh"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "RANK='a b'",
+        "WORLD_SIZE=8",
+        "train.py --seq-length 8",
+        "",
+        "wrote captured.json: megaindex plan --megatron-args captured.json",
+    ]
 
 
 def test_a_program_that_is_not_there_is_not_captured(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from support.tokenizing import (
 )
 
 from megaindex.corpus import tokenize
+from megaindex.corpus.tokenize import parts, reading
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.format.tokenizers import Bytes, find_tokenizer, load
 
@@ -250,6 +252,54 @@ def test_a_bad_file_always_stops(
     with pytest.raises(kind, match=message):
         run(tmp_path / "o", [source], on_bad_line=on_bad_line)
     assert names(tmp_path) - {"o.parts"} == before
+
+
+@pytest.mark.parametrize("form", ["lines", "files"])
+def test_the_longest_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.setattr(reading, "LONGEST_LINE", 10)
+    monkeypatch.setattr(reading, "_SHORT", 1)
+    source = tmp_path / "a.txt"
+    source.write_text("x" * 10)
+    assert run(tmp_path / "o", [source], format=form).documents == 1
+    source.write_text("x" * 11)
+    with pytest.raises(FormatError, match=r"a\.txt: line 1: must have at most 10 bytes; divide th"):
+        run(tmp_path / "p", [source], format=form)
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "message"),
+    [
+        ("pyarrow", "a.parquet", r"Parquet files need pyarrow; pip install 'megaindex\[parquet\]'"),
+        ("zstandard", "a.jsonl.zst", r"the library zstandard; pip install 'megaindex\[zstd\]'"),
+    ],
+)
+def test_a_library_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, name: str, message: str
+) -> None:
+    source = tmp_path / name
+    if library == "pyarrow":
+        pq.write_table(pa.table({"text": ["x"]}), source)
+    else:
+        source.write_bytes(zstandard.ZstdCompressor().compress(GOOD))
+    reading._zstandard.cache_clear()
+    assert reading.zstd_error() is zstandard.ZstdError
+    reading._zstandard.cache_clear()
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(InvalidArgument, match=message):
+        run(tmp_path / "o", [source])
+    if library == "zstandard":
+        assert reading.zstd_error() is EOFError
+
+
+def test_errors_of_the_disk_are_not_those_of_a_parquet_file() -> None:
+    for error, kind, message in (
+        (OSError(5, "Input/output error"), StorageError, "a: cannot read: Input/output error"),
+        (OSError("no footer"), FormatError, "a: cannot be read as Parquet: no footer; write the"),
+        (pa.ArrowInvalid("no page"), FormatError, "a: cannot be read as Parquet: no page; write"),
+    ):
+        found = parts._unreadable("a", error)
+        assert type(found) is kind
+        assert str(found).startswith(message)
 
 
 def test_inputs_without_a_document_are_counted(tmp_path: Path) -> None:

@@ -297,6 +297,23 @@ def test_a_forged_result_is_ignored(
     assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
 
 
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [("lines", "its pieces differ in number"), ("documents", "its documents differ in number")],
+)
+def test_a_result_of_another_size_is_refused(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, field: str, message: str
+) -> None:
+    half_done(monkeypatch, tmp_path / "o", small, parts=1)
+    (outcome,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".json")
+    fields = json.loads(outcome.read_text())
+    fields[field] += [1] if field == "lines" else 1
+    outcome.write_text(json.dumps(fields))
+    with pytest.raises(FormatError, match=message):
+        run(tmp_path / "o", [small], part_bytes=2000)
+    assert not (tmp_path / "o.idx").exists()
+
+
 def test_parts_of_unknown_settings_are_kept(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
