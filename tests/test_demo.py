@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex.cli import main
-from megaindex.cli.demo import read_all_ranks
+from megaindex.cli.demo import ServedCounts, read_all_ranks
+from megaindex.format.findings import Report
 
 
 def text_tree(root: Path) -> None:
@@ -38,6 +40,22 @@ def test_demo_checks_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str
         spans = out.partition("rank 0 reads")[2]
         assert "document" in spans
         assert ".py" in spans or "jsonl" in spans
+
+
+def test_demo_ends_where_a_check_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_tree(tmp_path / "text")
+    words = ["demo", "--dir", str(tmp_path / "demo"), "--root", str(tmp_path / "text"),
+             "--seq-length", "32"]  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(Report, "is_clean", False)
+        assert main(words) == 2
+        assert re.search("the check of step [0-9]+ of .*run.lock failed", capsys.readouterr().err)
+    monkeypatch.setattr(ServedCounts, "matches", lambda *_: False)
+    assert main(words) == 2
+    said = "the check of one epoch failed: token counts that differ from the corpus"
+    assert said in capsys.readouterr().err
 
 
 def test_counts_show_repeats_and_other_tokens(tmp_path: Path) -> None:

@@ -122,6 +122,12 @@ def test_labels_must_fit_their_corpus(run_file: Path) -> None:
         open_recipe(read_recipe(run_file))
 
 
+def test_an_opened_recipe_is_a_line(run_file: Path) -> None:
+    opened = open_recipe(read_recipe(run_file))
+    assert repr(opened) == f"OpenRecipe({opened.layout!r})"
+    assert "60 steps, 240 samples, Recipe(stages stable, decay; " in repr(opened)
+
+
 def test_documents_of_instructions_have_one_sequence(run_file: Path) -> None:
     for name in ("chat", "chat_labels"):
         remove(run_file.parent / name)

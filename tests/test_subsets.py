@@ -283,6 +283,17 @@ def test_sizes_of_stages_are_scaled_and_their_first_steps_dropped() -> None:
     assert scaled.recipe.skip == whole.skip
 
 
+@pytest.mark.parametrize("order", ["epoch", "window", "packed"])
+def test_a_subset_of_a_source_without_tokens_is_refused_as_the_source_is(order: str) -> None:
+    write_corpus(Path("empty"), [0, 0, 0], dtype=np.uint16)
+    words = ["plan", "--data-path", "empty", "--order", order, "--seq-length", 16,
+             "--global-batch-size", 4, "--epochs", 1]  # fmt: skip
+    (status, out, err), subset = (cli(*words, *more) for more in ((), ("--subset", "1/2")))
+    assert (status, out) == (2, "")
+    assert "empty holds no tokens for this split; leave it out, or change --split" in err
+    assert subset == (status, out, err)
+
+
 def test_what_cannot_be_scaled_is_refused() -> None:
     name = {"shuffle_name": "w", "subset": "0x00ffffffffffffff"}
     for made, share, message in (

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,18 @@ def test_a_recipe_and_a_lock(folder: Path) -> None:
     Path("again.yaml").write_text(text.replace("{web: }}\n", "{web: {restart: true}}}\n"))
     (again,) = export("--to", "neox", "--recipe", "again.yaml", "--overwrite")
     assert again["samples_served"] == stream.num_samples
+    sized = "{epochs: 1, batching: per_stream, mix: {web: {batch_size: BATCH}}}\n"
+    for size in (8, 4):
+        Path("sized.yaml").write_text(
+            text.partition("stages")[0] + "stages:\n  one: " + sized.replace("BATCH", str(size))
+        )
+        if size == 4:  # that of the recipe
+            export("--to", "neox", "--recipe", "sized.yaml", "--overwrite")
+        else:
+            said = refused("--to", "neox", "--recipe", "sized.yaml")
+            assert re.search(
+                r"serves (\d+) samples in (\d+) steps, and the framework \d+; give", said
+            )
     Path("own.yaml").write_text(text.replace("0.5,", "0.5, sequence_length: 32,"))
     assert "one of each; leave them out" in refused("--to", "neox", "--recipe", "own.yaml")
     assert "a recipe trains on all documents" in refused(

@@ -18,6 +18,7 @@ from support.inputs import for_each
 import megaindex
 from megaindex import cli as commands
 from megaindex.cli import VERBS, main
+from megaindex.cli.options import Parser
 from megaindex.errors import InvalidArgument
 
 
@@ -128,6 +129,39 @@ def test_the_verb_of_a_line_that_is_completed(
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     assert list(commands._completed_arguments()) == verb
     assert os.environ["_ARGCOMPLETE"] == first
+
+
+@pytest.mark.parametrize(
+    ("line", "program"), [("megaindex sp", "megaindex"), ("megaindex plan --s", "megaindex plan")]
+)
+def test_the_parser_of_a_line_completes_it(
+    line: str, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real one ends the process, and opens descriptor 9 to write into."""
+    parsers: list[Parser] = []
+
+    def complete(parser: Parser) -> None:
+        assert Parser._is_completing  # it parses the line with this parser
+        parsers.append(parser)
+        sys.exit()
+
+    argcomplete = pytest.importorskip("argcomplete")
+    monkeypatch.setattr(argcomplete, "autocomplete", complete)
+    monkeypatch.setattr(Parser, "_is_completing", False)
+    environment = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main([])
+    (parser,) = parsers
+    assert parser.prog == program
+    choices = {action.dest: action.choices for action in parser._actions}
+    if program == "megaindex":
+        assert choices["verb"] == (*VERBS, "help")
+        assert choices["verb_of_help"] == tuple(VERBS)
+        assert "version" in choices
+    else:
+        assert "seq_length" in choices
 
 
 def test_memory_that_does_not_suffice_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,19 @@ def test_a_launcher_without_its_program_is_refused() -> None:
         read_megatron("torchrun --nproc 2 -m", {})
 
 
+def test_a_module_is_named_by_its_path() -> None:
+    with pytest.raises(
+        InvalidArgument, match="no Megatron argument in .*; it starts tools/prep; gi"
+    ):
+        read_megatron("python -m tools.prep --\n", {})
+    words = "--data-path a --seq-length 8 --global-batch-size 4 --train-iters 3"
+    for program, said in (
+        ("torchrun -m my.trainer", "my/trainer is not a program of Megatron-LM"),
+        ("python -m torch.distributed.run x/trainer.py", "x/trainer.py is not a program of Mega"),
+    ):
+        assert any(said in note for note in read_megatron(f"{program} {words}", {}).notes)
+
+
 def test_one_line_of_arguments() -> None:
     settings = read_megatron(
         "--seq-length=1024 --data-path a b --train-iters 10 --micro-batch-size 4 "
