@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import functools
+import gc
 import importlib
 import os
 import pydoc
@@ -43,11 +45,6 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def module_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -56,10 +53,28 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in sorted((ROOT / "megaindex").rglob("*.py"))}
 
 
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage is looked for among the nodes of a text, half a million in all modules."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 @functools.cache
+def facts(path: Path) -> tuple[set[tuple[str, str]], list[str]]:
+    """As `imported_from`, of everything that a file imports anywhere, for type checks too; and the
+    names of its classes."""
+    with no_collection():
+        tree = ast.parse(path.read_text())
+        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        return imported_from(tree), classes
+
+
 def imported_names(path: Path) -> set[tuple[str, str]]:
-    """As `imported_from`, of everything that a file imports anywhere, for type checks too."""
-    return imported_from(parsed(path))
+    return facts(path)[0]
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -128,9 +143,8 @@ def test_classes_have_names_of_their_own() -> None:
     """Private ones too: one name, one meaning, with an underscore or without."""
     homes = collections.defaultdict(list)
     for name, path in MODULES.items():
-        for node in parsed(path).body:
-            if isinstance(node, ast.ClassDef):
-                homes[node.name.lstrip("_")].append((name, node.name))
+        for found in facts(path)[1]:
+            homes[found.lstrip("_")].append((name, found))
     shared = {name: where for name, where in homes.items() if len(where) > 1}
     assert {name: where for name, where in shared.items() if name not in TWINS} == {}
     public = [name for name, where in shared.items() if sum(n == name for _, n in where) > 1]
@@ -348,7 +362,7 @@ def test_the_package_runs_no_code_of_its_inputs() -> None:
     suspect = re.compile(rf"(?<![\w.])({RUNNING_CODE.pattern})\s*\(|\bshell\s*=")
     for path in MODULES.values():
         text = path.read_text()
-        for call in ast.walk(parsed(path)) if suspect.search(text) else ():
+        for call in ast.walk(ast.parse(text)) if suspect.search(text) else ():
             if not isinstance(call, ast.Call):
                 continue
             name, options = dotted(call.func), {k.arg: k.value for k in call.keywords}
