@@ -173,6 +173,7 @@ BUGS = [
         "raise MissingFile(",
         "str(",
         "cache",
+        first_seed=60,
     ),
     Bug(
         "arrays are marked before they are on the disk",
@@ -180,6 +181,7 @@ BUGS = [
         "os.fsync(descriptor)",
         "pass",
         "framework",
+        first_seed=36,
     ),
     Bug(
         "the last file has its name first",

@@ -34,7 +34,7 @@ def simulation(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(24), pytest.param(range(24, 3000), marks=pytest.mark.slow)], ids=str
+    "seeds", [range(16), pytest.param(range(16, 3000), marks=pytest.mark.slow)], ids=str
 )
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_guarantees_hold(name: str, seeds: range) -> None:
