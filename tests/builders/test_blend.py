@@ -75,8 +75,9 @@ def test_samples_are_megatrons(
     np.testing.assert_array_equal(index.dataset_sample_index, theirs.dataset_sample_index)
     ours = GPTDataset(index, corpora)
     for k, sample in enumerate(ours.__getitems__(list(range(len(theirs))))):
-        np.testing.assert_array_equal(sample["tokens"], theirs[k]["tokens"])
-        np.testing.assert_array_equal(sample["labels"], theirs[k]["labels"])
+        expected = theirs[k]
+        np.testing.assert_array_equal(sample["tokens"], expected["tokens"])
+        np.testing.assert_array_equal(sample["labels"], expected["labels"])
 
 
 def test_all_there_is_without_weights_and_size(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +24,27 @@ from megaindex.loader import MappedTokens
 
 S = 16
 
+Built = tuple[list[str], Path, list[list[int]]]
+
+
+def write_corpora(folder: Path) -> list[str]:
+    rng = np.random.default_rng(2)
+    for name in "abcde":
+        write_corpus(folder / name, rng.integers(1, 90, 40))
+    return [str(folder / name) for name in "abcde"]
+
 
 @pytest.fixture
 def prefixes(tmp_path: Path) -> list[str]:
-    rng = np.random.default_rng(2)
-    for name in "abcde":
-        write_corpus(tmp_path / name, rng.integers(1, 90, 40))
-    return [str(tmp_path / name) for name in "abcde"]
+    return write_corpora(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A cache that the tests copy, and what its blend serves."""
+    folder = tmp_path_factory.mktemp("built")
+    prefixes = write_corpora(folder)
+    return prefixes, folder / "cache", served(blend_of(prefixes, folder / "cache"))
 
 
 def blend_of(prefixes: list[str], cache: Path, **settings: Any) -> BlendedIndex:
@@ -167,10 +182,11 @@ def test_a_snapshot_with_a_changed_digit_is_not_believed(
     "field", ["prefix", "identity", "order", "entry", "num_samples", "num_epochs", "stamp"]
 )
 def test_a_forged_snapshot_is_not_believed(
-    prefixes: list[str], tmp_path: Path, field: str, value: object
+    built: Built, tmp_path: Path, field: str, value: object
 ) -> None:
     """One whose checksum is that of what it says."""
-    expected = served(blend_of(prefixes, tmp_path / "cache"))
+    prefixes, cache, expected = built
+    shutil.copytree(cache, tmp_path / "cache")
     (snapshot,) = (tmp_path / "cache").glob("blend-*.json")
     stored = json.loads(snapshot.read_text())["sources"]
     stored[0][field] = value

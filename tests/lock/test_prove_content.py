@@ -68,6 +68,16 @@ def records(made: Any, name: str) -> dict[str, Any]:
     return {"lock": tokens, "checkpoint": checkpoint(made)}
 
 
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The records of the first data, as every test makes them."""
+    folder = tmp_path_factory.mktemp("unchanged")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_data(folder / "first")
+        return records(recipe("first"), str(folder / "first"))
+
+
 KINDS = [(a, b) for a in ("lock", "checkpoint") for b in ("lock", "checkpoint")]
 INTERVAL = ("interval: 5", "interval: 6")
 ITERATIONS = ("iterations: 1", "iterations: 2")
@@ -90,10 +100,10 @@ TARGETS = ("loss_mask: second/mask", "labels: second/mask")
     ],
 )
 def test_tokens_targets_and_evaluation_are_compared(
-    seeds: dict[str, int], replaced: tuple[str, str], named: str | None
+    unchanged: dict[str, Any], seeds: dict[str, int], replaced: tuple[str, str], named: str | None
 ) -> None:
     write_data(Path("second"), **seeds)
-    first = records(recipe("first"), "first")
+    first = unchanged
     second = records(recipe("second", "second", lambda text: text.replace(*replaced)), "second")
     for a, b in KINDS:
         proof = compare_records(first[a], second[b])
