@@ -136,12 +136,14 @@ def config_of(folder: Path, args: Any, comment: str = "exact=True", **changes: A
 
 
 BATCHES = [(1, 1), (3, 2), (15, 1), (16, 1), (16, 2)]  # samples, accumulated so many times
+EXACT_RUNS = [*itertools.product([SIZES], BATCHES, [1, 2, 5])]  # of 5, 4 and 7 samples
 
 
 @pytest.mark.parametrize(
     ("sizes", "batch", "epochs"),
     [
-        *itertools.product([SIZES], BATCHES, [1, 2, 5]),  # of 5, 4 and 7 samples
+        *EXACT_RUNS[::2],
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in EXACT_RUNS[1::2]),
         *itertools.product([[[100, 162]]], BATCHES[::4], [1, 5]),  # of 16
     ],
 )

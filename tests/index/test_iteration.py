@@ -151,7 +151,7 @@ def samples(positions: np.ndarray, spans: Spans) -> dict[int, list[tuple[int, ..
     return rows
 
 
-@one_in(3)  # for each of 18 indices
+@one_in(5)  # for each of 18 indices
 @given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), parts=st.integers(1, 5))
 def test_iteration_agrees_with_locate(index: Any, share: tuple[float, float], parts: int) -> None:
     begin, end = sorted(round(s * index.num_samples) for s in share)
@@ -213,7 +213,7 @@ def test_every_backend_iterates_alike(
 # ---- receipts from iteration -------------------------------------------------------------------
 
 
-@one_in(3)
+@one_in(5)
 @given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), stride=st.sampled_from([1, 16, 1024]))
 def test_receipts_are_those_of_the_samples_in_order(
     index: Any, share: tuple[float, float], stride: int
@@ -247,7 +247,7 @@ def planned(index: Any) -> Receipt:
     return receipt
 
 
-@one_in(3)
+@one_in(5)
 @given(data=st.data())
 def test_one_swapped_sample_is_caught(index: Any, planned: Receipt, data: st.DataObject) -> None:
     last = index.num_samples - 1

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 # the slow tests strike all calls of a scenario
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_at_every_call(tmp_path: Path, name: str, step: int) -> None:
     states = check_kills(SCENARIOS[name], tmp_path, step=step)
