@@ -165,7 +165,7 @@ def test_greedy_of_any_number_of_datasets(
 def test_greedy_of_thousands_of_datasets(
     compiled: Any, megatron_helpers: ModuleType, family: Any, n: int
 ) -> None:
-    compare_greedy(compiled, megatron_helpers, family, n, min(5000, 40_000_000 // n))
+    compare_greedy(compiled, megatron_helpers, family, n, min(5000, 15_000_000 // n))
 
 
 def compare_greedy(kernels: Any, helpers: ModuleType, family: Any, n: int, size: int) -> None:

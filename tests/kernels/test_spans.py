@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from typing import Any
@@ -278,6 +279,18 @@ def test_stretches_of_a_pass_in_any_order(
     assert_equal(spans, load("reference").epoch_spans(*args))
 
 
+@functools.cache
+def starts_of(sizes: tuple[int, ...], stride: int) -> np.ndarray:
+    starts = np.empty(-(-len(sizes) // stride) + 1, np.int64)
+    load("reference").epoch_starts(KEY, np.array(sizes, np.int32), 1, stride, starts)
+    return starts
+
+
+@functools.cache
+def specified(n: int) -> np.ndarray:
+    return load("reference").bijection_apply(KEY, n, np.arange(n))
+
+
 @for_each(
     ("kept", "swapped"), [(1.0, False), (0.7, False), (0.1, False), (0.01, False), (1.0, True)]
 )
@@ -289,8 +302,7 @@ def test_successive_stretches_are_those_found_one_by_one(
     rng = np.random.default_rng(5)
     sizes = rng.integers(0, 40, 2000).astype(np.int32)
     sizes[::50] *= 9
-    starts = np.empty(-(-sizes.size // stride) + 1, np.int64)
-    load("reference").epoch_starts(KEY, sizes, 1, stride, starts)
+    starts = starts_of(tuple(sizes.tolist()), stride)
     begin = np.arange(17, starts[-1] - 30, 29)
     begin = begin[rng.random(begin.size) < kept]
     if swapped:
@@ -308,12 +320,14 @@ def test_successive_stretches_are_those_found_one_by_one(
 
 @for_each("n", [1, 2, 100, 4095, 4096, 4097, 5000])
 def test_inverse_ranges_undo_ranges(backend: Any, n: int) -> None:
-    there = load("reference").bijection_apply(KEY, n, np.arange(n))
-    for begin, count in ((0, n), (n // 3, n - n // 3), (n // 2, 0)):
-        for dtype in (np.int32, np.int64):
-            out = np.empty(count, dtype)
-            backend.bijection_inverse_range(KEY, n, begin, out)
-            np.testing.assert_array_equal(there[out], np.arange(begin, begin + count))
+    there = specified(n)
+    for begin, count, dtype in (
+        (0, n, np.int32), (n // 3, n - n // 3, np.int64),
+        (n // 2, 0, np.int32), (n // 2, 0, np.int64),
+    ):  # fmt: skip
+        out = np.empty(count, dtype)
+        backend.bijection_inverse_range(KEY, n, begin, out)
+        np.testing.assert_array_equal(there[out], np.arange(begin, begin + count))
 
 
 @given(
