@@ -60,6 +60,9 @@ def _without_the_disk(file: Any, sync: Any = os.fsync) -> None:
 # there are, and in which order, is tested by functions in the place of this one.
 os.fsync = _without_the_disk
 
+# Numbers of modules loaded when the garbage collector was told to leave them out.
+_frozen = [0]
+
 BACKENDS = ("reference", "numba", "native")
 
 # ``pytest --quick`` runs these folders alone; it needs pytest, hypothesis and megaindex.
@@ -113,6 +116,15 @@ def pytest_collection_finish() -> None:
     """Garbage that tests leave is not looked for among all modules and tests each time."""
     gc.freeze()
     gc.enable()
+    _frozen.append(len(sys.modules))
+
+
+def pytest_runtest_logfinish() -> None:
+    """Nor among the modules that a test was the first to need, megatron.core most of all."""
+    if len(sys.modules) > _frozen[-1] + 300:
+        gc.collect()
+        gc.freeze()
+        _frozen.append(len(sys.modules))
 
 
 @pytest.hookimpl(optionalhook=True)

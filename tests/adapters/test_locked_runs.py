@@ -241,6 +241,7 @@ def test_megatron_makes_the_steps_of_the_lock(
             loader()
 
 
+@pytest.mark.usefixtures("all_modules")
 def test_a_loader_function_that_a_job_imported_before(
     training: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ class Lazy(ModuleType):
         raise RuntimeError("all of its names are loaded")
 
 
+@pytest.mark.usefixtures("all_modules")
 @pytest.mark.parametrize("name", ["skip", "lock", "balance"])
 def test_names_that_a_job_imported_before(
     neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
