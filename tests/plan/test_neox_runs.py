@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,18 @@ import pytest
 from support.corpora import write_corpus
 from support.inputs import for_each
 
-from megaindex import IndexedDatasetWriter
+from megaindex import IndexedDatasetWriter, NeoxDocumentsOrder
 from megaindex.errors import InvalidArgument
 from megaindex.index.skips import Skip
 from megaindex.plan import Plan, make_plan
+from megaindex.plan.advice import adapter_settings
 from megaindex.plan.coverage import count_served
 from megaindex.plan.export import export_settings
 from megaindex.run.from_settings import run_of_settings
 from megaindex.run.passes import LoaderPasses, loader_passes
 from megaindex.settings.neox_yaml import read_neox
 from megaindex.settings.run_builder import resolve
-from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.run_settings import Data, RunSettings, Target
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 RUNS = [pytest.param(run, id=f"{k}-{run['kind']}") for k, run in enumerate(GOLDEN["runs"])]
@@ -139,6 +141,60 @@ def test_skips_of_epochs_with_orders_of_their_own_are_not_counted(
         methods = {row.coverage.method for row in plan.rows("train")}
         assert (methods == {"none"}) == (exact and method == "none")
         assert {row.coverage.method for row in plan.rows("valid")} & {"none"} == set()
+
+
+@for_each(
+    ("tokens", "length", "said"),
+    [(1, 8, "of one token"), (2, 8, ""), (270, 1, "of sequences of one token"), (270, 2, "")],
+)
+def test_the_helpers_of_neox_refuse_a_source_of_one_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, length: int, said: str
+) -> None:
+    keys = {**EPOCHS, "train_data_paths": ["@a", "@b"], "seq_length": length}
+    case = {"corpora": {"a": [30] * 9, "b": [tokens]}, "prompts": {}, "keys": keys}
+    run = run_of(case, tmp_path)
+    error = f"an abort of its compiled helpers, which refuse a source {said}" if said else ""
+    assert make_plan(run).rows("train")[1].error == error
+    assert make_plan(replace(run, exact=True)).rows("train")[1].error == ""
+    monkeypatch.setattr("megaindex.plan.plan.BUILD_LIMIT", -1)  # packings have other errors
+    whole = NeoxDocumentsOrder(pack_impl="pack_until_overflow")
+    settings = {"sequence_length": length, "global_batch_size": 2, "train_iters": 3}
+    for order in (whole, "megatron"):
+        plan = make_plan(data_path=[str(tmp_path / "a")], order=order, **settings)
+        assert plan.datasets[0].error == ""
+
+
+@for_each(
+    ("change", "needed"),
+    [
+        ({"variance_buffer": 1.25}, {}),  # of epochs, not samples
+        ({"target": Target(kind="iterations", value=Fraction(9))}, {}),
+        ({"variance_buffer": 1.25, "target": Target(kind="iterations", value=Fraction(9))},
+         {"variance_buffer": 1.25}),
+        ({"variance_buffer": 1.005, "target": Target(kind="iterations", value=Fraction(9))}, {}),
+        ({"exact": True}, {"exact": True}),
+    ],
+)  # fmt: skip
+def test_arguments_of_the_adapter_that_a_run_needs(
+    tmp_path: Path, change: dict[str, Any], needed: dict[str, Any]
+) -> None:
+    case = {"corpora": {"a": [30] * 9}, "prompts": {}, "keys": EPOCHS}
+    run = replace(run_of(case, tmp_path), **change)
+    assert adapter_settings(run) == needed
+    together = replace(run, data=Data(train=run.data.train, split="969,30,1"))
+    assert "variance_buffer" not in adapter_settings(together)
+
+
+@pytest.mark.parametrize("sources", [1, 2])
+def test_exact_epochs_of_one_source_are_printed_as_a_recipe(tmp_path: Path, sources: int) -> None:
+    keys = {**EPOCHS, "train_data_paths": ["@a", "@b"][:sources]}
+    case = {"corpora": {"a": [30] * 9, "b": [30] * 9}, "prompts": {}, "keys": keys}
+    run = replace(run_of(case, tmp_path), exact=True)
+    if sources == 1:
+        assert "stages:" in export_settings(make_plan(run), run, "recipe")
+    else:
+        with pytest.raises(InvalidArgument, match="each epoch reads its sources whole; write a re"):
+            export_settings(make_plan(run), run, "recipe")
 
 
 def test_epochs_of_sources_that_hold_no_sample(tmp_path: Path) -> None:

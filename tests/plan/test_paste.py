@@ -326,6 +326,28 @@ def test_a_threshold_without_effect_is_not_printed(
     assert "".join(re.findall(r"install(.*)", out)).replace('"', "'") == call
 
 
+@pytest.mark.parametrize(
+    ("paths", "buffer", "surplus", "call"),
+    [
+        ((2, 0, 1, 1), "1.25", ["0.25"], ""),
+        ((2, 0, 1, 1), "1.005", None, ""),
+        ((0,), "1.25", None, "(variance_buffer=1.25)"),
+        ((0,), "1", None, ""),
+    ],
+)
+def test_a_buffer_of_megatron_is_a_surplus_or_an_argument_of_the_adapter(
+    corpora: list[str], paths: tuple[int, ...], buffer: str, surplus: Any, call: str
+) -> None:
+    data = [n if k % 2 == 0 and len(paths) > 1 else corpora[n] for k, n in enumerate(paths)]
+    status, out, err = cli("--order", "megatron", "--train-data-path", *data, "--seq-length", 8,
+                           "--global-batch-size", 6, "--epochs", 1, "--variance-buffer", buffer,
+                           "--eval-iters", 0, "--print-config", "megatron")  # fmt: skip
+    assert status == 0, err
+    assert flags_in(out).get("--mid-level-dataset-surplus") == surplus
+    lines = re.findall(r"^# megaindex.adapters.megatron.install(.*)", out, re.MULTILINE)
+    assert "".join(lines) == call
+
+
 def test_megatron_evaluates_only_on_validation_data(corpora: list[str]) -> None:
     """It stops at the first evaluation without any, from 0.14 on."""
     words = ["--order", "megatron", "--seq-length", 8, "--global-batch-size", 6, "--epochs", "1",

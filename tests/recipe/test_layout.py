@@ -391,6 +391,9 @@ def test_a_mix_of_several_lengths_changes_to_sources_of_the_stage() -> None:
         recipe = recipe_of(stages, sources, mix_changes=changed_at(8, weights))
         return resolve_recipe(recipe, sizes_of([50, 50]))
 
+    later = np.array([[8, 2**31, 0], [16, 0, 2**31]])
+    both = recipe_of(stages, sources, mix_changes=MixChanges.from_array(("a", "b"), later, ""))
+    assert resolve_recipe(both, sizes_of([50, 50])).num_steps == 6
     check_bounds(resolve, [(1, 0)], [(0, 1), (1, 1)], "stage one: the mix changes at sample 8 to "
                  "weights of b, which the stage does not name, in a run of several")  # fmt: skip
 
@@ -445,6 +448,8 @@ def test_the_most_samples_of_a_run() -> None:
         ),
         (lambda: RecipeSource(name="a", tokens=5, order="packed"), "depend on document lengths"),
         (lambda: RecipeSource(name="a", path="p", max_documents=3), "a setting of order packed"),
+        (lambda: RecipeSource(name="a", path="p", kind="finetuning", block_tokens=9),
+         "a setting of order blocks"),
         (
             lambda: RecipeSource(name="a", path="p", order="packed", max_documents=0),
             "max_documents must be at least 1",

@@ -152,6 +152,7 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
             ("per_device_batch_size=-1",),
             "batch_size must be a number of rows of at least 0, got -1",
         ),
+        (("per_device_batch_size=null",), "must be a number of rows of at least 0, got None"),
         (("per_device_batch_size=0.1",), "4 devices train on no whole row"),
         (("grain_train_files= ",), "grain_train_files=  has no value"),
         (("steps=",), "steps= has no value"),
