@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -13,10 +14,12 @@ from support.inputs import for_each
 from megaindex.errors import InvalidArgument
 from megaindex.settings.batch_schedule import (
     BatchSchedule,
+    ListedSteps,
     Steps,
     parse_count,
     parse_schedule,
     ramp_up,
+    step_bounds,
     steps_of,
 )
 
@@ -70,6 +73,17 @@ def test_samples_of_a_schedule_step_by_step() -> None:
     schedule = BatchSchedule(stages=((0, 2), (5, 3), (10, 7)))
     assert [schedule.samples_after(n) for n in range(6)] == [0, 2, 4, 6, 9, 12]
     assert schedule.samples_after(1, start=12) == 19
+
+
+@pytest.mark.parametrize("consumed", [0, 4, 6, 12])
+def test_bounds_of_steps_that_are_listed(consumed: int) -> None:
+    listed = ListedSteps(bounds=np.array([0, 4, 6, 12, 15]), batch_sizes=(4, 2, 6, 3))
+    schedule = BatchSchedule(stages=((0, listed),))
+    bounds, past = step_bounds(schedule, consumed, 15)
+    assert bounds.tolist() == [0, 4, 6, 12, 15]
+    assert past == bounds.tolist().index(consumed)
+    with pytest.raises(InvalidArgument, match="sample 5 is not the first of a step"):
+        step_bounds(schedule, 5, 15)
 
 
 def test_thresholds_are_tokens_as_in_megatron() -> None:
