@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,10 +38,6 @@ from megaindex.index.subset_rule import no_subset
 from megaindex.validation import (
     check_text,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 Fetch: TypeAlias = Callable[
     [Callable[[], Mapping[str, Any]], Callable[[Sink], None], Mapping[str, Any]],

@@ -103,7 +103,7 @@ def run_recorded(command: Sequence[str], timeout: float) -> tuple[list[Call], in
             )
         except OSError as error:
             raise InvalidArgument(
-                f"megaindex capture: {shown(command[0])} cannot be started: {error.strerror}; give "
+                f"{shown(command[0])} cannot be started: {error.strerror}; give "
                 "the script's own command line after --, such as bash launch.sh"
             ) from None
         try:
@@ -114,7 +114,7 @@ def run_recorded(command: Sequence[str], timeout: float) -> tuple[list[Call], in
             process.wait()
         if status is None:
             raise InvalidArgument(
-                f"megaindex capture: {shlex.join(command)[:80]} ran longer than {timeout:g} s and "
+                f"{shlex.join(command)[:80]} ran longer than {timeout:g} s and "
                 "was killed; give more with --timeout"
             )
         return [_read_call(path) for path in sorted(calls.iterdir())], status
@@ -136,10 +136,10 @@ def _waited(process: subprocess.Popen[bytes], until: float) -> int | None:
 
 def _read_call(path: Path) -> Call:
     if path.stat().st_size > _MOST_BYTES:
-        raise InvalidArgument(f"megaindex capture: a command of more than {_MOST_BYTES} bytes")
+        raise InvalidArgument(f"a command of more than {_MOST_BYTES} bytes")
     call = json.loads(path.read_text() or "{}")
     if not call:
-        raise InvalidArgument("megaindex capture: a launcher was killed while it was recorded")
+        raise InvalidArgument("a launcher was killed while it was recorded")
     return Call(call["words"], call["environment"], call["folder"])
 
 
@@ -165,7 +165,9 @@ def read_capture(text: str, path: str) -> tuple[list[str], Mapping[str, Any], tu
     try:
         content = parse_object(text)
     except Damaged as error:
-        raise InvalidArgument(f"--megatron-args: {shown(path)}: {error}") from None
+        raise InvalidArgument(
+            f"--megatron-args: {shown(path)}: {error}; write it again with megaindex capture"
+        ) from None
     words, environment, folder = (content.get(k) for k in ("words", "environment", "folder"))
     texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
     if content.get(_KEY) != _VERSION or not texts or not isinstance(environment, dict):

@@ -78,6 +78,7 @@ _ONE_VALUE = frozenset(
      "--wandb-exp-name", "--wandb-project", "--tokenizer-model", "--vocab-file", "--merge-file",
      "--job-name", "--output", "--error", "--moe-layer-freq"}  # fmt: skip
 """Arguments of one value that changes no plan, which scripts often compute."""
+_RUNS_MODULES = re.compile(r"python[\d.]*|torchrun|accelerate")
 _CLOSE = 0.85  # similarity of a misspelt argument
 
 
@@ -134,7 +135,7 @@ def _evaluated(
     commands = [command for command in script.commands if trains(command.words)]
     if not commands:
         raise InvalidArgument(_nothing(script, path if path != "bash" else text))
-    planned = [one for one in commands if not _refusal(_program(one.words))] or commands[-1:]
+    planned = [one for one in commands if not _refusal(_program(one.words)[0])] or commands[-1:]
     if any(one.words != planned[0].words for one in planned[1:]):
         raise InvalidArgument(
             f"{name} runs {len(planned)} commands with Megatron arguments; give those of one of "
@@ -153,7 +154,7 @@ def _nothing(script: Script, source: str) -> str:
             f"--megatron-args: {source[:80]!r} exits at {script.exits_at}, before it trains: "
             "export the variables it needs, or give its parameters with --script-args"
         )
-    named = [p for one in script.commands if (p := _program(one.words))]
+    named = [p for one in script.commands if (p := _program(one.words)[0])]
     starts = f"; it starts {script.written(named[-1])}" if named else ""
     return (
         f"--megatron-args: no Megatron argument in {source[:80]!r}{starts}; give the arguments as "
@@ -206,18 +207,28 @@ def _known_words(
 
 def _refusal(program: str) -> str:
     """Return the reason for not planning a program of Megatron-LM; empty for all others."""
-    path = "/" + program
-    return next((why for end, why in PROGRAMS.items() if path.endswith("/" + end)), "")
+    path = "/" + program.removesuffix(".py")
+    ends = {f"/{end.removesuffix('.py')}": why for end, why in PROGRAMS.items()}
+    return next((why for end, why in ends.items() if path.endswith(end)), "")
 
 
-def _program(words: Sequence[str]) -> str:
-    """Return the Python program, or module, that a command runs; empty for arguments alone."""
+def _program(words: Sequence[str]) -> tuple[str, int]:
+    """Return the path of the Python program or module that a command runs, and the number of words
+    up to it; an empty path and 0 for arguments alone.
+
+    ``-m`` names a module behind Python and launchers that take one; srun and numactl, for example,
+    have another ``-m``.
+    """
+    runs_modules = False
     for place, word in enumerate(words):
         if word.endswith(".py"):
-            return word
-        if word == "-m" and place + 1 < len(words) and "torch.distributed" not in words[place + 1]:
-            return words[place + 1].replace(".", "/")
-    return ""
+            return word, place + 1
+        if word == "-m" and runs_modules and place + 1 < len(words):
+            module = words[place + 1]
+            if "torch.distributed" not in module:
+                return module.replace(".", "/"), place + 2
+        runs_modules = runs_modules or bool(_RUNS_MODULES.fullmatch(os.path.basename(word)))
+    return "", 0
 
 
 class _ArgumentsReader:
@@ -227,9 +238,8 @@ class _ArgumentsReader:
         self._variables = variables
         self._over = over
         self._replaced = replaced_by(over)
-        self._program = _program(words)
+        self._program, begin = _program(words)
         self._known = self._planned_program()
-        begin = next((i for i, word in enumerate(words) if word == self._program), -1) + 1
         self._launcher = _flags(words[:begin]) if begin else _flags(words)
         self._flags = _flags(words[begin:])
         self._notes: list[str] = []
@@ -271,8 +281,8 @@ class _ArgumentsReader:
         """Return True for Megatron's programs that read GPT data; refuse its other programs."""
         if reason := _refusal(self._program):
             raise InvalidArgument(f"--megatron-args: {self._program} is not planned: {reason}")
-        name = self._program.rsplit("/", 1)[-1]
-        return name in PROGRAMS or not name
+        name = self._program.rsplit("/", 1)[-1].removesuffix(".py")
+        return f"{name}.py" in PROGRAMS or not name
 
     def _sort(self) -> None:
         """Refuse or list the arguments that are not planned."""

@@ -318,10 +318,14 @@ class RunSettings:
     def _check_surplus(self) -> None:
         if self.surplus is None:
             return
-        if self.row.order != "megatron" or not 0 <= self.surplus < math.inf:
+        if self.row.order != "megatron":
             raise InvalidArgument(
-                "--mid-level-dataset-surplus must be at least 0, in order megatron, got "
-                f"{self.surplus} in order {self.order}"
+                f"--mid-level-dataset-surplus is a setting of order megatron, not {self.order}; "
+                "remove it"
+            )
+        if not 0 <= self.surplus < math.inf:
+            raise InvalidArgument(
+                f"--mid-level-dataset-surplus must be at least 0, got {self.surplus}"
             )
         if self.variance_buffer is not None:
             raise InvalidArgument(

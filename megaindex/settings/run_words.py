@@ -195,8 +195,6 @@ def _prefix(word: str) -> str:
 
 
 def _is_pair(prefix: str) -> bool:
-    if is_remote(prefix):
-        return True
     try:
         return stat_path(f"{prefix}.idx") is not None or stat_path(f"{prefix}.bin") is not None
     except StorageError:  # no such name is possible

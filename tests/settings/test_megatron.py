@@ -244,10 +244,32 @@ def test_what_megatron_refuses_or_no_plan_is_made_of(argument: str, reason: str)
         resolve(flags(argument))
 
 
-@pytest.mark.parametrize("program", ["pretrain_bert.py", "x/pretrain_t5.py", "multimodal/train.py"])
-def test_programs_of_other_data_are_refused(program: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{program} is not planned"):
-        read_megatron(f"torchrun --nproc_per_node 8 {program} --seq-length 8 --train-iters 3", {})
+@for_each(
+    ("command", "program"),
+    [("torchrun --nproc_per_node 8 pretrain_bert.py", "pretrain_bert.py"),
+     ("python x/pretrain_t5.py", "x/pretrain_t5.py"),
+     ("python multimodal/train.py", "multimodal/train.py"),
+     ("python3.12 -m pretrain_bert", "pretrain_bert"),
+     ("torchrun -m x.pretrain_t5", "x/pretrain_t5"),
+     ("python -m torch.distributed.run -m pretrain_ict", "pretrain_ict"),
+     ("accelerate launch -m examples.mimo.pretrain_mimo", "examples/mimo/pretrain_mimo"),
+     ("numactl -m 0 python pretrain_bert.py", "pretrain_bert.py"),
+     ("srun -m block torchrun pretrain_bert.py", "pretrain_bert.py")],
+)  # fmt: skip
+def test_programs_of_other_data_are_refused(command: str, program: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"--megatron-args: {program} is not planned"):
+        read_megatron(f"{command} --seq-length 8 --train-iters 3", {})
+
+
+@for_each("command", [
+    "torchrun --nproc_per_node 8 -m pretrain_gpt", "torchrun --nproc_per_node 8 pretrain_gpt.py",
+    "numactl -m 0 python -m torch.distributed.run --nproc_per_node 8 -m x.pretrain_mamba",
+    "srun -m block torchrun --nproc_per_node 8 x/pretrain_gpt.py",
+])  # fmt: skip
+def test_programs_and_modules_of_gpt_data_are_planned(command: str) -> None:
+    settings = read_megatron(f"{command} --seq-length 8 --train-iters 3", {})
+    assert settings.world_size == 8
+    assert not any("is not a program of Megatron-LM" in note for note in settings.notes)
 
 
 def test_arguments_that_change_nothing_are_listed() -> None:

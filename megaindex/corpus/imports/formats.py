@@ -23,7 +23,7 @@ from megaindex.corpus.imports.flat import (
     open_tokens,
     token_dtype,
 )
-from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format.header import CHUNK
 from megaindex.format.legacy import open_legacy
 from megaindex.format.provenance import RowFile
@@ -327,8 +327,6 @@ def _batches(path: str, name: str, dtype: np.dtype[Any]) -> Iterator[Batch]:
                 nbytes=0,
             )
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, MegaIndexError):
-            raise
         raise _unreadable(path, error) from error
     nothing = np.empty(0, np.int64)
     yield Batch(file=file, first_row=rows, tokens=nothing, lengths=nothing, nbytes=size)
