@@ -79,6 +79,7 @@ _ONE_VALUE = frozenset(
      "--job-name", "--output", "--error", "--moe-layer-freq"}  # fmt: skip
 """Arguments of one value that changes no plan, which scripts often compute."""
 _RUNS_MODULES = re.compile(r"python[\d.]*|torchrun|accelerate")
+_RUNNERS = ("torch.distributed", "megaindex.adapters.")  # modules that run a program
 _CLOSE = 0.85  # similarity of a misspelt argument
 
 
@@ -225,7 +226,7 @@ def _program(words: Sequence[str]) -> tuple[str, int]:
             return word, place + 1
         if word == "-m" and runs_modules and place + 1 < len(words):
             module = words[place + 1]
-            if "torch.distributed" not in module:
+            if not module.startswith(_RUNNERS):
                 return module.replace(".", "/"), place + 2
         runs_modules = runs_modules or bool(_RUNS_MODULES.fullmatch(os.path.basename(word)))
     return "", 0

@@ -265,6 +265,7 @@ def test_programs_of_other_data_are_refused(command: str, program: str) -> None:
     "torchrun --nproc_per_node 8 -m pretrain_gpt", "torchrun --nproc_per_node 8 pretrain_gpt.py",
     "numactl -m 0 python -m torch.distributed.run --nproc_per_node 8 -m x.pretrain_mamba",
     "srun -m block torchrun --nproc_per_node 8 x/pretrain_gpt.py",
+    "torchrun --nproc_per_node 8 -m megaindex.adapters.megatron --keys -- pretrain_gpt.py",
 ])  # fmt: skip
 def test_programs_and_modules_of_gpt_data_are_planned(command: str) -> None:
     settings = read_megatron(f"{command} --seq-length 8 --train-iters 3", {})
