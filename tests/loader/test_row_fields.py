@@ -99,7 +99,7 @@ def test_rows_of_every_kind_of_run_are_the_same_everywhere(
         with pytest.raises(InvalidArgument, match="keys: "):
             asked.loader(0, 1, options=WIDE)
         return
-    batches = [as_arrays(batch) for batch in asked.loader(0, 1, options=wide)]
+    batches = [as_arrays(batch) for batch in asked.loader(0, 1, options=wide, read_ahead=0)]
     whole = rows(batches)
     assert {*whole} == {*expected_rows(replace(asked.run, past_steps=0))}
     if number % 3 == 0 or most is None:
@@ -116,7 +116,7 @@ def check_ranks(asked: Asked, wide: SampleOptions, whole: list[Row]) -> None:
     half = len(first[0]) // 2
     served = [as_arrays(batch) for each in first for batch in itertools.islice(each, half)]
     state = json.loads(json.dumps(join_states([each.state_dict() for each in first])))
-    rest = asked.loader(0, 1, options=wide)
+    rest = asked.loader(0, 1, options=wide, read_ahead=0)
     rest.load_state_dict(state)
     served += [as_arrays(batch) for batch in rest]
     assert sorted(rows(served)) == sorted(whole)

@@ -118,7 +118,8 @@ def test_a_checkpoint_of_the_recipe_is_continued_by_its_lock(name: str) -> None:
         for _ in range(7):
             next(batches)
         states.append(json.loads(json.dumps(loader.state_dict())))
-        rest = open_run(f"{name}.lock", data_parallel_rank=rank, data_parallel_size=2)
+        rank_of = {"data_parallel_rank": rank, "data_parallel_size": 2}
+        rest = open_run(f"{name}.lock", **rank_of, read_ahead=0)
         rest.load_state_dict(states[-1])
         assert all(equal(a, b) for a, b in zip(rest, batches, strict=True))
     other = "recipe" if name == "past" else "past"

@@ -192,8 +192,8 @@ class Asked:
 
     @cached_property
     def batches(self) -> list[Any]:
-        """All batches of one rank, and `state` behind them."""
-        loader = self.loader(0, 1)
+        """All batches of one rank, read without threads, and `state` behind them."""
+        loader = self.loader(0, 1, read_ahead=0)
         batches = [as_arrays(batch) for batch in loader]
         self.state = loader.state_dict()
         return batches
@@ -480,7 +480,7 @@ def resume(asked: Asked) -> None:
     half = len(first[0]) // 2
     served = [as_arrays(batch) for each in first for batch in itertools.islice(each, half)]
     state = json.loads(json.dumps(join_states([each.state_dict() for each in first])))
-    rest = asked.loader(0, 1)
+    rest = asked.loader(0, 1, read_ahead=0)
     rest.load_state_dict(state)
     served += [as_arrays(batch) for batch in rest]
     assert rows_of(served) == rows_of(asked.batches)
