@@ -155,8 +155,8 @@ def test_long_messages_are_cut_in_the_middle() -> None:
 @pytest.mark.parametrize(
     ("verb", "more"),
     [
-        ("build", ["--seq-length", "8", "--cache-dir", "cache"]),
-        ("verify", []),
+        ("build", ["--seq-length", "8", "--cache-dir", "cache", "--workers", "1"]),
+        ("verify", ["--workers", "1"]),
         ("inspect", []),
         ("merge", ["--overwrite"]),
     ],

@@ -153,7 +153,7 @@ def test_verify_and_inspect_take_folders(
     request(
         proxy.upstream, "PUT", f"/{s3}/data/web.bin", Path(f"{local.path_prefix}.bin").read_bytes()
     )
-    shown = json.loads(output(capsys, "verify", "--json", folder))
+    shown = json.loads(output(capsys, "verify", "--json", "--workers", "1", folder))
     assert [report["path"] for report in shown["reports"]] == expected
     output(capsys, "inspect", folder)
     upload(proxy.upstream, s3, "top", Path(local.path_prefix))
