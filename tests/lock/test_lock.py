@@ -431,7 +431,7 @@ def test_tables_of_large_corpora_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         kept.append(sorted(tmp_path.glob("*/starts*.npy")))
     assert kept[0]
     assert kept[0] == kept[1]
-    assert cli("verify", tmp_path, "--full")[0] == 0
+    assert cli("verify", tmp_path, "--full", "--workers", 1)[0] == 0
     with monkeypatch.context() as without_hashing:
         without_hashing.setattr("megaindex.builders.recipe.corpus_fingerprint", None)
         assert rules("flags.lock", step=3, cache_dir=tmp_path) == []

@@ -302,7 +302,7 @@ def test_a_snapshot_in_a_cache_is_not_taken_for_a_sidecar(
     assert [report.kind for report in reports] == ["cache", "snapshot", "snapshot"]
     assert all(report.is_clean for report in reports)
     assert [report.counted for report in reports[1:]] == [{"sources": 1}] * 2
-    assert main(["verify", str(snapshots[0].parent)]) == 0
+    assert main(["verify", str(snapshots[0].parent), "--workers", "1"]) == 0
     assert main(["inspect", str(snapshots[0])]) == 0
     assert "sources = [" in capsys.readouterr().out
 

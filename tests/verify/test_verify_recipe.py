@@ -178,7 +178,12 @@ def test_eod_is_in_the_vocabulary(recipe: Path) -> None:
 
 
 def test_the_command(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(recipe), "--full", "--vocab-size", "200", "--eod", "7"]) == 0
+    assert (
+        main(
+            ["verify", str(recipe), "--full", "--vocab-size", "200", "--eod", "7", "--workers", "1"]
+        )
+        == 0
+    )
     assert "run.yaml: recipe, 5 sources, 1 stage, 5 pairs" in capsys.readouterr().out
     recipe.write_text("sources: {")
     assert main(["verify", str(recipe), "--json"]) == 1

@@ -547,17 +547,17 @@ def die(task: object) -> None:
 
 def test_parts_of_another_file_with_the_same_size_and_time_are_not_used(tmp_path: Path) -> None:
     """A file replaced or overwritten with its old time, as by rsync -t, cp -p and tar."""
-    source, output = tmp_path / "a.jsonl", str(tmp_path / "o")
+    source, output = tmp_path / "a.jsonl", tmp_path / "o"
     lines = (json.dumps({"text": "A" * 40}) + "\n") * 300
     source.write_text(lines + '{"text":}\n')
     times = (10**18, 10**18)
     os.utime(source, ns=times)
     with pytest.raises(FormatError, match="line 301"):
-        tokenize(output, [source], tokenizer="bytes", part_bytes=5_000)
-    assert finished(Path(output)) > 0
+        run(output, [source], part_bytes=5_000)
+    assert finished(output) > 0
     source.write_text(lines.replace("A", "B") + " " * len('{"text":}') + "\n")
     os.utime(source, ns=times)
-    tokenize(output, [source], tokenizer="bytes", part_bytes=5_000)
+    run(output, [source], part_bytes=5_000)
     served = set(IndexedDataset(output).tokens.tolist())
     assert ord("B") in served
     assert ord("A") not in served
