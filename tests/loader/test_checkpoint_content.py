@@ -329,8 +329,14 @@ def test_samples_of_every_tail_are_in_place(folder: Path, tail: Any, batch: int)
 # breaks and errors
 
 
-@pytest.mark.parametrize("kind", runs.LOADERS)
-@pytest.mark.parametrize("stops", [(1, 1, 2), (6, 5), (0, 3)])
+STOPS = [(1, 1, 2), (6, 5), (0, 3)]
+LEFT = [*itertools.product(runs.LOADERS, STOPS)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stops"),
+    [*LEFT[::2], *(pytest.param(*each, marks=pytest.mark.slow) for each in LEFT[1::2])],
+)
 def test_a_loop_that_was_left_goes_on(folder: Path, kind: str, stops: tuple[int, ...]) -> None:
     whole = list(runs.take(runs.LOADERS[kind](folder, 1)))
     loader = runs.LOADERS[kind](folder, 1)
@@ -416,7 +422,7 @@ def test_an_equivalent_recipe_is_accepted(folder: Path, batching: Any) -> None:
     named = [replace(qa, shuffle_name=names[2]), replace(chat, shuffle_name=names[1])]
     others.append(replace(scaled, sources=(*named, web)))
     for other in others:
-        loader = loader_of_recipe(open_recipe(other), micro_batch_size=2)
+        loader = loader_of_recipe(open_recipe(other), micro_batch_size=2, read_ahead=0)
         loader.load_state_dict(state)
         assert list(runs.take(loader)) == whole
         check = check_receipts([loader.state_dict()], loader._index)

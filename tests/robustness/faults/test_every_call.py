@@ -43,10 +43,15 @@ def test_a_failure_at_every_call(tmp_path: Path, name: str, error: str) -> None:
     assert sum(check_failures(SCENARIOS[name], tmp_path, error).values()) >= 3
 
 
-@pytest.mark.parametrize("after", [False, True])
+# the slow test has each both before and after the call
 @pytest.mark.parametrize(
-    ("name", "step"),
-    [("writer", 2), ("merge-overwriting", 5), ("split-in-two", 7), ("cache", 3)],
+    ("name", "step", "after"),
+    [
+        ("writer", 2, False),
+        ("merge-overwriting", 5, True),
+        ("split-in-two", 7, False),
+        ("cache", 3, True),
+    ],
 )
 def test_ctrl_c_leaves_nothing(tmp_path: Path, name: str, step: int, after: bool) -> None:
     found = check_interrupts(INTERRUPTED[name], tmp_path, after=after, step=step)
