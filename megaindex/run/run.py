@@ -392,6 +392,8 @@ def skipped_run(run: Run, skip: Sequence[Skip], schedule: BatchSchedule) -> Run:
         InvalidArgument: a skip does not fit the run.
         MissingFile, StorageError: a file of documents cannot be read.
     """
+    if not skip:
+        return run
     steps = skip_steps(
         skip,
         schedule,
