@@ -48,6 +48,14 @@ FILES = {
     "setting.yaml": "sequence_lenght: 8\n" + RECIPE.format(code="b", mixed="code", share=1),
     "share.yaml": RECIPE.format(code="b", mixed="code", share=-1),
     "source.yaml": RECIPE.format(code="b", mixed="cod", share=1),
+    "stages.yaml": """\
+sequence_length: 8
+batch: {micro_batch_size: 2, data_parallel_size: 1}
+sources: {web: a}
+stages: {short: {steps: 2, mix: {web: 1}}, long: {steps: 2, sequence_length: 16, mix: {web: 1}}}
+""",
+    "state.json": "[{}]",
+    "states.json": "[1]",
     "text.txt": "some words\n",
     "unplanned.yml": EXACT.format("") + NEOX,
     "unread.yaml": RECIPE.format(code="none", mixed="code", share=1),
