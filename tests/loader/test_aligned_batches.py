@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ from megaindex.loader import (
     Targets,
 )
 from megaindex.loader.positional_reader import PositionalTokens
+from megaindex.recipe import (
+    BatchSchedule,
+    Recipe,
+    RecipeSource,
+    RecipeStage,
+    Stream,
+    Target,
+    open_recipe,
+)
 
 SIZE, ALIGN = 64, 8
 OPTIONS = SampleOptions(cu_seqlens=True, boundaries="documents")
@@ -200,6 +210,21 @@ def test_sources_that_are_aligned_otherwise_are_not_kept_apart(
         batch_of(blend, [0], SampleOptions(cu_seqlens=True, eod_id=1))
     _, plain = batch_of(blend, [0, 1], SampleOptions())
     assert "cu_seqlens" not in plain
+    sources = tuple(
+        RecipeSource(name=path[-1], path=path, order="packed", align=align)
+        for path, align in zip(prefixes, (4, 8), strict=True)
+    )
+    length = Target(kind="iterations", value=Fraction(4))
+    streams = tuple(Stream(source=source.name) for source in sources)
+    mixed = open_recipe(
+        Recipe(
+            sequence_length=SIZE, batch=BatchSchedule.constant(2), sources=sources,
+            stages=(RecipeStage(name="one", length=length, streams=streams),),
+        )
+    ).index  # fmt: skip
+    with pytest.raises(InvalidArgument, match=r"aligned alike in all sources, got align \[4, 8\]"):
+        batch_of(mixed, [0])
+    batch_of(mixed, [0], SampleOptions())
 
 
 def test_rewards_lie_at_their_tokens(prefix: Path, tmp_path: Path) -> None:

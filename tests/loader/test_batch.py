@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from megaindex.loader import (
     collate,
     receipted,
 )
+from megaindex.loader.batch import pinned
 
 S, SEED = 40, 4
 FLAGS = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_attention_mask")
@@ -339,3 +341,17 @@ def test_wrong_batches_are_refused(corpus: IndexedDataset) -> None:
             maker.fill(buffers, wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="datasets must be 1, one for each"):
         BatchMaker(index, MappedTokens([]))
+
+
+def test_page_locked_buffers_are_ordinary_ones_without_cuda() -> None:
+    buffers = pinned(2, {"tokens": ((2, 3), "int64"), "loss_mask": ((2, 3), "float32")})
+    found = {name: (array.shape, array.dtype.name) for name, array in buffers.arrays.items()}
+    assert found == {"tokens": ((2, 3), "int64"), "loss_mask": ((2, 3), "float32")}
+
+
+def test_the_padding_of_a_dataset_is_that_of_its_options_or_its_own(corpus: IndexedDataset) -> None:
+    index = make_index(corpus)
+    for own, pad_id in (({"pad_id": 5}, 5), ({}, 3), ({"pad_id": 0}, 0)):
+        options = SampleOptions(pad_id=3, eod_id=EOD)
+        dataset = GPTDataset(index, corpus, options=options, **own)
+        assert dataset._maker.options == replace(options, pad_id=pad_id)

@@ -127,6 +127,16 @@ def test_a_loader_refuses_another_mask(folder: Path) -> None:
     loader("loss_mask").load_state_dict(state, allow=["targets"])
 
 
+def test_a_state_without_contents_is_continued_with_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = after(runs.text_loader(folder, 0), 3)
+    runs.text_loader(folder, 0).load_state_dict(state)
+    assert caplog.text == ""
+    runs.text_loader(folder, 0).load_state_dict({**state, "content": None})
+    assert "tokens, labels and loss masks were not compared" in caplog.text
+
+
 def test_damaged_contents_are_refused(folder: Path) -> None:
     state = after(runs.text_loader(folder, 0), 3)
     for wrong in (3, [{}], [{**state["content"][0], "tokens": {"sampled": 3}}]):

@@ -536,6 +536,12 @@ def test_a_device_without_cuda_gets_plain_copies(corpus: IndexedDataset, index: 
     kept = list(loader)
     for batch, ids in zip(kept, sampler(index), strict=True):
         assert_equal(batch, expected(dataset, ids))
+    with pytest.raises(InvalidArgument, match="receipts need a recorder"):
+        loader.dataset(receipts=True)
+    recorders = [Recorder(["0" * 31 + "1"]) for _ in range(2)]
+    for recorder, device in zip(recorders, ("cpu", None), strict=True):
+        list(Loader(index, corpus, sampler(index), device=device, recorder=recorder))
+    assert recorders[0].ladder == recorders[1].ladder
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -211,6 +211,18 @@ def test_rows_of_text_are_the_located_ones(
     np.testing.assert_array_equal(again.read([7, 8]), expected[7:9])
 
 
+def test_rows_of_an_order_without_arrays_are_read_in_two_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = write_corpus(tmp_path / "c", [70] * 10)
+    index = megaindex.build_index(corpus, sequence_length=LENGTH, order="epoch")
+    texts = TextRows(index, [corpus])
+    with caplog.at_level("INFO"):
+        for ids in ([0, 1], [2, 3], [4, 5]):
+            np.testing.assert_array_equal(texts.read(ids), located(index, [corpus], ids))
+    assert caplog.text == ""
+
+
 def test_a_draw_beyond_its_source_is_refused(tmp_path: Path) -> None:
     index, corpora = text_blend(tmp_path)
     index.dataset_sample_index[50] = index.indices[2].num_samples

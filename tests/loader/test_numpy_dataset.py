@@ -80,6 +80,10 @@ def test_a_sample_is_a_row_of_its_batch(opened: OpenRecipe) -> None:
     np.testing.assert_array_equal(again[7]["tokens"], samples[7]["tokens"])
 
 
+def test_it_is_shown_by_its_index(opened: OpenRecipe) -> None:
+    assert repr(samples_of(opened)) == f"NumpyDataset({opened.index!r})"
+
+
 def test_a_slice_is_a_batch(opened: OpenRecipe) -> None:
     dataset = NumpyDataset(opened.index, opened.datasets, targets=targets_of(opened))
     for part in (slice(3, 7), slice(None, 5, 2), slice(-3, None)):

@@ -183,6 +183,9 @@ def test_another_kind_is_refused() -> None:
     changed.load_state_dict(within, allow=["kind"])
     after = changed.state_dict()
     assert (after["consumed_samples"], after["rows_left"]) == (32, 0)  # rows of the other's step
+    changed = sampler("single")
+    changed.load_state_dict(sampler("cyclic").state_after(8), allow=["kind"])
+    assert changed.state_dict()["consumed_samples"] == 32
 
 
 def test_a_cyclic_run_of_single_rows_continues_anywhere() -> None:
@@ -258,3 +261,21 @@ def test_wrong_settings_are_refused(kind: str, changes: dict[str, Any], message:
         sampler(kind, **changes)
     with pytest.raises(InvalidArgument, match="micro_batches must be from 0 to 24"):
         sampler(kind).state_after(25)
+
+
+def test_micro_batches_change_where_a_step_begins() -> None:
+    one: dict[str, Any] = {"num_samples": 12, "data_parallel_rank": 0, "data_parallel_size": 1}
+    changing = {**one, "micro_batch_size": [(0, 1), (4, 2)], "global_batch_size": 2}
+    assert list(MicroBatchSampler(**changing))[3:5] == [[3], [4, 5]]
+    resumed = MicroBatchSampler(**changing, consumed_samples=2)
+    resumed.load_state_dict({**resumed.state_dict(), "consumed_samples": 2})
+    assert list(resumed)[:3] == [[2], [3], [4, 5]]
+    with pytest.raises(InvalidArgument, match="from sample 1 on do not end at sample 4"):
+        resumed.load_state_dict({**resumed.state_dict(), "consumed_samples": 1})
+    for end in (12, 100):  # no step has to end there
+        changing["micro_batch_size"] = [(0, 1), (end, 2)]
+        last = MicroBatchSampler(**changing)
+        last.load_state_dict({**last.state_dict(), "consumed_samples": 1})
+        assert len(last) == 10
+    some = MicroBatchSampler(**one, micro_batch_size=[(0, 2), (4, None)], global_batch_size=2)
+    assert (len(some), next(iter(some))) == (2, [0, 1])

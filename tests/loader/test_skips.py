@@ -507,6 +507,19 @@ def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
     assert check_receipts([wrapping.state_dict()], wrapped).equal
     with pytest.raises(InvalidArgument, match="does not; give the recipe, the sampler"):
         loader().load_state_dict(state)
+    with pytest.raises(InvalidArgument, match='does not; give .* allow=\\("skip",\\)'):
+        loader()._sampler.load_state_dict(skipped._sampler.state_dict())
+    again: dict[str, Any] = {
+        "index": view, "micro_batch_size": 4, "data_parallel_rank": 0, "data_parallel_size": 1
+    }  # fmt: skip
+    for count in (view.num_samples, index.num_samples):
+        of_view = MicroBatchSampler(num_samples=count, **again)
+        assert len(of_view) == len(skipped._sampler)
+    for count in (view.num_samples - 1, index.num_samples + 1):
+        with pytest.raises(InvalidArgument, match=f"must be those of the index, 108, got {count}"):
+            MicroBatchSampler(num_samples=count, **again)
+    with pytest.raises(InvalidArgument, match="the index has skips already; give them once"):
+        MicroBatchSampler(num_samples=index.num_samples, skip=skips, **again)
     settings = {"num_samples": 8, "micro_batch_size": 1, "data_parallel_rank": 0}
     cyclic = CyclicSampler(train_samples=8, data_parallel_size=1, **settings)
     with pytest.raises(InvalidArgument, match="a sampler of type CyclicSampler serves"):

@@ -48,6 +48,8 @@ from megaindex.settings.run_settings import Target
 pytest.importorskip("torch")
 
 from megaindex.loader import (
+    BatchMaker,
+    MappedTokens,
     MicroBatchSampler,
     SourceProgress,
     check_receipts,
@@ -111,6 +113,21 @@ def test_lengths_of_a_source_are_those_of_all_its_stages(folder: Path) -> None:
     recipe = replace(recipe, stages=(*recipe.stages[:2], last))
     assert recipe.lengths_of("web") == (4, 16, 32)
     assert recipe.lengths_of("code") == (4, 16)
+
+
+def test_a_batch_has_samples_of_one_length(folder: Path) -> None:
+    opened = open_recipe(three_stages(folder))
+    maker = BatchMaker(opened.index, MappedTokens(opened.datasets))
+    first, long = 0, 7 * 12  # of the first two stages
+    short = maker.for_samples([first, long - 1, None])
+    assert short.sequence_length == 4
+    assert maker.for_samples([long, long]).sequence_length == 16
+    with pytest.raises(InvalidArgument, match=r"must have one sequence length, got \[4, 16\]"):
+        maker.for_samples([long - 1, long])
+    buffers = short.allocate(1)
+    short.fill(buffers, [first])
+    with pytest.raises(InvalidArgument, match="the buffers have rows of 4 tokens and the samples"):
+        short.fill(buffers, [long])
 
 
 def test_progress_of_a_source_shorter_than_another_sources_samples(folder: Path) -> None:
