@@ -388,8 +388,9 @@ def test_a_test_part_of_less_than_one_batch_is_warned_of(
     loaders = loaders_of(args)
     args.batch_size = 4000
     loaders["test"] = neox_stand_in.make_data_loader(loaders["test"].dataset, args)
-    neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
+    iterators = neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
     assert "are fewer than one batch of 4000 of all ranks together: testing will end" in caplog.text
+    assert next(iterators[2], None) is None
 
 
 def test_fields_have_the_frameworks_order(neox: Any, tmp_path: Path) -> None:

@@ -115,5 +115,23 @@ def test_what_is_refused(neox: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidArgument, match=message):
             loaders_of(args)
+    unpacked = run_of(tmp_path, {0: 1, 1: 1}, pack_impl="unpacked")
+    with pytest.raises(
+        InvalidArgument, match="must be GPT2Dataset .*, got GPT2Dataset with pack_im"
+    ):
+        loaders_of(unpacked)
+    loaders_of(run_of(tmp_path, {0: 1, 1: 1}))
+    bare = AmendedBlend(
+        data_path=[str(tmp_path / f"c{k}") for k in (0, 1)], num_samples=PLANNED,
+        changes=changes.changes,
+    )  # fmt: skip
+    adapter.install(amend=bare)
+    with pytest.raises(InvalidArgument, match="write a weight before every path of data_path"):
+        loaders_of(run_of(tmp_path, {0: 1, 1: 1}))
+    one = AmendedBlend(
+        data_path=[str(tmp_path / "c0")], num_samples=PLANNED, changes=changes.changes
+    )
+    adapter.install(amend=one)
+    loaders_of(run_of(tmp_path, {0: 1, 1: 1}))
     with pytest.raises(InvalidArgument, match="lock and amend exclude each other"):
         adapter.install(amend=changes, lock="run.lock")

@@ -127,6 +127,9 @@ def test_files_of_the_old_format(impl: str, pack_impl: str, neox: Any, tmp_path:
     assert dataset.sizes.tolist() == [5, 9, 4, 12]
     assert dataset.data_offsets.tolist() == ends.tolist()
     assert texts(old, 6) == texts(plain, 6)
+    copy = pickle.loads(pickle.dumps(LegacyDataset(old.paths[0])))
+    assert type(copy) is LegacyDataset
+    assert [row.tolist() for row in copy[0:4]] == rows
 
 
 def test_datasets_of_other_kinds_are_left_to_the_framework(neox: Any, tmp_path: Path) -> None:

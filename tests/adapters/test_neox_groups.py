@@ -25,6 +25,8 @@ import megaindex.adapters.neox as adapter
 import megaindex.helpers
 from megaindex import adapters
 from megaindex.adapters.neox import blend as blend_module
+from megaindex.adapters.neox.arrays import _current, grouped
+from megaindex.adapters.neox.datasets import BatchRows, join_batches
 from megaindex.cache.fingerprint import canonical_json
 from megaindex.errors import FormatError
 from megaindex.format import dataset as reader
@@ -381,6 +383,38 @@ def test_a_long_range_has_its_gap_found() -> None:
     assert as_range(given) == range(7, 100_007)
     given[[70_000, 70_001]] = given[[70_001, 70_000]]
     assert as_range(given) is given
+
+
+def test_a_function_of_a_group_builds_in_that_group() -> None:
+    inner = grouped(_current.get)
+    outer, within, again = grouped(lambda: (_current.get(), inner(), _current.get()))()
+    assert outer is within is again is not None
+    assert inner() is not outer
+    assert _current.get() is None
+
+
+def test_parts_that_are_no_whole_batches_keep_their_places() -> None:
+    texts = np.arange(6).reshape(3, 2)
+    part = BatchRows({"text": texts[:2]})
+    for other in ([{"text": texts[2]}], BatchRows({"text": texts[2:], "label": texts[2:]})):
+        rows = join_batches([(np.array([2, 0]), part), (np.array([1]), other)], 3)
+        assert not isinstance(rows, BatchRows)
+        assert [row["text"].tolist() for row in rows] == [[2, 3], [4, 5], [0, 1]]
+
+
+def test_datasets_of_a_blend_may_differ_in_length(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    made = [
+        loaders_of(arguments(tmp_path, SIZES[:1], seq_length=length))["train"].dataset.datasets[0]
+        for length in (16, 8)
+    ]
+    blend = neox_stand_in.BlendableDataset(made, [0.5, 0.5])
+    for k, (source, sample) in enumerate(
+        zip(blend.dataset_index, blend.dataset_sample_index, strict=True)
+    ):
+        expected = made[source][int(sample)]["text"].tolist()
+        assert blend[k]["text"].tolist() == expected
+        assert len(expected) == (17, 9)[source]
 
 
 def test_samples_are_the_same_one_by_one_and_together(neox: Any, tmp_path: Path) -> None:

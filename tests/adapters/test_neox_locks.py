@@ -19,6 +19,7 @@ from support.neox_running import arguments, loaders_of, pairs_of
 import megaindex.adapters.neox as adapter
 from megaindex import CostModel, Skip
 from megaindex.adapters import status
+from megaindex.adapters.neox.framework import framework
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.lock import Lock, make_lock, open_run
 
@@ -169,12 +170,17 @@ def test_pairs_are_refused_under_a_lock(neox: Any, tmp_path: Path) -> None:
         neox_stand_in.data_utils().make_data_loader(pairs, args)
 
 
-def test_a_run_of_which_nothing_was_compared(neox: Any, tmp_path: Path) -> None:
+def test_a_run_of_which_nothing_was_compared(
+    neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = settings(tmp_path, "split")
     adapter.install(lock=locked(args))
     loaders = {**loaders_of(args), "train": None}
     with pytest.raises(InvalidArgument, match="no training data to compare"):
         neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
+    monkeypatch.setenv("RANK", "1")  # which reads with rank 0, of whose model it has a part
+    iterators = neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
+    assert iterators[0] is None
 
 
 def test_a_resumed_loader_that_a_job_wraps_itself(neox: Any, tmp_path: Path) -> None:
@@ -283,6 +289,30 @@ def test_installed_too_late(
         assert len(go_on()) == 6
     else:
         assert go_on() == [0, 1, 4, 5, 8, 9]
+
+
+def test_what_neox_made_before_install_is_read_by_its_own_code(
+    neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = neox_stand_in
+    monkeypatch.setattr(stand_in.BlendableDataset, "__getitem__", lambda self, idx: ("its", idx))
+    blend: Any = object.__new__(stand_in.BlendableDataset)
+    blend.size = 4
+    ways = {"__getitem__": lambda self, idx: [idx], "get": lambda self, *given: list(given)}
+    for name, read in ways.items():
+        monkeypatch.setattr(stand_in.MMapIndexedDataset, name, read)
+        monkeypatch.setattr(stand_in.IndexedDataset, "__getitem__", lambda self, idx: ["old", idx])
+    monkeypatch.setattr(stand_in.MMapIndexedDataset, "__del__", lambda self: None)
+    pair: Any = object.__new__(stand_in.MMapIndexedDataset)
+    old: Any = object.__new__(stand_in.IndexedDataset)
+    adapter.install()
+    assert (blend[2], blend.__getitems__([1, 0])) == (("its", 2), [("its", 1), ("its", 0)])
+    assert (pair[3], pair.get(3, 1, 2), old[1]) == ([3], [3, 1, 2], ["old", 1])
+    own = framework().original("blendable_dataset", "BlendableDataset", "__len__")
+    assert own is stand_in.BlendableDataset.__len__  # which stays
+    adapter.install(exact=True)
+    with pytest.raises(InvalidArgument, match="a BlendableDataset was made before install"):
+        blend[2]
 
 
 def test_installed_too_late_for_worker_processes(neox: Any, tmp_path: Path) -> None:
