@@ -90,6 +90,7 @@ def test_the_last_65536_micro_batches_are_known(tmp_path: Path) -> None:
     batches = list(itertools.islice(iterator, 65_536))
     rows.replay(batches[0])
     assert rows.rows()["sample"].tolist() == [0]
+    assert [*rows.rows()] == NAMES  # of keys of 64 bits
     batches.append(next(iterator))
     rows.replay(batches[1])
     assert rows.rows()["sample"].tolist() == [1]

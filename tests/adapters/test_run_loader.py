@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import logging
 import sys
@@ -21,6 +22,7 @@ import megaindex
 from megaindex.adapters import RunLoader, run_loader
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.loader import MicroBatchSampler, SampleOptions, join_states
+from megaindex.loader.row_fields import row_fields
 from megaindex.lock import Lock, make_lock, read_lock
 from megaindex.recipe import read_recipe
 
@@ -208,6 +210,81 @@ def test_a_result_of_the_first_process_is_that_of_all(monkeypatch: pytest.Monkey
     sent = [None, MissingFile("no.lock")]
     with pytest.raises(MissingFile, match=r"no\.lock"):
         run_loader.from_first_rank(lambda: 3)
+
+
+def test_the_first_process_sends_its_result_or_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+
+    def send(objects: list[Any], src: int) -> None:
+        sent[:] = [*objects, src]
+
+    def act() -> int:
+        if error is not None:
+            raise error
+        return 3
+
+    distributed = "megaindex.adapters.run_loader.distributed"
+    monkeypatch.setattr(run_loader, "processes", lambda: 2)
+    monkeypatch.setattr(f"{distributed}.get_rank", lambda: 0)
+    monkeypatch.setattr(f"{distributed}.broadcast_object_list", send)
+    error: Exception | None = None
+    assert (run_loader.from_first_rank(act), sent) == (3, [3, None, 0])
+    error = MissingFile("no.lock")
+    with pytest.raises(MissingFile):
+        run_loader.from_first_rank(act)
+    assert sent == [None, error, 0]
+    error = KeyError("key")
+    with pytest.raises(KeyError):
+        run_loader.from_first_rank(act)
+    assert type(sent[1]) is InvalidArgument
+    assert str(sent[1]) == "process 0 failed: KeyError: 'key'"
+
+
+def test_connected_ranks_have_one_state(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are those of torch.distributed; the first gathers the states of all."""
+    apart = [RunLoader(lock, joined=False, data_parallel_rank=rank, data_parallel_size=2)
+             for rank in range(2)]  # fmt: skip
+    states = [loader.state_dict() for loader in apart]
+    gathered: list[Any] = []
+
+    def gather(state: Any, every: list[Any] | None, dst: int) -> None:
+        assert dst == 0
+        gathered.append(every if every is None else list(every))
+        if every is not None:
+            every[:] = [state, states[1]]
+
+    distributed = "megaindex.adapters.run_loader.distributed"
+    monkeypatch.setattr(run_loader, "processes", lambda: 2)
+    monkeypatch.setattr(f"{distributed}.gather_object", gather)
+    monkeypatch.setattr(f"{distributed}.all_gather_object", lambda every, mine: every.__setitem__(
+        slice(None), [mine, mine]))  # fmt: skip
+    monkeypatch.setattr(f"{distributed}.broadcast_object_list", lambda objects, src: objects)
+    monkeypatch.setattr(f"{distributed}.get_rank", lambda: 0)
+    first = RunLoader(lock)
+    assert first.loader.sampler.ranks == apart[0].loader.sampler.ranks
+    assert first.state_dict() == join_states(states)
+    monkeypatch.setattr(f"{distributed}.get_rank", lambda: 1)
+    assert RunLoader(lock).loader.sampler.ranks == apart[1].loader.sampler.ranks
+    assert run_loader._join_all(states[1]) is None
+    assert gathered == [[None, None], None]
+
+
+def test_rows_are_those_of_the_batch_that_was_returned(lock: Lock) -> None:
+    loader = RunLoader(lock, keys="wide")
+    assert repr(loader) == f"RunLoader({lock.path!r}, {loader.loader!r})"
+    with pytest.raises(InvalidArgument, match="rows need keys=True, and a micro batch"):
+        loader.rows()
+    names = row_fields(wide=True)
+    for batch in itertools.islice(loader, 2):
+        rows = loader.rows()
+        assert rows.keys() == {*names}
+        taken = run_loader.take_rows(batch)
+        assert all(torch.equal(taken[name], rows[name]) for name in names)
+        assert not {*names} & {*batch}
+    plain = RunLoader(lock)
+    next(iter(plain))
+    with pytest.raises(InvalidArgument, match="give keys=True to the adapter"):
+        plain.rows()
 
 
 def test_batches_of_a_rank_are_not_divided_again() -> None:

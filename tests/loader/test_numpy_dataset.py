@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.corpora import write_corpus
 
 from megaindex import IndexedDatasetWriter
+from megaindex.adapters.grain import SampleSource
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.loader.batch import SampleOptions
@@ -81,7 +82,9 @@ def test_a_sample_is_a_row_of_its_batch(opened: OpenRecipe) -> None:
 
 
 def test_it_is_shown_by_its_index(opened: OpenRecipe) -> None:
-    assert repr(samples_of(opened)) == f"NumpyDataset({opened.index!r})"
+    samples = samples_of(opened)
+    assert repr(samples) == f"NumpyDataset({opened.index!r})"
+    assert repr(SampleSource(samples, fingerprint="1f")) == "SampleSource(40 samples, '1f')"
 
 
 def test_a_slice_is_a_batch(opened: OpenRecipe) -> None:
