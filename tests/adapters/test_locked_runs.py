@@ -23,6 +23,8 @@ import megaindex.adapters.neox as neox_adapter
 from megaindex import Skip
 from megaindex.adapters import RunLoader, status
 from megaindex.adapters.locked_run import LockedRun
+from megaindex.adapters.megatron.patches import _patch_samplers
+from megaindex.adapters.reports import Reports
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import join_states
 from megaindex.lock import Lock, make_lock
@@ -36,6 +38,40 @@ def test_a_position_is_counted_through_the_passes_of_a_lock() -> None:
     run: Any = SimpleNamespace(passes=lambda subset: [(0, 10), (4, 7), (0, 5)])
     starts = {position: LockedRun.starts(run, "train", position) for position in (0, 9, 10, 14, 18)}
     assert starts == {0: [0, 4, 0], 9: [9, 4, 0], 10: [4, 0], 14: [1], 18: []}
+
+
+@pytest.mark.parametrize("passes", [[(0, 160)], [(0, 160), (4, 40)], [(0, 160), (0, 160), (0, 20)]])
+def test_a_subset_is_as_long_as_its_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[tuple[int, int]]
+) -> None:
+    """What is long enough is refused for the number of its sources, which is compared next."""
+    path = write_corpora(tmp_path)[1]
+    run = {"data_path": path, "train_iters": 40, "eval_iters": 0, **SETTINGS}
+    locked, reports = LockedRun(make_lock(**run), "megatron"), Reports("Megatron")
+    monkeypatch.setattr(LockedRun, "passes", lambda *_: passes)
+    whole = None if len(passes) == 1 else 160
+
+    def check(samples: int, limit: int | None) -> str:
+        index: Any = SimpleNamespace(num_samples=samples)
+        with pytest.raises(FormatError) as caught:
+            locked.check("train", index, [], reports, limit=limit)
+        return str(caught.value)
+
+    assert "train: sources must be 1, got 0" in check(160, None)
+    assert "train: samples must be at least 160, got 159" in check(159, None)
+    assert "train: sources must be 1, got 0" in check(200, 160)
+    for limit in (159, *([] if whole is None else [161])):
+        expected = "at least 160" if whole is None else "160"
+        message = f"train: samples of a pass of the loader must be {expected}, got {limit}"
+        assert message in check(200, limit)
+    if whole is None:
+        assert "train: sources must be 1, got 0" in check(200, 161)
+    assert reports.rows == {}
+    locked.check("test", SimpleNamespace(num_samples=1), [], reports)  # type: ignore[arg-type]
+    ((subset, reason),) = [(row.name, row.how) for row in reports.rows.values()]
+    assert (subset, reason) == (
+        "test", "the lock (not written) has no such subset, so it is unchecked"
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -236,6 +272,9 @@ def test_megatron_makes_the_steps_of_the_lock(
         start(training, 2)
         with pytest.raises(FormatError, match="global batch size of step 0 must be 4"):
             build(core, (160, 8, 0), None, blend=blend, split="90,10,0")
+        training.calculators.destroy_num_microbatches_calculator()
+        with pytest.raises(InvalidArgument, match="not initialised"):
+            training.importer.build_pretraining_data_loader(train, 0)
         monkey.setattr(args, "cls", MegatronPretrainingRandomSampler)
         with pytest.raises(InvalidArgument, match="lock needs --dataloader-type single"):
             loader()
@@ -254,6 +293,17 @@ def test_a_loader_function_that_a_job_imported_before(
         assert "function my_job.data.build: replaced" in str(status())
     adapter.uninstall()
     assert job.build is training.build_pretraining_data_loader is own
+    with monkeypatch.context() as patch:  # Megatron's module is imported after install
+        patch.delitem(sys.modules, training.__name__)
+        patch.setattr(training.importer, "build_pretraining_data_loader", None)
+        patch.setattr(job, "build", None)
+        adapter.install()
+    assert "my_job" not in str(status())
+    _patch_samplers(training)
+    assert job.build is training.build_pretraining_data_loader is not own
+    assert "function my_job.data.build: replaced" in str(status())
+    adapter.uninstall()
+    assert job.build is own
 
 
 SKIPS = [Skip(steps="3 5-6"), Skip(steps="8", move=True), Skip(source="1", from_step=9)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from support.megatron_blends import assert_equal, build, files, flat, read
 
 import megaindex.adapters.megatron as adapter
 from megaindex import AmendedBlend, BlendChange, amend_run
+from megaindex.adapters import status
 from megaindex.adapters.megatron.batches import samples_index
 from megaindex.errors import InvalidArgument
 
@@ -109,13 +112,67 @@ def test_a_single_path_becomes_a_blend(core: Any, corpora: list[str], tmp_path: 
     for k in range(50):
         assert ours[k]["tokens"].tolist() == theirs[k]["tokens"].tolist()
     assert len(ours) == END
-    assert "amended" in str(megaindex_status())
+    (row,) = [each for each in status().datasets if each.how == "amended"]
+    assert (row.kind, row.name, row.samples) == ("BlendedDataset", "train", END)
 
 
-def megaindex_status() -> Any:
-    import megaindex.adapters
+class Elsewhere:
+    """A builder that makes nothing on this rank."""
 
-    return megaindex.adapters.status()
+    def __init__(self, core: Any) -> None:
+        self.core = core
+
+    def __call__(self, cls: Any, sizes: Any, _: Any, config: Any) -> Any:
+        made = self.core.Builder(cls, sizes, lambda: True, config)
+        made.is_built_on_rank = lambda: False
+        return made
+
+
+def test_other_ranks_and_runs_without_training_have_no_dataset(
+    core: Any, corpora: list[str], tmp_path: Path
+) -> None:
+    blend = ([corpora[4], corpora[3]], [1.0, 3.0])
+    adapter.install(amend=amended(corpora, (60, {4: 1, 3: 3})))
+    made = build(core, [END, 8, 0], tmp_path, blend=blend, split=SPLIT, builder=Elsewhere(core))
+    assert (made, list(tmp_path.iterdir())) == ([None] * 3, [])
+    train, valid, _ = build(core, [END, 8, 0], tmp_path, blend=blend, split="0,100,0")
+    assert (train, len(valid)) == (None, 8)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("phases", [None, [2]])
+def test_runs_without_an_order_of_the_past_are_refused(
+    core: Any, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    deferred: bool, phases: Any,
+) -> None:  # fmt: skip
+    training: Any = ModuleType("megatron.training.global_vars")
+    training._GLOBAL_ARGS = SimpleNamespace(phase_transition_iterations=phases)
+    monkeypatch.setitem(sys.modules, training.__name__, training)
+    adapter.install(amend=amended(corpora, (60, {4: 1, 3: 3})))
+    blend = ([corpora[4], corpora[3]], [1.0, 3.0])
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({}, "amend: mock data has no documents"),
+        ({"blend_per_split": [None, blend, None]}, "amend: there is no training data"),
+        (
+            {"blend": blend, "split": SPLIT},
+            "amend: --dataloader-defer-npy-index-mmap leaves the arrays of the past unread; remove "
+            "it" if deferred else
+            "amend: --phase-transition-iterations counts the samples of each phase anew; remove it"
+            if phases else None,
+        ),
+    ]  # fmt: skip
+    for config, message in cases:
+
+        def builder(cls: Any, sizes: Any, is_here: Any, made: Any) -> Any:
+            made.defer_npy_index_mmap = deferred
+            return core.Builder(cls, sizes, is_here, made)
+
+        if message is None:
+            assert len(build(core, [END, 0, 0], tmp_path, builder=builder, **config)[0]) == END
+            continue
+        with pytest.raises(InvalidArgument) as caught:
+            build(core, [END, 0, 0], tmp_path, builder=builder, **config)
+        assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_blend(training: Any, tmp_path: Path) -> None:
         assert ranks(training, valid) == [[[k], [k + 1]] for k in range(0, len(valid) - 1, 2)]
 
 
-def test_what_is_refused(training: Any, tmp_path: Path) -> None:
+def test_what_is_refused(training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = dataset_of(training, tmp_path)
     with pytest.raises(InvalidArgument, match="balance must be a CostModel"):
         adapter.install(balance="llama3-8b")
@@ -157,6 +157,22 @@ def test_what_is_refused(training: Any, tmp_path: Path) -> None:
         def _query_document_sample_shuffle_indices(self, idx: int) -> Any:
             raise AssertionError
 
+    start(training, 8)
+    shuffle, dataset.shuffle_index = dataset.shuffle_index, None  # which Megatron leaves for later
+    with pytest.raises(InvalidArgument, match="remove that flag, or install without them"):
+        training.build_pretraining_data_loader(dataset, 0)
+    dataset.shuffle_index = shuffle
+    calculator = training.calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+    batches = iter(training.build_pretraining_data_loader(dataset, 0).batch_sampler)
+    next(batches)
+    for count in (1, 0):
+        monkeypatch.setattr(type(calculator), "get", lambda _, count=count: count)
+        batches = iter(training.build_pretraining_data_loader(dataset, 16).batch_sampler)
+        if count:
+            next(batches)
+            continue
+        with pytest.raises(InvalidArgument, match="gives 0 micro batches after 16 samples, at lea"):
+            next(batches)
     dataset.__class__ = Rearranging
     with pytest.raises(InvalidArgument, match="got Rearranging"):
         training.build_pretraining_data_loader(dataset, 0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from support.megatron_dataset import Tokenizer
 import megaindex
 import megaindex.adapters.megatron as adapter
 from megaindex.adapters.megatron import patches
-from megaindex.adapters.megatron.core import HELPERS, METHODS, class_of
+from megaindex.adapters.megatron.batches import unbatched_reason
+from megaindex.adapters.megatron.core import HELPERS, METHODS, class_of, rerun_iterator
 from megaindex.adapters.megatron.core import core as core_modules
+from megaindex.adapters.megatron.indexed_dataset import unsupported_reason
 from megaindex.errors import InvalidArgument, OutOfRange
 
 SPLIT = {"split": "60,20,20"}
@@ -85,6 +88,34 @@ def test_no_compiler_runs(
         core_modules.cache_clear()
 
 
+def test_a_package_that_cannot_be_imported_is_named(
+    core: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AttributeError, match="^T5Dataset$"):
+        class_of("T5Dataset")
+    assert rerun_iterator().__name__ == "RerunDataIterator"
+    monkeypatch.setitem(sys.modules, "megatron.core.rerun_state_machine", None)
+    assert rerun_iterator() is None  # of releases without
+    monkeypatch.setitem(sys.modules, "megatron.core.datasets.gpt_dataset", None)
+    core_modules.cache_clear()
+    try:
+        with pytest.raises(InvalidArgument, match=r"core\.datasets cannot be imported .*gpt_"):
+            adapter.install()
+    finally:
+        core_modules.cache_clear()
+
+
+def test_data_of_an_object_store_are_left_to_megatron(core: Any, corpora: list[str]) -> None:
+    config = build(core, SIZES, None, blend=([corpora[0]], None), **SPLIT)[0].config
+    for prefix, reason in (("s3://b/p", "it lies in an object store"), (corpora[0], None)):
+        assert unsupported_reason({"path_prefix": prefix}) == reason
+        with installed():
+            builder = SimpleNamespace(cls=core.GPTDataset, config=config)
+            factories = patches._factories(builder, [corpora[1], prefix], [None, (0.0, 1.0), None])
+        assert (factories is None) == (reason is not None)
+    assert not patches.coordinates(lambda: core.GPTDataset, config)
+
+
 def test_classes_without_installing(core: Any, corpora: list[str], tmp_path: Path) -> None:
     config = {"blend": (corpora, None), **SPLIT}
     theirs = build(core, SIZES, tmp_path / "theirs", **config)
@@ -99,6 +130,9 @@ def test_classes_without_installing(core: Any, corpora: list[str], tmp_path: Pat
     assert files(tmp_path / "ours") == files(tmp_path / "theirs")
     single = adapter.GPTDataset.build_low_level_dataset(corpora[0], ours[0].config)
     assert isinstance(single, adapter.IndexedDataset)
+    with installed():
+        single = adapter.GPTDataset.build_low_level_dataset(corpora[0], ours[0].config)
+        assert type(single) is core.IndexedDataset  # which is ours already
     with pytest.raises(AttributeError, match="no attribute 'T5Dataset'"):
         _ = adapter.T5Dataset
 
@@ -251,17 +285,32 @@ def test_the_loss_mask_of_one_sample_is_its_own(core: Any, tmp_path: Path) -> No
     assert all(sums[i] == 16 for i in order[1:])
 
 
-def test_batches_of_a_blend(core: Any, corpora: list[str], tmp_path: Path) -> None:
+def test_batches_of_a_blend(
+    core: Any, corpora: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each source by itself at first, then all in one read."""
+    caplog.set_level(logging.INFO, "megaindex")
     config = {"blend": (corpora[:4], None), **SPLIT}
     theirs = samples(build(core, SIZES, tmp_path, **config))
     with installed():
         ours = build(core, SIZES, tmp_path, **config)
         for _ in range(3):
             assert_equal([d.__getitems__(places(d)) for d in ours], theirs)
+        assert_equal(ours[0].__getitems__([-1, 2]), [ours[0][-1], ours[0][2]])
+
+        class Marked(core.BlendedDataset):  # type: ignore[misc]
+            def __getitem__(self, idx: int) -> Any:
+                return {**super().__getitem__(idx), "mark": idx}
+
+        own = Marked(ours[0].datasets, [1.0] * 4, 40, ours[0].config)
+        assert [sample["mark"] for sample in own.__getitems__([3, 1] * 9)] == [3, 1] * 9
+    assert "reading Marked: left to Megatron, it has a __getitem__ of its own" in caplog.text
 
 
 def test_inter_document_masking(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    for masking, reason in ((True, "inter_document_masking is on"), (False, None)):
+        main = SimpleNamespace(mmap_bin_files=True, inter_document_masking=masking)
+        assert unbatched_reason(core.GPTDataset, core.IndexedDataset, main) == reason
     if "inter_document_masking" not in core.GPTDatasetConfig.__dataclass_fields__:
         pytest.skip("Megatron-LM main has it, no release does yet")
     config = {"blend": (corpora[:1], None), **SPLIT, "inter_document_masking": True}

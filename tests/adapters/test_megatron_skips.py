@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.megatron_blends import build, one_process, write_corpora
+from support.megatron_dataset import Tokenizer
 from support.megatron_training import (
     MegatronPretrainingRandomSampler,
     MegatronPretrainingSampler,
@@ -329,6 +331,61 @@ def test_what_is_refused(training: Any, tmp_path: Path) -> None:
     adapter.install(skip=Skip(documents=[2000]))
     with pytest.raises(InvalidArgument, match="document 2000 does not exist"):
         loader_of(training, dataset)
+    training.args.cls = MegatronPretrainingSampler
+    adapter.install(skip=Skip(steps="1"))
+    training.args.phase_transition_iterations = [2]
+    with pytest.raises(InvalidArgument, match="skip: --phase-transition-iterations counts the sam"):
+        loader_of(training, dataset)
+    training.args.phase_transition_iterations = None
+    loader_of(training, dataset)
+
+    class Marked(training.core.GPTDataset):  # type: ignore[misc, name-defined]
+        def __getitem__(self, idx: int | None) -> Any:
+            return {**super().__getitem__(idx), "mark": idx}
+
+    dataset.__class__ = Marked
+    dataset.config.tokenizer = Tokenizer()
+    for remove in (True, False):
+        adapter.install(skip=Skip(documents=[3], remove=remove))
+        if not remove:
+            assert loader_of(training, dataset).dataset[0]["mark"] == 0
+            continue
+        with pytest.raises(InvalidArgument, match="skip: remove: Marked has a __getitem__ of its"):
+            loader_of(training, dataset)
+
+
+def test_megatron_bridges_loader_is_measured_and_followed(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.data import DataLoader
+
+    bridge: Any = ModuleType("megatron.bridge.data.samplers")
+
+    def build_pretraining_data_loader(dataset: Any, consumed: int = 0, micro: int = 2) -> Any:
+        made = MegatronPretrainingSampler(len(dataset), consumed, micro, 0, 1)
+        return DataLoader(dataset, batch_sampler=made)
+
+    bridge.build_pretraining_data_loader = build_pretraining_data_loader
+    monkeypatch.setitem(sys.modules, bridge.__name__, bridge)
+    dataset = dataset_of(training, tmp_path)
+    training.args.micro = 4
+    start(training, 8)
+    for keys in (True, False):
+        adapter.install(keys=keys)
+        loader = bridge.build_pretraining_data_loader(dataset, 8, 4)
+        assert len([loader_rows(keys) for _ in loader]) == len(dataset) // 4 - 2
+        assert status().waits["Megatron"].steps == (len(dataset) // 4 - 2) // 2
+    assert bridge.build_pretraining_data_loader is not build_pretraining_data_loader
+    adapter.uninstall()
+    assert bridge.build_pretraining_data_loader is build_pretraining_data_loader
+
+
+def loader_rows(keys: bool) -> Any:
+    if keys:
+        return adapter.rows()["sample"]
+    with pytest.raises(InvalidArgument, match="rows need install"):
+        adapter.rows()
+    return None
 
 
 def test_the_loader_of_training_is_measured(training: Any, tmp_path: Path) -> None:

@@ -235,9 +235,15 @@ def test_the_frameworks_own_policy_keeps_the_names(
 def test_exact_sources_without_weights(core: Any, corpora: list[str], tmp_path: Path) -> None:
     """Megatron builds one epoch of each, and caps the blend at that."""
     config = {"blend": (corpora[:3], None), "split": "100"}
+    left = "a blend without weights: left to Megatron, one epoch of each source is built, and"
+    megaindex.adapters.megatron.install(variance_buffer=1.5)
+    build(core, (40, None, None), tmp_path, **config)
+    build(core, (100_000, None, None), tmp_path, **config)
+    assert left in str(megaindex.adapters.status())
     megaindex.adapters.megatron.install(variance_buffer="exact")
     try:
         blend = build(core, (40, None, None), tmp_path, **config)[0]
+        assert left not in str(megaindex.adapters.status())
         assert len(blend) == 40
         total = sum(len(dataset) for dataset in blend.datasets)
         with pytest.raises(InvalidArgument, match=f"one epoch holds {total}"):

@@ -6,6 +6,7 @@ import importlib
 import logging
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ import megaindex
 import megaindex.adapters.megatron
 import megaindex.adapters.neox
 from megaindex.adapters import reports, status
+from megaindex.adapters.neox import framework as framework_module
+from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.policy import after_import
 
 SPLIT = {"split": "60,20,20"}
@@ -206,7 +209,7 @@ def test_versions(
 
 
 def test_the_version_of_a_release_that_cannot_be_imported(
-    core: Any, monkeypatch: pytest.MonkeyPatch
+    core: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older releases want packages that newer Pythons have not; they are refused as what they
     are."""
@@ -216,6 +219,15 @@ def test_the_version_of_a_release_that_cannot_be_imported(
 
     monkeypatch.setitem(sys.modules, "megatron.core.package_info", None)
     assert modules._read_version() == __version__
+    elsewhere: Any = ModuleType("megatron")
+    monkeypatch.setitem(sys.modules, "megatron", elsewhere)
+    assert modules._read_version() == "unknown"  # a module without a spec
+    elsewhere.__spec__ = ModuleSpec("megatron", None, is_package=True)
+    elsewhere.__spec__.submodule_search_locations = [str(tmp_path)]
+    assert modules._read_version() == "unknown"
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "package_info.py").write_text("__version__ = '0.9'")
+    assert modules._read_version() == "0.9"
 
 
 def test_local_files_beside_a_multi_storage_client(
@@ -272,8 +284,9 @@ def test_lines_of_neox(
 
 
 def test_lines_of_neox_where_logging_is_not_set_up(
-    neox: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+    neox: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """As in GPT-NeoX's own train.py: they are printed."""
     caplog.set_level(logging.WARNING, "megaindex")
     megaindex.adapters.neox.install()
@@ -282,6 +295,11 @@ def test_lines_of_neox_where_logging_is_not_set_up(
     assert out.count("is active under GPT-NeoX\n") == 1
     assert "megaindex: GPT2Dataset train of " in out
     assert caplog.text == ""
+    monkeypatch.delattr(neox_stand_in.data_utils(), "print_rank_0")  # which a fork may lack
+    for is_first, printed in ((True, "a line\n"), (False, "")):
+        monkeypatch.setattr(framework_module, "on_rank_0", lambda is_first=is_first: is_first)
+        framework().print_line("a line")
+        assert capsys.readouterr().out == printed
 
 
 def test_what_is_left_to_neox(
