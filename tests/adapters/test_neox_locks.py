@@ -20,6 +20,7 @@ import megaindex.adapters.neox as adapter
 from megaindex import CostModel, Skip
 from megaindex.adapters import status
 from megaindex.adapters.neox.framework import framework
+from megaindex.adapters.neox.locks import STARTS
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.lock import Lock, make_lock, open_run
 
@@ -181,6 +182,7 @@ def test_a_run_of_which_nothing_was_compared(
     monkeypatch.setenv("RANK", "1")  # which reads with rank 0, of whose model it has a part
     iterators = neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
     assert iterators[0] is None
+    assert not hasattr(loaders["valid"].batch_sampler, STARTS)
 
 
 def test_a_resumed_loader_that_a_job_wraps_itself(neox: Any, tmp_path: Path) -> None:
