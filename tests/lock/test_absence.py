@@ -16,7 +16,7 @@ from support.inputs import for_each
 from megaindex import InvalidArgument, OutOfRange, Skip, open_run
 from megaindex.verify.absence import absence
 
-IDS = [0, 3, 17, 50, 51, 52, 53, 119]
+IDS = [0, 3, 17, 50, 51, 52, 53, 60, 61, 62, 63, 64, 65, 119]
 FLAGS = ["--seq-length", "16", "--global-batch-size", "4", "--train-iters", "60",
          "--eval-iters", "0", "--split", "90,10,0"]  # fmt: skip
 
@@ -72,6 +72,8 @@ def test_exposures_before_the_step(order: str) -> None:
             ]
             assert found["documents"] == rows
             firsts = [row[1] for row in rows if row[1] >= 0]
+            listed, more_said = out.count("  document "), f"  {len(firsts) - 10} more, see --json"
+            assert (listed, more_said in out) == (min(len(firsts), 10), len(firsts) > 10)
             assert found["checkpoints"] == [
                 {"step": k, "trained_on": sum(f < k for f in firsts)} for k in (0, 10, 40)
             ]

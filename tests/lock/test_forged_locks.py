@@ -347,6 +347,28 @@ def test_nodes_nest_as_the_page_says(change: Callable[[Any], None], message: str
         read_lock("nested.lock")
 
 
+@pytest.mark.parametrize("samples", [272, 271])
+def test_parts_of_a_sequence_hold_no_more_samples_than_the_lock(samples: int) -> None:
+    content = json.loads(Path("flags.lock").read_bytes())
+    train = content["subsets"]["train"]
+    assert train["samples"] == 272
+    train["index"] = _sequence(train["index"], [0, samples, 1], [0, 1, 1])
+    Path("parts.lock").write_bytes(signed(content))
+    if samples < 272:
+        assert read_lock("parts.lock")
+        return
+    with pytest.raises(FormatError, match=r"parts\[0\].ranges must be of at most 272 samples"):
+        read_lock("parts.lock")
+
+
+def test_a_lock_is_utf_8() -> None:
+    text = Path("flags.lock").read_bytes()
+    at = text.index(b"masked_rows")
+    Path("bytes.lock").write_bytes(text[:at] + b"\xff" + text[at:])
+    with pytest.raises(FormatError, match=f"it is not UTF-8: invalid start byte at byte {at}"):
+        read_lock("bytes.lock")
+
+
 def test_only_greedy_blends_of_arrays_wrap() -> None:
     content = json.loads(Path("neox.lock").read_bytes())
     index = content["subsets"]["train"]["index"]

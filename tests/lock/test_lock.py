@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,13 @@ from megaindex.audit.lock_side import side_from_lock
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
 from megaindex.lock.lock_file import lock_text
-from megaindex.lock.pinned_files import all_token_hashes
+from megaindex.lock.pinned_files import all_token_hashes, file_facts, file_hash
+from megaindex.lock.recipe_settings import _same_run
 from megaindex.lock.settings import read_settings
 from megaindex.lock.shape import SECTIONS
 from megaindex.progress import silent
 from megaindex.recipe import Recipe, read_recipe
+from megaindex.run.subset import step_bounds_of
 
 
 @pytest.fixture(scope="module")
@@ -331,6 +335,8 @@ def test_missing_and_moved_sources(tmp_path: Path) -> None:
         Path(f"data/code{suffix}").rename(tmp_path / "deep" / f"moved{suffix}")
     try:
         assert rules("neox.lock") == [f"{Path.cwd()}/data/code missing"]
+        with pytest.raises(MissingFile, match="neox.yml: is not a folder; give one that holds th"):
+            rules("neox.lock", search="neox.yml")
         decoy = tmp_path / "deep" / "a"  # of the same size, with documents of other lengths
         shutil.copy(tmp_path / "deep" / "moved.bin", f"{decoy}.bin")
         shutil.copy("data/web.idx", f"{decoy}.idx")
@@ -444,6 +450,58 @@ def test_tables_of_large_corpora_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         undo()
 
 
+def test_a_cache_that_cannot_be_used_is_a_finding() -> None:
+    (found,) = verify_lock("flags.lock", step=1, cache_dir="s3://bucket/cache").findings
+    assert (found.rule, found.file) == ("cache", "s3://bucket/cache")
+    assert "lies in an object store" in found.found
+    assert found.repair == "remove the entry of the cache, or verify without --cache-dir"
+
+
+def test_a_lock_is_shown_with_its_steps_and_absolute_paths() -> None:
+    lock = read_lock("flags.lock")
+    assert repr(lock) == "Lock('flags.lock': 1 pairs, train 272 samples in 34 steps)"
+    content = read_lock("skips.lock").content
+    files = [{**content["files"][0], "path": path} for path in ("/elsewhere/ids", "ids")]
+    moved = Lock(path="/runs/skips.lock", content={**content, "files": files, "root": "data"})
+    assert [file.path for file in moved.files] == ["/elsewhere/ids", "/runs/data/ids"]
+
+
+def test_files_that_are_not_there_are_named() -> None:
+    with pytest.raises(MissingFile, match="none.ids: the file of skipped documents or mix chang"):
+        file_facts("none.ids")
+    with pytest.raises(MissingFile, match="none.bin: does not exist; restore it"):
+        file_hash("none.bin")
+
+
+def test_changes_that_no_file_holds_are_not_locked() -> None:
+    changes = read_recipe("lengths.yaml").mix_changes
+    assert changes is not None
+    recipe = replace(read_recipe("lengths.yaml"), mix_changes=replace(changes, path=""))
+    with pytest.raises(InvalidArgument, match="must be a file, got changes that none holds; write"):
+        make_lock(recipe)
+
+
+@pytest.mark.parametrize("name", ["neox", "recipe"])
+def test_steps_of_an_evaluation_follow_from_the_settings(name: str) -> None:
+    lock = read_lock(f"{name}.lock")
+    settings = read_settings(lock, [source.path for source in lock.sources], [])
+    for subset in lock.content["subsets"].keys() - {"train"}:
+        locked = lock.content["subsets"][subset]
+        steps = settings.step_bounds(subset, locked)
+        assert steps.tolist() == step_bounds_of(locked).tolist()
+        assert verify_lock(lock.path, step=0, subset=subset).is_clean
+
+
+def test_a_run_is_the_same_if_all_its_counts_are() -> None:
+    layout = {"sizes": (), "stages": (), "num_steps": 3, "samples_masked": 0, "ends": (),
+              "stopped_by": None}  # fmt: skip
+    opened: Any = SimpleNamespace(layout=SimpleNamespace(**layout))
+    assert _same_run(opened, SimpleNamespace(**layout))  # type: ignore[arg-type]
+    for name in ("num_steps", "samples_masked", "ends", "stopped_by"):
+        other: Any = SimpleNamespace(**{**layout, name: 7})
+        assert not _same_run(opened, other)
+
+
 def test_files_of_skipped_documents_are_checked(tmp_path: Path) -> None:
     text = Path("bad.ids").read_text()
     try:
@@ -548,6 +606,8 @@ def test_the_command_refuses_what_it_would_ignore() -> None:
     assert "is a lock" in cli("inspect", "flags.lock")[2]
     make_lock(read_recipe("run.yaml")).write("bare.lock")
     assert "has no hashes of tokens" in cli("verify", "bare.lock", "--tokens")[2]
+    said = cli("verify", "flags.lock", "--tokens", "--lengths", "run.lengths")[2]
+    assert "--tokens: run.lengths has lengths alone; leave one of them out" in said
     with pytest.raises(InvalidArgument, match="a recipe has all settings"):
         make_lock(read_recipe("run.yaml"), seed=1)
     shown = json.loads(cli("lock", *RUNS["flags"].split(), "--out", "new.lock", "--json")[1])

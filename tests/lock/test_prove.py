@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,13 @@ def test_the_first_other_difference_is_named(changed: dict[str, Any], named: str
     assert "differ by more than" in cli("prove", "first.lock", "second.lock")[1]
 
 
+def test_a_lock_is_known_by_its_content_too() -> None:
+    first, second = locked("first.lock"), locked("second.lock", [Skip(steps="2")])
+    shutil.copy(str(second.path), "second.json")
+    assert cli("prove", "first.lock", "second.json") == cli("prove", "first.lock", "second.lock")
+    assert compare_records(first, second).holds
+
+
 def test_tokens_of_two_locks_are_compared(tmp_path: Path) -> None:
     for name, eod in (("first", None), ("second", 7)):
         (tmp_path / name).mkdir()
@@ -217,6 +226,12 @@ def test_a_checkpoint_of_a_loader_is_compared_by_the_lock_of_its_run() -> None:
     own = compare_records(read_lock("steps.lock"), steps)
     assert own.holds
     assert not any("steps" in text for text in own.content.not_compared)
+    partly = copy.deepcopy(steps)
+    for state in partly:
+        assert state["sampler"]["skip"]["dropped"] == [[4, 12]]
+        state["sampler"]["skip"]["dropped"] = [[4, 11]]
+    with pytest.raises(InvalidArgument, match="samples that are not whole steps of the lock"):
+        compare_records(plain, partly)
     half = locked("half.lock", train_iters=None, train_samples=STEPS * SIZE, global_batch_size=2)
     of_half = compare_records(run(half, 6, 1), plain)
     assert "steps and what follows not compared" in str(of_half)
