@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,16 @@ from support.corpora import write_corpus
 from support.inputs import for_each
 from support.tokenizing import run as tokenize
 
-from megaindex import FormatError, IndexedDataset
-from megaindex.audit import run_of_settings, runs_of, step_ranges, steps_of
+from megaindex import FormatError, IndexedDataset, InvalidArgument, build_index
+from megaindex.audit import (
+    origins,
+    run_of_index,
+    run_of_settings,
+    runs_of,
+    step_ranges,
+    steps_of,
+)
+from megaindex.cli.trace import _summary
 from megaindex.corpus import merge
 from megaindex.format.provenance import ProvenanceSpool, RowFile, open_provenance
 
@@ -204,6 +214,55 @@ def test_bad_input(
     status, out, err = cli("trace", "--recipe", "r.yaml", *words)
     assert (status, out) == (2, "")
     assert message in err
+
+
+def test_a_run_of_pairs_with_and_without_provenance(folder: Path, tmp_path: Path) -> None:
+    """Rows of one of two files whose paths end alike; the other pair names none."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_bytes((folder / "a.jsonl").read_bytes())
+    tokenize(tmp_path / "both", [tmp_path / "one/a.jsonl", tmp_path / "two/a.jsonl"], eod=256)
+    run = ["--data-path", 1, folder / "c", 1, tmp_path / "both", "--seq-length", 64,
+           "--global-batch-size", 8, "--train-iters", 4]  # fmt: skip
+    status, out, err = cli("trace", *run, "--rows", "a.jsonl")
+    assert (status, out) == (2, "")
+    ends = ", ".join(str(tmp_path / name / "a.jsonl") for name in ("one", "two"))
+    assert err == f"megaindex trace: a.jsonl: is the end of 2 input files, {ends}; give one\n"
+    found = trace(*run, "--rows", f"{tmp_path}/one/a.jsonl")
+    assert {span["file"] for span in found["spans"]} == {str(tmp_path / "one/a.jsonl")}
+    assert trace(*run, "--rows", "one/a.jsonl") == found
+
+
+def test_documents_of_pairs_that_cannot_be_opened(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "p", [8] * 4)
+    with open(tmp_path / "p.provenance", "wb") as out:
+        spool = ProvenanceSpool(str(tmp_path))
+        spool.open()
+        rows = np.arange(3)
+        spool.add_file(RowFile(path="p.jsonl", format="jsonl"), rows, 9 * rows, 9 * rows + 8)
+        spool.assemble(out, xxhash.xxh3_128_digest((tmp_path / "p.idx").read_bytes()))
+        spool.close()
+    run = ["--data-path", tmp_path / "p", "--seq-length", 8, "--global-batch-size", 1]
+    status, _, err = cli("trace", *run, "--epochs", 1, "--rows", "p.jsonl")
+    assert status == 2
+    assert err == (
+        f"megaindex trace: {tmp_path}/p.provenance: has 3 documents, and its pair 4; write the "
+        "pair again, or delete the file\n"
+    )
+    index = build_index(IndexedDataset(tmp_path / "p"), sequence_length=8)
+    source = replace(run_of_index(index, global_batch_size=1).sources[0], path_prefix="")
+    bare = replace(run_of_index(index, global_batch_size=1), sources=(source,))
+    with pytest.raises(InvalidArgument, match="the run has no path of the pair; give its sources"):
+        list(origins(bare, steps_of(bare, 0), text=True, tokenizer="bytes"))
+
+
+def test_steps_are_wrapped_at_80_columns() -> None:
+    """Of the steps up to 52 the line would have 81."""
+    run: Any = SimpleNamespace(past_steps=0, num_steps=60)
+    runs: Any = SimpleNamespace(sample=np.arange(3), length=np.arange(3))
+    _, first, second, _ = _summary(run, runs, 1, [(n, n) for n in range(0, 58, 2)])
+    assert (first.split()[-1], second) == ("50", "  52 54 56")
+    assert len(f"{first} 52") == 81
 
 
 def test_rows_of_another_part_of_the_corpus(folder: Path) -> None:

@@ -140,6 +140,15 @@ def test_bad_arguments_are_named(source: str, reason: str) -> None:
         read_megatron(source, {})
 
 
+def test_a_file_of_a_blend_needs_a_split(tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("1 a 1 b")
+    given = f"--data-args-path {tmp_path}/words --seq-length 8"
+    with pytest.raises(InvalidArgument, match="--data-args-path needs --split: Megatron-LM stops"):
+        read_megatron(given, {})
+    assert read_megatron(f"{given} --split 1,0,0", {}).data_path == ("1", "a", "1", "b")
+    assert read_megatron(given, {}, over=Settings(split="1,0,0")).data_path
+
+
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="does not exist"):
         read_megatron(str(tmp_path / "none.sh"), {})
