@@ -386,6 +386,28 @@ def test_a_damaged_entry_is_named(prefix: Path, tmp_path: Path) -> None:
     assert str(second) in cause["words"]
 
 
+def test_arrays_of_more_documents_than_the_pair_are_refused(prefix: Path, tmp_path: Path) -> None:
+    folder = framework_copy(entry(prefix, tmp_path / "cache"), tmp_path / "arrays")
+    lengths = IndexedDataset(prefix).sequence_lengths
+    for count in (len(lengths), len(lengths) - 1):
+        pair = write_corpus(tmp_path / f"of{count}", lengths[:count])
+        if count == len(lengths):
+            side_from_arrays(folder, pair)
+            continue
+        with pytest.raises(FormatError) as caught:
+            side_from_arrays(folder, pair)
+        assert str(caught.value) == (
+            f"{folder}: document_index has sequence id {count}, the dataset {count} sequences; "
+            "give the --data-path that the index was built for"
+        )
+
+
+def test_a_threshold_is_a_number(prefix: Path) -> None:
+    given = {"data_path": str(prefix), "sequence_length": 16}
+    settings = read_settings("order=megatron,final_epoch_threshold=0.25", given)
+    assert settings["final_epoch_threshold"] == 0.25
+
+
 def test_the_same_settings_and_corpus_but_another_order(prefix: Path) -> None:
     settings = read_settings("seed=1", {"data_path": str(prefix), "sequence_length": 16})
     one = side_from_settings("a", settings)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from support.corpora import write_corpus
 from support.inputs import for_each
 
 from megaindex import InvalidArgument, OutOfRange
+from megaindex.audit.render import print_servings
 from megaindex.audit.trace import documents_of, steps_of
 from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.run.from_settings import run_of_settings
@@ -128,6 +131,14 @@ def test_the_command_line(prefix: Path) -> None:
     assert f" {document} " in out
     status, out, _ = cli("audit", *run, "--document", 0)  # an empty one
     assert "not served in the" in out
+
+
+def test_at_most_two_hundred_servings_are_printed(stream: Run) -> None:
+    (serving, *_) = documents_of(stream, 0)
+    for count in (200, 201):
+        with redirect_stdout(StringIO()) as out:
+            print_servings(stream, [serving] * count)
+        assert ("1 more; --json lists all" in out.getvalue()) == (count == 201)
 
 
 @for_each(

@@ -21,7 +21,7 @@ from support.corpora import write_corpus
 from support.inputs import for_each
 
 import megaindex
-from megaindex.audit import audit, run_of_settings
+from megaindex.audit import audit, plots, run_of_settings
 from megaindex.audit.render import worst_sources
 from megaindex.audit.report import SourceCounts, findings, source_counts, suggestions
 from megaindex.settings.run_builder import resolve
@@ -134,6 +134,25 @@ def test_the_page_says_which_run_it_shows(page: str) -> None:
         "megaindex": megaindex.__version__,
         "date": "2027-01-15 08:00 UTC",
     }
+
+
+def test_a_growing_batch_is_shown_by_its_bounds(prefix: Path, tmp_path: Path) -> None:
+    run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--train-samples",
+           64, "--rampup-batch-size", 4, 4, 16]  # fmt: skip
+    assert cli("audit", *run, "--html", tmp_path / "page.html")[0] == 0
+    assert "<dd>4 to 8 samples a step</dd>" in (tmp_path / "page.html").read_text()
+
+
+def test_a_picture_is_a_file_of_its_own(page: str) -> None:
+    (plot, *_) = re.findall("<svg xmlns.*?</svg>\n.*?</svg>", page, re.DOTALL)
+    height = re.findall('height="([0-9]+)"', plot)[0]
+    made = plots.picture(plot)
+    root = ElementTree.fromstring(made)
+    assert (root.get("width"), root.get("viewBox")) == ("900", f"0 0 900 {height}")
+    style, paper = list(root)[:2]
+    assert plots.variables(dark=False) in str(style.text)
+    assert paper.get("fill") == "var(--back)"
+    assert made.endswith("\n")
 
 
 def test_json_has_what_the_page_shows(prefix: Path) -> None:

@@ -263,6 +263,9 @@ def test_steps_are_wrapped_at_80_columns() -> None:
     _, first, second, _ = _summary(run, runs, 1, [(n, n) for n in range(0, 58, 2)])
     assert (first.split()[-1], second) == ("50", "  52 54 56")
     assert len(f"{first} 52") == 81
+    whole = [0, 2, 4, 6, *range(10, 52, 2), 100, 102]
+    _, first, second, _ = _summary(run, runs, 1, [(n, n) for n in whole])
+    assert (len(first), second) == (80, "  102")
 
 
 def test_rows_of_another_part_of_the_corpus(folder: Path) -> None:

@@ -16,7 +16,7 @@ from support.inputs import for_each
 from megaindex import IndexedDataset, IndexedDatasetWriter
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, StorageError
 from megaindex.format import sink as sink_module
-from megaindex.format.header import HEADER_BYTES
+from megaindex.format.header import HEADER_BYTES, integer_array
 
 RawPair = Callable[..., str]
 
@@ -218,3 +218,13 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert IndexedDataset(tmp_path / "a").num_tokens == 20 * 60_001
+
+
+def test_the_first_value_beyond_the_bounds_is_named() -> None:
+    for values, message in (
+        ([3, 8, 9, 2], r"sizes\[2\] must be from 3 to 8, .* got 9"),
+        ([8, 3, 2, 9], r"sizes\[2\] must be from 3 to 8, .* got 2"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            integer_array(values, "sizes", 3, 8)
+    assert integer_array([3, 8], "sizes", 3, 8).tolist() == [3, 8]

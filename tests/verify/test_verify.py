@@ -356,11 +356,16 @@ def test_token_rules_need_the_tokens(prefix: str) -> None:
         verify(prefix, full=True, vocab_size=0)
 
 
-def test_exit_status_table_and_json(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_status_table_and_json(
+    prefix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["verify", prefix]) == 0
     assert "no findings" in capsys.readouterr().out
     assert main(["verify", prefix, "--full", "--vocab-size", "20"]) == 1
-    assert "21" in capsys.readouterr().out
+    assert "and 1 more" in capsys.readouterr().out
+    assert main(["verify", prefix, "--full", "--vocab-size", "22"]) == 1
+    assert "more" not in capsys.readouterr().out
     assert main(["verify", prefix, "--full", "--vocab-size", "20", "--json"]) == 1
     (report,) = json.loads(capsys.readouterr().out)["reports"]
     assert report["findings"][0]["count"] == 2

@@ -24,6 +24,7 @@ from megaindex.cli import main
 from megaindex.corpus.inspect import EntryDescription, inspect
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format.findings import Finding
+from megaindex.verify.arrays import order_faults
 from megaindex.verify.verify import verify, verify_all
 
 CONTENTS = {
@@ -107,6 +108,31 @@ def test_missing_cut_and_foreign_files(folder: Path, origin: str) -> None:
     assert {f.severity for f in found.values()} == {"error"}
     remedy = "builds it again" if origin == "built" else "remove all files of that name"
     assert all(remedy in f.repair for f in found.values())
+
+
+def test_what_is_no_array_is_named(folder: Path) -> None:
+    shuffle, rows = folder / "x-shuffle_index.npy", folder / "x-sample_index.npy"
+    content = shuffle.read_bytes()
+    shuffle.write_bytes(b"\0" + content[1:])
+    rows.unlink()
+    rows.mkdir()
+    header, kind = sorted(verify(folder / "x-megaindex.json").findings, key=lambda f: f.rule)
+    assert (header.rule, header.severity) == ("array-header", "error")
+    assert header.expected == "an array that NumPy saved"
+    assert "magic" in header.found
+    assert (kind.rule, kind.found) == ("file-kind", "not a regular file")
+    assert kind.expected == "a regular file"
+
+
+def test_documents_without_bounds_may_be_any(folder: Path) -> None:
+    of_bounds: Any = [10, 13]
+    for known in (of_bounds, "digest", [10, 13, 14], [10, True]):
+        least, most = (10, 13) if known is of_bounds else (0, 2**31)
+        arrays = {"document_index": np.array([least, most - 1, most], np.int64)}
+        ((name, fault, count),) = order_faults(arrays, {"documents": known})
+        assert (name, fault.rule, fault.where, count) == (
+            "document_index", "document-range", "entry 2", 1
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from megaindex.corpus.imports import formats
 from megaindex.corpus.imports.flat import import_pair
 from megaindex.errors import FormatError, StorageError
 from megaindex.format.provenance import Provenance, open_provenance
+from megaindex.verify import pair as pair_module
 
 RNG = random.Random(5)
 
@@ -74,7 +75,9 @@ def check_rows(prefix: Path) -> int:
     return found.num_documents - found.num_unknown
 
 
-def test_every_document_has_its_line_whatever_the_parts(tmp_path: Path) -> None:
+def test_every_document_has_its_line_whatever_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blank and bad lines, texts that are empty, several keys, an input given twice, compression;
     the bytes are equal for other parts and, of JSON, for two processes."""
     inputs = [write_lines(tmp_path / "a.jsonl", 90, bad=True), tmp_path / "b.txt"]
@@ -93,7 +96,9 @@ def test_every_document_has_its_line_whatever_the_parts(tmp_path: Path) -> None:
             result = run(out, files, part_bytes=part_bytes, workers=workers, **options)
             prefixes = [Path(pair.path_prefix) for pair in result.pairs]
             assert all(check_rows(prefix) == result.documents for prefix in prefixes)
-            assert verify(prefixes[0], inputs=True).is_clean
+            for at_once in (1 << 20, 7):  # lines
+                monkeypatch.setattr(pair_module, "_LINES_AT_ONCE", at_once)
+                assert verify(prefixes[0], inputs=True).is_clean
             made.append([Path(f"{p}.provenance").read_bytes() for p in prefixes])
         assert made[0] == made[1] == made[2]
     assert opened(tmp_path / "files-200").files[0].row_name == "row"
@@ -142,6 +147,9 @@ def test_merging_and_splitting_carry_it_on(
     assert "old.provenance: does not exist, as of 1 of 3 inputs" in caplog.text
     mixed = opened(Path(f"{out}-mixed"))
     assert mixed.num_unknown == 1
+    for name, unknown in (("mixed", 1), ("all", None)):
+        counted = verify(f"{out}-{name}").counted
+        assert counted.get("documents of unknown origin") == unknown
     assert check_rows(Path(f"{out}-mixed")) == mixed.num_documents - 1
     merge(f"{out}-old", [old, old])
     assert not {"out-old.provenance", "old.provenance"} & names(tmp_path)
