@@ -133,6 +133,11 @@ def test_a_machine_without_a_boot_id_is_not_known_by_its_name(
     assert not holder_is_dead(json.dumps({**this_process(), "pid": ended["pid"]}))
 
 
+def test_a_process_that_is_gone_is_no_zombie() -> None:
+    assert not claim._is_zombie(os.getpid())
+    assert not claim._is_zombie(2**31 - 1)
+
+
 def test_a_process_that_its_parent_has_not_waited_for_has_ended() -> None:
     """A builder that was killed under a launcher keeps its number until the launcher looks."""
     child = os.fork()
@@ -311,8 +316,23 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, err
     first, second = Claim(tmp_path, "key"), Claim(tmp_path, "key")
     assert first.acquire()
     assert not second.acquire()
+    assert not second._create()  # another process was faster
     with first:
         pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_claim_that_could_not_be_written_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would wait until an empty claim is stale."""
+
+    def full(*_: Any) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Claim, "_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        Claim(tmp_path, "key")._create()
     assert not list(tmp_path.iterdir())
 
 

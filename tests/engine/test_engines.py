@@ -20,9 +20,9 @@ from support.engine_tasks import (
     where_and_what,
 )
 
-from megaindex.engine import Engine
+from megaindex.engine import Engine, open_engine
 from megaindex.engine.local import ATTEMPTS, LocalEngine
-from megaindex.errors import EngineError, FormatError, MissingFile
+from megaindex.errors import EngineError, FormatError, InvalidArgument, MissingFile
 
 
 def test_every_task_once(engine: Engine) -> None:
@@ -30,6 +30,16 @@ def test_every_task_once(engine: Engine) -> None:
     assert sorted(engine.run(square, range(50))) == [(i, i * i) for i in range(50)]
     assert list(engine.run(square, [])) == []
     assert list(engine.run(square, [7])) == [(0, 49)]
+
+
+def test_an_engine_of_another_name_is_refused() -> None:
+    with (
+        pytest.raises(InvalidArgument, match="engine must be local or ray, got 'dask'"),
+        open_engine("dask"),  # type: ignore[arg-type]
+    ):
+        pass
+    with open_engine("local", workers=1) as here:
+        assert here.workers == 1
 
 
 def test_a_killed_worker_costs_its_task_alone(

@@ -17,6 +17,7 @@ from support.inputs import for_each
 
 from megaindex import EpochOrder, IndexedDataset, PackedOrder, SubsetRule, WindowOrder, build_index
 from megaindex.builders.described import build_described
+from megaindex.cache.fingerprint import documents_setting
 from megaindex.errors import InvalidArgument
 from megaindex.index.description import describe_index
 from megaindex.index.documents import (
@@ -199,6 +200,18 @@ def test_the_index_is_that_of_a_copy(
 def test_what_is_no_share_is_refused(rule: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         SubsetRule(**rule)
+
+
+def test_a_rule_without_shares_chooses_all() -> None:
+    lengths = np.full(9, 3, np.int32)
+    assert SubsetRule().choose("web", lengths, range(2, 7), "web") == range(2, 7)
+
+
+def test_a_subset_is_shown_and_named_in_keys_by_its_words() -> None:
+    words = WordRange(7, "web", 0, LAST_WORD // 3)
+    found = DocumentSubset.of(words, range(100, 1124))
+    assert repr(found) == f"DocumentSubset({len(found)} of range(100, 1124))"
+    assert documents_setting(found) == [100, 1124, words.to_json()]
 
 
 def test_a_source_keeps_plain_values_of_its_rule() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.errors import FormatError
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index import blended_index
 from megaindex.index import draws as draws_module
 from megaindex.index.blend import divisor_weights, normalized
-from megaindex.index.blended_index import MOST_SOURCES
+from megaindex.index.blended_index import MOST_SOURCES, blend_index
 from megaindex.index.draws import BlendDraws, Draws, ExhaustiveDraws, GreedyDraws, SingleDraws
 from megaindex.index.mixing import Stratified
 from megaindex.kernels import load
@@ -180,3 +182,23 @@ def test_found_arrays_are_compared(rule: str, monkeypatch: pytest.MonkeyPatch) -
             draws.check(which, samples, 40)
     else:
         draws.check(which, samples, 40)
+
+
+def test_a_blend_has_as_many_sources_as_its_index_can_number(monkeypatch: Any) -> None:
+    index: Any = SimpleNamespace(num_samples=10)
+    monkeypatch.setattr(blended_index, "MOST_SOURCES", 3)
+    for count in (3, 4):
+        draws = GreedyDraws(np.full(count, 1 / count))
+        if count == 3:
+            assert len(blend_index(draws, [index] * 3, 9, 0).indices) == 3
+            continue
+        with pytest.raises(InvalidArgument, match="a blend has at most 3 sources, got 4"):
+            blend_index(draws, [index] * 4, 9, 0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_source_is_drawn_above_its_limit(rule: str) -> None:
+    limits = [11, 5, 2]
+    certain = RULES[rule].certain(limits)
+    assert 0 < certain <= RULES[rule].longest(limits)[0]
+    assert (RULES[rule].arrays(certain).counts <= limits).all()

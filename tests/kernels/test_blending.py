@@ -17,6 +17,7 @@ from support.inputs import for_each
 from megaindex._types import F64, I64, U64
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
+from megaindex.kernels.reference.blending import check_fill
 
 REFERENCE = load("reference")
 
@@ -499,6 +500,17 @@ def test_divisor_positions_out_of_range_are_refused(backend: Any) -> None:
     words = np.array([1, 2], np.uint64)
     with pytest.raises(InvalidArgument, match=r"2\*\*60"):
         backend.divisor_counts(words, 2**60 + 1)
+
+
+def test_positions_to_fill_begin_with_the_first_share() -> None:
+    check_fill(np.array([3, 7]), 3, 2)
+    for starts, begin, message in (
+        ([], 0, "shares: must have at least one row"),
+        ([3, 3], 3, "starts: must increase"),
+        ([3, 7], 2, "begin: must be from the first start to"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            check_fill(np.array(starts, np.int64), begin, 2)
 
 
 @for_each("bad", [np.nan, np.inf, -1.0])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
-from megaindex.kernels.reference.packing import missing_bin
+from megaindex.kernels.reference.bijection import TABLE_BELOW
+from megaindex.kernels.reference.packing import missing_bin, permuted_rank, rank_of_place
 
 INT32_MAX = 2**31 - 1
 
@@ -72,3 +73,10 @@ def test_the_bin_that_is_missing_is_named() -> None:
     runs = np.array([[0, 0, 0], [0, 0, 5]])
     for bins, named in (([0, 4, 5], 5), ([0, -1, 5], -1)):
         assert str(missing_bin(runs, np.array(bins))) == f"bins: bin {named} of 5"
+
+
+@pytest.mark.parametrize("n", [1, 2, 97, TABLE_BELOW - 1, TABLE_BELOW, TABLE_BELOW + 1])
+def test_the_place_of_a_piece_leads_back_to_its_rank(n: int) -> None:
+    key = np.array([3, 5], np.uint64)
+    for rank in {*range(min(n, 5)), n // 2, n - 1}:
+        assert rank_of_place(key, 9, n, permuted_rank(key, 9, n, rank)) == rank

@@ -123,6 +123,8 @@ def test_a_core_of_another_version_is_not_used(
     (message,) = caplog.messages
     assert re.search(r"_native\S*\.so was built for another version of megaindex", message)
     assert "reinstall megaindex" in message
+    monkeypatch.setenv("MEGAINDEX_BACKEND", "reference")
+    assert kernels.choose() == "reference"
     monkeypatch.setenv("MEGAINDEX_BACKEND", "native")
     with pytest.raises(InvalidArgument, match=r"built for another version"):
         kernels.choose()

@@ -360,6 +360,12 @@ def test_what_a_store_can_hold(tmp_path: Path) -> None:
         assert not (tmp_path / str(k)).exists()
 
 
+def test_a_store_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file.*Not a directory"):
+        Store(tmp_path / "file", dtype="int64", shape=())
+
+
 def test_opening_with_another_dtype_or_none(tmp_path: Path, store: Store) -> None:
     for dtype, shape in (("float32", SHAPE), ("float16", (2, 3))):
         with pytest.raises(InvalidArgument, match="must be those of the store"):

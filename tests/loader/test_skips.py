@@ -587,6 +587,7 @@ def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "no.npy").write_text("1 2")
     (tmp_path / "large").write_text("1 " + "9" * 20)
     (tmp_path / "empty.npy").touch()
+    np.save(tmp_path / "low.npy", np.array([3, -1]))
     with open(tmp_path / "two.npy", "wb") as file:
         np.savez(file, a=np.arange(2))
     for skip, reason in (
@@ -605,6 +606,7 @@ def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
         ),
         (Skip(documents=[1], source="web"), "must be a file, got an array"),
         (Skip(documents=tmp_path / "words", source="web"), "words: must hold sequence ids"),
+        (Skip(documents=tmp_path / "low.npy", source="web"), "low.npy must hold seq.*, got -1$"),
         (Skip(documents=tmp_path / "large", source="web"), "large: must hold .* got '9{20}'"),
         (Skip(documents=tmp_path / "two.npy", source="web"), "two.npy: not an array of ids"),
         (Skip(documents=tmp_path / "empty.npy", source="web"), "empty.npy: not an array of ids"),

@@ -33,6 +33,8 @@ from megaindex.progress import silent
 from megaindex.recipe import Recipe, read_recipe
 from megaindex.run.subset import step_bounds_of
 
+URL = "s3://bucket/ids"
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -461,9 +463,9 @@ def test_a_lock_is_shown_with_its_steps_and_absolute_paths() -> None:
     lock = read_lock("flags.lock")
     assert repr(lock) == "Lock('flags.lock': 1 pairs, train 272 samples in 34 steps)"
     content = read_lock("skips.lock").content
-    files = [{**content["files"][0], "path": path} for path in ("/elsewhere/ids", "ids")]
+    files = [{**content["files"][0], "path": path} for path in ("/elsewhere/ids", "ids", URL)]
     moved = Lock(path="/runs/skips.lock", content={**content, "files": files, "root": "data"})
-    assert [file.path for file in moved.files] == ["/elsewhere/ids", "/runs/data/ids"]
+    assert [file.path for file in moved.files] == ["/elsewhere/ids", "/runs/data/ids", URL]
 
 
 def test_files_that_are_not_there_are_named() -> None:

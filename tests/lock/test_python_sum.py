@@ -6,6 +6,7 @@ splits by it.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -42,6 +43,18 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def train_of(rule: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     train: dict[str, Any] = make_lock(**settings, python_sum=rule).content["subsets"]["train"]
     return train
+
+
+def test_compensated_sums_are_exact_where_plain_ones_round() -> None:
+    for values, plain, compensated in (
+        ([0.1] * 10, 0.9999999999999999, 1.0),
+        ([1e16, 1.0, -1e16], 0.0, 1.0),
+        ([1.0, 1e16, -1e16], 0.0, 1.0),
+        ([2**53, 1, 1, 0.0], 2.0**53 + 2, 2.0**53 + 2),  # integers are summed as integers
+        ([1e308, 1e308, -1e308], math.inf, math.inf),
+        ([], 0, 0),
+    ):
+        assert (sum_as("plain", values), sum_as("compensated", values)) == (plain, compensated)
 
 
 def test_sums_are_those_of_python() -> None:

@@ -16,7 +16,7 @@ from megaindex.settings import shell
 from megaindex.settings.megatron_args import read_megatron
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings, merged
-from megaindex.settings.shell import Script
+from megaindex.settings.shell import Script, is_several
 
 SCRIPT = r"""#!/bin/bash
 # Runs a model.  --seq-length 1
@@ -428,6 +428,29 @@ def test_what_an_unknown_condition_decides_is_unknown() -> None:
     with pytest.raises(InvalidArgument, match=r"`if .* of line 2.*capture"):
         read_megatron(text.format("A"), {})
     assert read_megatron(text.format("B"), {}).seq_length == 8
+
+
+def test_a_first_element_is_set_of_what_may_be_an_array() -> None:
+    words = {
+        "A=(1 2)": ["3", "2"],
+        "A=1": ["3"],
+        "A=$(cat f)": ["3", "several"],
+        "if cmd; then A=(1 2); else A=1; fi": ["3", "several"],
+    }
+    for set_first, expected in words.items():
+        _, *found = Script(f'{set_first}; A=3; run "${{A[@]}}"', {}).commands[-1].words
+        assert ["several" if is_several(word) else word for word in found] == expected
+
+
+def test_the_folder_that_a_script_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PWD is kept where it names this folder, as in Bash."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "real")
+    here, link = (str(tmp_path / name) for name in ("real", "link"))
+    for said, expected in ((link, link), (here, here), ("..", here), (".", here), ("", here)):
+        (command,) = Script("run $PWD", {"PWD": said}).commands
+        assert command.words == ["run", expected]
 
 
 def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
