@@ -44,6 +44,10 @@ FILES = {
     "lines.jsonl": '{"text": "a"}\n{"text": \n',
     "neox.yml": "seq_lenght: 8\ntrain_batch_size: 4\n",
     "overflow.yml": NEOX + "pack_impl: pack_until_overflow\ntrain_iters: 4\n",
+    "one_epoch.yml": (
+        "{seq_length: 8, train_micro_batch_size_per_gpu: 2, train_epochs: 1, data_path: a,"
+        " data_impl: mmap, split: '1,0,0'}"
+    ),
     "paths.txt": "a\nnone\n",
     "setting.yaml": "sequence_lenght: 8\n" + RECIPE.format(code="b", mixed="code", share=1),
     "share.yaml": RECIPE.format(code="b", mixed="code", share=-1),
