@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 import torch
 
 import megaindex
+from megaindex._lazy import torch_needed
 from megaindex.adapters import RunLoader, run_loader
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.loader import MicroBatchSampler, SampleOptions, join_states
@@ -285,6 +286,11 @@ def test_rows_are_those_of_the_batch_that_was_returned(lock: Lock) -> None:
     next(iter(plain))
     with pytest.raises(InvalidArgument, match="give keys=True to the adapter"):
         plain.rows()
+
+
+def test_a_missing_module_of_torch_itself_is_not_hidden() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"), torch_needed("a loader"):
+        importlib.import_module("no_such_module")
 
 
 def test_batches_of_a_rank_are_not_divided_again() -> None:

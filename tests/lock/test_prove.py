@@ -156,6 +156,17 @@ def test_a_lock_is_known_by_its_content_too() -> None:
     assert compare_records(first, second).holds
 
 
+def test_removed_tokens_are_counted() -> None:
+    Path("bad.txt").write_text("1 5")
+    skip = Skip(documents="bad.txt", source="data/web", remove=True)
+    first, second = locked("first.lock"), locked("second.lock", [skip])
+    proof = compare_records(first, second)
+    count = proof.second.tokens_removed
+    assert count > proof.first.tokens_removed == 0
+    assert f"; {count:,} tokens removed" in str(proof.second)
+    assert "removed" not in str(proof.first)
+
+
 def test_tokens_of_two_locks_are_compared(tmp_path: Path) -> None:
     for name, eod in (("first", None), ("second", 7)):
         (tmp_path / name).mkdir()
