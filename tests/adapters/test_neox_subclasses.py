@@ -14,7 +14,9 @@ from support import neox_stand_in
 from support.neox_corpora import write_pair
 from support.neox_running import ADDED, SIZES, adding, arguments, loaders_of
 
+import megaindex
 import megaindex.adapters.neox as adapter
+import megaindex.loader
 
 
 def write_old_format(prefix: str, rows: np.ndarray) -> None:
@@ -101,3 +103,19 @@ def test_sequences_are_the_subclasss(
     expected = [{name: values[k].tolist() for name, values in rows.items()} for k in range(6)]
     assert samples(dataset) == expected
     assert samples(neox_stand_in.BlendableDataset([dataset], [1.0])) == expected
+
+
+def test_documents_need_not_follow_each_other(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    prefix, chosen = str(tmp_path / "c"), [0, 2, 5]
+    write_pair(prefix, np.int32, list(np.arange(48, dtype=np.int32).reshape(6, 8)))
+    sequences = neox_stand_in.MMapIndexedDataset(prefix)
+    dataset = neox_stand_in.GPT2Dataset(
+        "train", prefix, np.array(chosen, np.int32), sequences, 6, None, 4, 1
+    )
+    index = megaindex.build_index(
+        prefix, sequence_length=4, order="neox", num_samples=6, seed=1, documents=chosen
+    )
+    own = megaindex.loader.NeoxDataset(index, megaindex.IndexedDataset(prefix))
+    rows = [{"text": own[k]["text"].tolist()} for k in range(6)]
+    assert samples(dataset) == rows

@@ -24,8 +24,7 @@ from megaindex.cli import main
 from megaindex.corpus.inspect import EntryDescription, inspect
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format.findings import Finding
-from megaindex.verify.arrays import order_faults
-from megaindex.verify.verify import verify, verify_all
+from megaindex.verify.verify import order_faults, verify, verify_all
 
 CONTENTS = {
     "document_index": np.array([11, 10, 12], np.int32),

@@ -247,7 +247,7 @@ class NeoxSamples:
 
     def _packed_order(self, chosen: range | I32, seed: int) -> ShuffledOrder:
         name = f"{self.data_prefix} ({self.name})"
-        if chosen == range(len(self.text)):
+        if isinstance(chosen, range) and chosen == range(len(self.text)):
             tokens = self.text.num_tokens
         else:
             tokens = count_tokens(self.text.sequence_lengths, chosen)
