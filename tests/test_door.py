@@ -124,6 +124,13 @@ def test_an_audit_prints_as_the_command_prints_it(folder: Path) -> None:
     assert "samples" in out
     assert out.split() == str(run.audit()).split()
 
+    def sources(text: str) -> set[str]:
+        """Return the sources that have a row."""
+        return {"web", "code"} & {line.split()[0] for line in text.splitlines() if line.strip()}
+
+    assert sources(out) == {"web", "code"}
+    assert not sources(str(megaindex.open_run("web", **PAIRS).audit()))  # a row of one says no more
+
 
 @pytest.mark.parametrize("kind", ["recipe", "settings", "lock"])
 def test_a_loader_lists_no_steps(folder: Path, kind: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import pickle
 from pathlib import Path
@@ -39,6 +40,18 @@ def test_the_sampler_serves_what_it_served_before(neox: Any) -> None:
             sampler.start_iter = start
             passes.append([list(sampler), list(sampler)])
         assert passes[0] == passes[1]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_sampler_that_keeps_its_last_batch_is_left_to_gpt_neox(
+    neox: Any, caplog: pytest.LogCaptureFixture, drop_last: bool
+) -> None:
+    caplog.set_level(logging.INFO, "megaindex")
+    adapter.install()
+    sequence = torch.utils.data.SequentialSampler(range(9))
+    sampler = neox_stand_in.DistributedBatchSampler(sequence, 4, drop_last, rank=0, world_size=1)
+    assert list(sampler)[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert ("or it wraps or keeps its last batch" in caplog.text) != drop_last
 
 
 def test_ranks_share_the_batches(neox: Any, tmp_path: Path) -> None:

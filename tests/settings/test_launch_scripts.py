@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is no
 READ = [  # equal to Bash, not refused
     "SEED=$((-3 + 12)); X=$((- -2)); ARGS+=(--num-workers $X)",
     "SEED=7",
+    'A=("" x); SEED=${A}7',
     "SEED=${UNSET_HERE:-7}",
     "export SEED=7 OTHER=8",
     "DTYPE=7 OPTIONS=8 HOSTFILE=9 EPOCHS=1; SEED=$DTYPE$OPTIONS$HOSTFILE$EPOCHS",

@@ -101,6 +101,8 @@ def test_paths_of_a_split_are_weighed_alike_by_default() -> None:
     [
         ({}, 20),
         ({"num_nodes": 2}, 12),
+        ({"num_nodes": 0}, 20),
+        ({"num_gpus": 0}, 20),
         ({"num_gpus": 4}, 12),
         ({"num_nodes": 1, "num_gpus": 4}, 4),
         ({"include": "a"}, None),

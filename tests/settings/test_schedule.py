@@ -78,6 +78,10 @@ def test_samples_of_a_schedule_step_by_step() -> None:
 @pytest.mark.parametrize("consumed", [0, 4, 6, 12])
 def test_bounds_of_steps_that_are_listed(consumed: int) -> None:
     listed = ListedSteps(bounds=np.array([0, 4, 6, 12, 15]), batch_sizes=(4, 2, 6, 3))
+    for steps in (3, 4, 5, 6):  # behind the last one steps have more samples than any run
+        samples = listed.samples_after(steps)
+        assert (listed.batches_within(samples), listed.batches_within(samples - 1)) == (
+            steps, steps - 1)  # fmt: skip
     schedule = BatchSchedule(stages=((0, listed),))
     bounds, past = step_bounds(schedule, consumed, 15)
     assert bounds.tolist() == [0, 4, 6, 12, 15]
