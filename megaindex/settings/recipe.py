@@ -274,7 +274,7 @@ def rounds_of(
     batch_size: int,
     *,
     rows: int | None = None,
-    first_step: int = 0,
+    first_step: int,
 ) -> Rounds:
     """Return the evaluation rounds of a run, on a source of ``available`` samples.
 
