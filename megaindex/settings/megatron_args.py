@@ -78,7 +78,7 @@ _ONE_VALUE = frozenset(
      "--wandb-exp-name", "--wandb-project", "--tokenizer-model", "--vocab-file", "--merge-file",
      "--job-name", "--output", "--error", "--moe-layer-freq"}  # fmt: skip
 """Arguments of one value that changes no plan, which scripts often compute."""
-_RUNS_MODULES = re.compile(r"python[\d.]*|torchrun|accelerate")
+_RUNS_MODULES = re.compile(r"(i?python|pypy)[\d.]*t?|torchrun|accelerate|uv")
 _RUNNERS = ("torch.distributed", "megaindex.adapters.")  # modules that run a program
 _CLOSE = 0.85  # similarity of a misspelt argument
 
@@ -209,18 +209,17 @@ def _known_words(
 def _refusal(program: str) -> str:
     """Return the reason for not planning a program of Megatron-LM; empty for all others."""
     path = "/" + program.removesuffix(".py")
-    ends = {f"/{end.removesuffix('.py')}": why for end, why in PROGRAMS.items()}
-    return next((why for end, why in ends.items() if path.endswith(end)), "")
+    return next((why for end, why in PROGRAMS.items() if path.endswith("/" + end)), "")
 
 
 def _program(words: Sequence[str]) -> tuple[str, int]:
     """Return the path of the Python program or module that a command runs, and the number of words
     up to it; an empty path and 0 for arguments alone.
 
-    ``-m`` names a module behind Python and launchers that take one; srun and numactl, for example,
-    have another ``-m``.
+    ``-m`` names a module behind Python and launchers that take one, and behind a first word that is
+    not known, such as ``$PYTHON``; srun and numactl, for example, have another ``-m``.
     """
-    runs_modules = False
+    runs_modules = any(is_unknown(word) or isinstance(word, OpenWord) for word in words[:1])
     for place, word in enumerate(words):
         if word.endswith(".py"):
             return word, place + 1
@@ -283,7 +282,7 @@ class _ArgumentsReader:
         if reason := _refusal(self._program):
             raise InvalidArgument(f"--megatron-args: {self._program} is not planned: {reason}")
         name = self._program.rsplit("/", 1)[-1].removesuffix(".py")
-        return f"{name}.py" in PROGRAMS or not name
+        return name in PROGRAMS or not name
 
     def _sort(self) -> None:
         """Refuse or list the arguments that are not planned."""

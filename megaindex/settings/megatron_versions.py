@@ -138,7 +138,8 @@ _REASONS = {
         "inference/offline_inference", "tools/checkpoint/checkpoint_inspector.py",
     ),
 }  # fmt: skip
-PROGRAMS = {end: reason for reason, ends in _REASONS.items() for end in ends}
+PROGRAMS = {end.removesuffix(".py"): why for why, ends in _REASONS.items() for end in ends}
+"""Ends of the paths of programs, and of modules with / for each dot: why each is not planned."""
 
 _DATA = ("data_path", "tokens_per_epoch")
 _PARALLEL = ("data_parallel_size", "world_size")

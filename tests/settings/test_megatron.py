@@ -82,6 +82,8 @@ def test_a_module_is_named_by_its_path() -> None:
     words = "--data-path a --seq-length 8 --global-batch-size 4 --train-iters 3"
     for program, said in (
         ("torchrun -m my.trainer", "my/trainer is not a program of Megatron-LM"),
+        ("$(which python) -m my.trainer", "my/trainer is not a program of Megatron-LM"),
+        ("uv run -m my.trainer", "my/trainer is not a program of Megatron-LM"),
         ("python -m torch.distributed.run x/trainer.py", "x/trainer.py is not a program of Mega"),
     ):
         assert any(said in note for note in read_megatron(f"{program} {words}", {}).notes)
