@@ -13,7 +13,7 @@ from megaindex.index.frameworks import SPLITS
 from megaindex.run.parts import Parts, SplitPart
 from megaindex.run.passes import loader_limit
 from megaindex.run.sizing import Sizing
-from megaindex.settings.run_settings import RunSettings
+from megaindex.settings.run_settings import RunSettings, of_megatron_alone
 
 # Frameworks with a setting train_samples, which they request of the datasets in place of batches.
 _TAKES_SAMPLES = ("megatron", "megatron-legacy")
@@ -287,9 +287,7 @@ def _check_full_validation(run: RunSettings, parts: Parts) -> None:
     """Check the rules of Megatron-LM for --full-validation and --multiple-validation-sets."""
     evaluation = run.evaluation
     if run.row.order != "megatron":
-        raise InvalidArgument(
-            f"--full-validation is a setting of order megatron, not {run.row.order}; remove it"
-        )
+        raise of_megatron_alone("--full-validation", run.row.order)
     if not evaluation.full:
         raise InvalidArgument(
             "--multiple-validation-sets requires --full-validation, or Megatron-LM stops with a "

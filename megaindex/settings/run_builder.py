@@ -13,7 +13,14 @@ from megaindex.index.frameworks import parse_split
 from megaindex.index.order_settings import Order, make_order
 from megaindex.settings.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
 from megaindex.settings.megatron_versions import Version, version_of
-from megaindex.settings.run_settings import TAILS, Data, Evaluation, RunSettings, Target
+from megaindex.settings.run_settings import (
+    TAILS,
+    Data,
+    Evaluation,
+    RunSettings,
+    Target,
+    of_megatron_alone,
+)
 from megaindex.settings.settings import ORDER_FIELDS, TARGETS, Settings, flag_of
 from megaindex.settings.sources import parse_blend, parse_tokens, read_histograms
 from megaindex.validation import (
@@ -195,10 +202,7 @@ def _version(settings: Settings) -> Version | None:
     if (settings.order or "megatron") == "megatron":
         return version_of(settings)
     if settings.framework_version is not None:
-        raise InvalidArgument(
-            f"--framework-version is a setting of order megatron, not {settings.order}; remove one "
-            "of them"
-        )
+        raise of_megatron_alone("--framework-version", settings.order, "remove one of them")
     return None
 
 
@@ -223,9 +227,7 @@ def _ramp_notes(
 def _dataloader(settings: Settings) -> Any:
     kind = settings.dataloader_type or "single"
     if kind != "single" and (settings.order or "megatron") != "megatron":
-        raise InvalidArgument(
-            f"--dataloader-type is a setting of order megatron, not {settings.order}; remove it"
-        )
+        raise of_megatron_alone("--dataloader-type", settings.order)
     if kind == "external":
         raise InvalidArgument(
             "--dataloader-type external is not planned: the training program has its own loader"

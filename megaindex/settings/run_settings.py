@@ -41,6 +41,11 @@ TargetKind = Literal["epochs", "iterations", "samples", "tokens", "loader_epochs
 Of validation and test one epoch is built too."""
 
 
+def of_megatron_alone(flag: str, order: object, remedy: str = "remove it") -> InvalidArgument:
+    """Return the refusal of a setting that only order megatron has."""
+    return InvalidArgument(f"{flag} is a setting of order megatron, not {order}; {remedy}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Sources of each split.
@@ -305,10 +310,7 @@ class RunSettings:
                 "any more; write all steps into --skip-steps"
             )
         if numbers and self.version is None:
-            raise InvalidArgument(
-                f"--iterations-to-skip is a setting of order megatron, not {self.order}; give "
-                "--skip-steps"
-            )
+            raise of_megatron_alone("--iterations-to-skip", self.order, "give --skip-steps")
         if numbers and min(self.skipped_steps) < 0:
             raise InvalidArgument(
                 f"--iterations-to-skip counts from {min(numbers) - min(self.skipped_steps)} in "
@@ -319,10 +321,7 @@ class RunSettings:
         if self.surplus is None:
             return
         if self.row.order != "megatron":
-            raise InvalidArgument(
-                f"--mid-level-dataset-surplus is a setting of order megatron, not {self.order}; "
-                "remove it"
-            )
+            raise of_megatron_alone("--mid-level-dataset-surplus", self.order)
         if not 0 <= self.surplus < math.inf:
             raise InvalidArgument(
                 f"--mid-level-dataset-surplus must be at least 0, got {self.surplus}"
