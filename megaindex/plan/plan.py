@@ -1,4 +1,4 @@
-"""Computation of a `Plan` from `RunSettings`: a row for every source of every split, and sums."""
+"""Computation of a `Plan` from `RunSettings` or a decided run: a row for every source, and sums."""
 
 from __future__ import annotations
 

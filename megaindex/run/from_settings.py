@@ -87,8 +87,8 @@ def run_of_settings(
             index = _train_index(run, sizing, parts["train"], target, cache_dir, most_samples)
         else:
             _check_size(subset, max(total, amend.num_samples), most_samples)
-            changed = changed_index(run, amend, total)
-            index, sources = changed.index, changed_sources(run, changed)
+            changed = _changed_index(run, amend, total)
+            index, sources = changed.index, _changed_sources(run, changed)
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
         schedule, asked, total = _evaluations(run, subset, target, parts)
@@ -318,7 +318,7 @@ def _source(run: RunSettings, part: SplitPart) -> RunSource:
     )
 
 
-def changed_index(run: RunSettings, amend: AmendedBlend, end: int) -> ExtendedRun:
+def _changed_index(run: RunSettings, amend: AmendedBlend, end: int) -> ExtendedRun:
     """Return the first ``end`` samples of a run that began as ``amend`` says and went on by it.
 
     Args:
@@ -385,7 +385,7 @@ def _check_change(run: RunSettings, amend: AmendedBlend, end: int) -> None:
         )
 
 
-def changed_sources(run: RunSettings, changed: ExtendedRun) -> tuple[RunSource, ...]:
+def _changed_sources(run: RunSettings, changed: ExtendedRun) -> tuple[RunSource, ...]:
     """Return the sources of a changed run: those with which it began, then new ones."""
     return tuple(_changed_source(run, dataset) for dataset in changed.datasets)
 
