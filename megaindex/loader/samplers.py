@@ -112,7 +112,10 @@ def _micro_batches(given: int | Sequence[tuple[int, int | None]]) -> list[tuple[
             f"got {shown(sizes)}"
         )
     if all(size is None for _, size in sizes):
-        raise InvalidArgument("micro_batch_size: a list must have rows for some of the steps")
+        raise InvalidArgument(
+            f"micro_batch_size: {shown(sizes)} has no rows for any step; give those of the steps "
+            "that are served"
+        )
     return sizes
 
 
