@@ -1,10 +1,10 @@
 """Mutation score of the package and of the native core: ``make mutants``.
 
 Draws a sample of small changes to the code, applies each alone in a copy of the tree, and runs the
-tests that reach it, the nearest and fastest first, until one fails; for a header at last the C++
-driver of ``make sanitize``. A change that no test notices has survived. Results are appended to a
-file, so that a run that was ended goes on where it was. A first run of all tests, kept for later
-ones, finds out which lines each of them reaches.
+tests that reach it, the nearest and fastest first, until one fails; for a header then the C++
+driver of ``make sanitize``, and at last the tests of ``make slow``. A change that no test notices
+has survived. Results are appended to a file, so that a run that was ended goes on where it was. A
+first run of all tests, kept for later ones, finds out which lines each of them reaches.
 
 ``equivalent.json`` lists survivors that change no result, each with the reason; they are not tried
 again, and do not count.
@@ -42,7 +42,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from robustness.mutants.operators import Edit, edits_of
-from robustness.mutants.reached import REACHED, ROOT, Reached, collect
+from robustness.mutants.reached import REACHED, REACHED_SLOWLY, ROOT, Reached, collect
 
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 DRIVER = "tests/robustness/sanitize/driver.cpp"
@@ -336,7 +336,7 @@ class Run:
     """The mutants of a sample, and their results in a file."""
 
     def __init__(
-        self, mutants: list[Mutant], results: Path, seconds: float, reached: Reached
+        self, mutants: list[Mutant], results: Path, seconds: float, reached: list[Reached]
     ) -> None:
         self._results = results
         self._end = time.monotonic() + seconds
@@ -391,23 +391,28 @@ class Run:
 
     def _try(self, tree: Tree, mutant: Mutant) -> tuple[str, str]:
         """Return the result, and the test that failed."""
-        with self._lock:
-            tests = tests_of(mutant, self._reached)
-        times = self._reached.times
-        spare = _JIT_SECONDS if "/jit/" in mutant.file else _SECONDS
+        quick, slow = self._reached
         with tree.changed(mutant) as compiled:
             if not compiled:
                 return "does not compile", ""
-            for batch in in_batches(tests, times):
-                limit = 2 * sum(times[name] for name in batch) + spare
-                status = tree.test(batch, limit)
-                if status < 0 and not tree.failed():
-                    return "crashed or too slow", ""
-                if status:
-                    return "killed", tree.failed()
+            if failed := self._failed(tree, mutant, quick):
+                return failed
             if mutant.package == "csrc" and not tree.drives(_WAIT * _SECONDS):
                 return "killed", DRIVER
-        return "survived", ""
+            return self._failed(tree, mutant, slow) or ("survived", "")
+
+    def _failed(self, tree: Tree, mutant: Mutant, reached: Reached) -> tuple[str, str] | None:
+        with self._lock:
+            tests = tests_of(mutant, reached)
+        spare = _JIT_SECONDS if "/jit/" in mutant.file else _SECONDS
+        for batch in in_batches(tests, reached.times):
+            limit = 2 * sum(reached.times[name] for name in batch) + spare
+            status = tree.test(batch, limit)
+            if status < 0 and not tree.failed():
+                return "crashed or too slow", ""
+            if status:
+                return "killed", tree.failed()
+        return None
 
     def _record(self, mutant: Mutant, result: str, test: str, seconds: float) -> None:
         row = {
@@ -469,8 +474,10 @@ def main() -> int:
     everything = all_mutants(options.files)
     mutants = draw_sample(everything, options.sample, seed)
     print(f"seed {seed}: {len(mutants)} of {len(everything)} mutants; results in {results}")
-    collect(REACHED, ROOT, options.jobs, branches=False)
-    run = Run(mutants, results, options.seconds, Reached(REACHED))
+    for data in (REACHED, REACHED_SLOWLY):
+        collect(data, ROOT, options.jobs, branches=False, slow=data == REACHED_SLOWLY)
+    reached = [Reached(REACHED), Reached(REACHED_SLOWLY)]
+    run = Run(mutants, results, options.seconds, reached)
     threads = [threading.Thread(target=run.work) for _ in range(options.jobs)]
     for thread in threads:
         thread.start()

@@ -43,6 +43,8 @@ source =
 """
 ROOT = Path(__file__).parents[3]
 REACHED = ROOT / "build/mutants-reached.data"
+REACHED_SLOWLY = ROOT / "build/mutants-slow.data"
+_LONG = ("fuzz", "limits", "simulation", "soak")  # tests of many minutes
 _PHASE = re.compile(r" \((setup|call|teardown)\)$")
 _FOLDER = "MEGAINDEX_MUTANTS_FOLDER"  # variable: where processes of tests write times
 _times: dict[str, float] = {}
@@ -77,10 +79,10 @@ def pytest_sessionfinish() -> None:
     path.write_text(json.dumps(passed))
 
 
-def collect(data: Path, root: Path, jobs: int, *, branches: bool) -> None:
-    """Bring ``data`` and the times of tests beside it up to date.
+def collect(data: Path, root: Path, jobs: int, *, branches: bool, slow: bool = False) -> None:
+    """Bring ``data`` and the times of tests beside it up to date, of the slow tests or the others.
 
-    All tests are run where there is no data, or code of the package has changed since; otherwise
+    All of them are run where there is no data, or code of the package has changed since; otherwise
     the test files that have changed. Without branches, and from Python 3.12 on, this takes little
     longer than the tests.
     """
@@ -102,8 +104,9 @@ def collect(data: Path, root: Path, jobs: int, *, branches: bool) -> None:
             _SETTINGS.format(folder=folder, data=data, root=root, branches=branches, core=core)
         )
         environment = {**os.environ, "PYTHONPATH": f"{root}:{root}/tests", _FOLDER: folder}
+        kind = ["slow", *(f"--ignore=tests/robustness/{name}" for name in _LONG)]
         for command in (
-            ["run", "-m", "pytest", "-q", "-m", "not slow", "-n", str(jobs),
+            ["run", "-m", "pytest", "-q", "-m", *(kind if slow else ["not slow"]), "-n", str(jobs),
              "-p", "no:cacheprovider", "-p", "robustness.mutants.reached", *changed],
             ["combine", "-q", "--append", f"--data-file={data}", folder],
         ):  # fmt: skip
