@@ -163,6 +163,19 @@ def test_evaluations_go_on_where_the_lock_does(neox: Any, tmp_path: Path, iterat
             served(other)
 
 
+def test_a_subset_without_a_loader_is_not_compared(neox: Any, tmp_path: Path) -> None:
+    args = settings(tmp_path, "split", eval_interval=4, eval_iters=2)
+    adapter.install(lock=locked(args))
+    loaders = {**loaders_of(args), "valid": None}
+    args.eval_iters = 3  # of which only the loaders of subsets know
+    iterators = neox_stand_in.data_utils().shift_and_wrap_data_loaders(
+        args, {**loaders, "test": None}
+    )
+    assert [iterator is None for iterator in iterators] == [False, True, True]
+    with pytest.raises(FormatError, match="test: samples requested must be"):
+        neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
+
+
 def test_pairs_are_refused_under_a_lock(neox: Any, tmp_path: Path) -> None:
     args = settings(tmp_path, "split")
     adapter.install(lock=locked(args))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -256,6 +257,21 @@ def test_a_merge_that_was_made_meanwhile(store: Store, monkeypatch: pytest.Monke
     monkeypatch.setattr(Store, "refresh", lambda self: None)
     store.merge()  # of the two, whose merged file is there
     assert len(files_of(store)) == 1
+
+
+def test_a_merge_without_room_keeps_its_files(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, range(5), range(5, 9))
+
+    def full(*_: Any) -> None:
+        raise StorageError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("megaindex.keys.store.write_file", full)
+    with pytest.raises(StorageError, match="No space left"):
+        store.merge()
+    assert len(files_of(store)) == 2
+    assert np.array_equal(Store(store.path).get(keys_of(range(9))), values_of(range(9)))
 
 
 def test_a_block_that_raises_leaves_no_file(store: Store) -> None:
