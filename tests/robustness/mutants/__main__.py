@@ -1,10 +1,11 @@
 """Mutation score of the package and of the native core: ``make mutants``.
 
 Draws a sample of small changes to the code, applies each alone in a copy of the tree, and runs the
-tests that reach it, the nearest and fastest first, until one fails; for a header then the C++
-driver of ``make sanitize``, and at last the tests of ``make slow``. A change that no test notices
-has survived. Results are appended to a file, so that a run that was ended goes on where it was. A
-first run of all tests, kept for later ones, finds out which lines each of them reaches.
+tests that reach it, the nearest and fastest first, until one fails that passes without it; for a
+header then the C++ driver of ``make sanitize``, and at last the tests of ``make slow``. A change
+that no test notices has survived. Results are appended to a file, so that a run that was ended goes
+on where it was. A first run of all tests, kept for later ones, finds out which lines each of them
+reaches.
 
 ``equivalent.json`` lists survivors that change no result, each with the reason; they are not tried
 again, and do not count.
@@ -346,6 +347,7 @@ class Run:
         self.error: BaseException | None = None
         self._trees: list[Tree] = []
         self._stopped = False
+        self.unreliable: set[str] = set()  # tests that failed without a mutation
         if results.exists():
             for line in results.read_text().splitlines():
                 row = json.loads(line)
@@ -390,29 +392,43 @@ class Run:
                 tree.end()
 
     def _try(self, tree: Tree, mutant: Mutant) -> tuple[str, str]:
-        """Return the result, and the test that failed."""
-        quick, slow = self._reached
-        with tree.changed(mutant) as compiled:
-            if not compiled:
-                return "does not compile", ""
-            if failed := self._failed(tree, mutant, quick):
-                return failed
-            if mutant.package == "csrc" and not tree.drives(_WAIT * _SECONDS):
-                return "killed", DRIVER
-            return self._failed(tree, mutant, slow) or ("survived", "")
+        """Return the result, and the test that failed.
 
-    def _failed(self, tree: Tree, mutant: Mutant, reached: Reached) -> tuple[str, str] | None:
-        with self._lock:
-            tests = tests_of(mutant, reached)
+        The tests up to that one must pass without the mutation; one that does not is left out, here
+        and for all other mutants.
+        """
+        while True:
+            with tree.changed(mutant) as compiled:
+                if not compiled:
+                    return "does not compile", ""
+                result, test, begun = self._first_failure(tree, mutant)
+            if not begun or tree.test(begun, self._limit(begun, mutant)) == 0:
+                return result, test
+            wrong = {tree.failed()} & {*begun} or {*begun}
+            with self._lock:
+                self.unreliable |= wrong
+
+    def _first_failure(self, tree: Tree, mutant: Mutant) -> tuple[str, str, list[str]]:
+        """Return the result, the test that failed, and the tests of its process up to it."""
+        for reached in self._reached:
+            with self._lock:
+                tests = [n for n in tests_of(mutant, reached) if n not in self.unreliable]
+            for batch in in_batches(tests, reached.times):
+                status = tree.test(batch, self._limit(batch, mutant))
+                failed = tree.failed()
+                if status:
+                    result = "killed" if status > 0 or failed else "crashed or too slow"
+                    end = batch.index(failed) + 1 if failed in batch else len(batch)
+                    return result, failed, batch[:end]
+            first = reached is self._reached[0]
+            if first and mutant.package == "csrc" and not tree.drives(_WAIT * _SECONDS):
+                return "killed", DRIVER, []
+        return "survived", "", []
+
+    def _limit(self, tests: list[str], mutant: Mutant) -> float:
         spare = _JIT_SECONDS if "/jit/" in mutant.file else _SECONDS
-        for batch in in_batches(tests, reached.times):
-            limit = 2 * sum(reached.times[name] for name in batch) + spare
-            status = tree.test(batch, limit)
-            if status < 0 and not tree.failed():
-                return "crashed or too slow", ""
-            if status:
-                return "killed", tree.failed()
-        return None
+        times = {name: s for reached in self._reached for name, s in reached.times.items()}
+        return 2 * sum(times[name] for name in tests) + spare
 
     def _record(self, mutant: Mutant, result: str, test: str, seconds: float) -> None:
         row = {
@@ -491,6 +507,8 @@ def main() -> int:
             thread.join()
     if run.error is not None:
         raise run.error
+    for name in sorted(run.unreliable):
+        print(f"fails without a mutation, and was left out: {name}")
     return int(report(mutants, run.found) < LEAST_SCORE)
 
 
