@@ -34,7 +34,8 @@ RNG = np.random.default_rng(3)
 
 def text_of(name: str, number: int) -> Any:
     """A text, sometimes empty or a list of texts, each of which becomes a sequence."""
-    text = f"{name}{number} " * int(RNG.integers(1, 30))
+    words = np.random.default_rng([ord(name), number]).integers(1, 30)
+    text = f"{name}{number} " * int(words)
     return {3: "", 5: [text, text]}.get(number % 7, text)
 
 
@@ -86,6 +87,7 @@ def trace(*words: object) -> dict[str, Any]:
 NAMES = ["recipe", "megatron", "neox", "epoch", "packed", "window"]
 
 
+@pytest.mark.slow
 @for_each("name", NAMES)
 def test_steps_and_rows_lead_to_each_other(folder: Path, name: str) -> None:
     run = runs(folder)[name]
@@ -337,6 +339,7 @@ def test_another_tokenizer_at_the_recorded_path(
     assert "is not the recorded tokenizer any more" in err
 
 
+@pytest.mark.slow
 def test_runs_with_skips(folder: Path) -> None:
     """Dropped steps serve nothing, and moved samples are served behind the end."""
     words = ["--order", "epoch", "--data-path", folder / "a", "--seq-length", 64]

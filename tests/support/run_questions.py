@@ -380,7 +380,7 @@ def audit(asked: Asked) -> None:
     run, audited = asked.run, asked.audit
     assert audited["samples"] == run.samples_served
     tokens = np.concatenate([batch["tokens"].reshape(-1) for batch in asked.batches])
-    seen = np.bincount(tokens.astype(np.int64), minlength=30_001)
+    seen = np.bincount(tokens[tokens != END].astype(np.int64), minlength=30_001)
     for source, counted in zip(run.sources, audited["sources"], strict=True):
         mine = seen[tokens_of(source)]
         by_times = np.trim_zeros(counted["tokens_by_times_seen"]["total"], "b")
