@@ -103,6 +103,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if below and below[0] not in QUICK else None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    cases = getattr(item, "callspec", None)
+    for mark in item.iter_markers("slow_cases"):
+        assert cases is not None, f"{item.nodeid} has no cases"
+        if any(f"-{each}-" in f"-{cases.id}-" for each in mark.args):
+            item.add_marker("slow")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
         left_out = [item for item in items if _needs_more_than_the_core(item)]

@@ -145,6 +145,7 @@ def changed(
     return new
 
 
+@pytest.mark.slow_cases("continue", "repeat", "stop")
 @pytest.mark.parametrize("policy", EXHAUSTIONS)
 @one_in(2)
 @given(data=st.data())

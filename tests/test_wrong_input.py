@@ -152,6 +152,7 @@ def test_long_messages_are_cut_in_the_middle() -> None:
     assert pickle.loads(pickle.dumps(error)).args == error.args
 
 
+@pytest.mark.slow_cases("build-more0", "verify-more1")
 @pytest.mark.parametrize(
     ("verb", "more"),
     [

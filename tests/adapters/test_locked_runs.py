@@ -181,6 +181,7 @@ def test_neox_builds_what_was_locked(neox: Any, tmp_path: Path, blend: bool) -> 
         loaders_of(args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["megatron", "neox"])
 def test_the_loader_of_all_trainers_serves_the_samples_of_a_framework(
     request: pytest.FixtureRequest, tmp_path: Path, framework: str
@@ -346,6 +347,7 @@ def test_megatron_skips_what_the_lock_skips(
             adapter.install(lock=lock)
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("blend", [False, True])
 def test_neox_skips_what_the_lock_skips(neox: Any, tmp_path: Path, blend: bool) -> None:
     lengths = np.random.default_rng(8).integers(1, 40, 150).tolist()

@@ -48,6 +48,7 @@ def amended(corpora: list[str], *changes: tuple[int, dict[int, float]], **how: A
     )
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("per_split", [False, True])
 def test_the_past_is_megatrons(
     core: Any, corpora: list[str], tmp_path: Path, per_split: bool

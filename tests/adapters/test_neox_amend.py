@@ -47,6 +47,7 @@ def rows(index: Any, begin: int, end: int) -> list[Any]:
     return [column.tolist() for column in (*spans, spans.row_splits)]
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_past_is_neoxs(neox: Any, tmp_path: Path, exact: bool) -> None:
     adapter.install(exact=exact)

@@ -447,6 +447,7 @@ def _run(folder: str, iterations: int, start: Any, results: Any) -> None:
     results.put((iterations, texts(args, 4)))
 
 
+@pytest.mark.slow
 def test_jobs_that_share_arrays_lose_no_entry(neox: Any, tmp_path: Path) -> None:
     """Runs of different lengths have the same validation and test arrays."""
     arguments(tmp_path, SIZES)  # writes the corpora

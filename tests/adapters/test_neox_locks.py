@@ -96,6 +96,7 @@ def traced(lock: Lock, step: int) -> list[list[int]]:
     return list(rows.values())
 
 
+@pytest.mark.slow_cases("blend", "split epochs")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_serves_the_lock(neox: Any, tmp_path: Path, kind: str) -> None:
     """Also where GPT-NeoX would repeat the rest of a pass from then on."""
@@ -116,6 +117,7 @@ def test_a_resumed_run_serves_the_lock(neox: Any, tmp_path: Path, kind: str) -> 
         assert traced(lock, step) == [row[:-1] for row in expected[step]]
 
 
+@pytest.mark.slow_cases("blend")
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_run_is_refused(neox: Any, tmp_path: Path, kind: str) -> None:
     args = settings(tmp_path, kind)

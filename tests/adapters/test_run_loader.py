@@ -103,6 +103,7 @@ def test_the_identity_of_the_run_is_logged_once(
     assert "serves the run of a lock, identity" in caplog.messages[1]
 
 
+@pytest.mark.slow
 def test_eight_then_six_then_twelve_ranks(lock: Lock) -> None:
     """The second change lies within a step; the receipts are those of the lock."""
     state: Any = None

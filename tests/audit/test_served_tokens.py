@@ -58,6 +58,7 @@ def check(stream: Run, fed: np.ndarray) -> None:
     assert int(counted.step_tokens.sum()) == int(fed.sum())
 
 
+@pytest.mark.slow
 @one_in(1)  # each writes and opens files
 @given(
     lengths=st.lists(st.lists(st.integers(2, 30), min_size=1, max_size=12), min_size=1, max_size=3),
@@ -113,6 +114,7 @@ def test_whole_documents_are_served_to_their_last_token(tmp_path: Path) -> None:
     assert counted.step_tokens.tolist() == [8, 8, 8, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [0, 1])
 @given(
     lengths=st.lists(st.integers(0, 20), min_size=1, max_size=12).filter(lambda x: sum(x) > 13),

@@ -92,6 +92,7 @@ def test_all_there_is_without_weights_and_size(
     np.testing.assert_array_equal(index.dataset_sample_index, theirs.dataset_sample_index)
 
 
+@pytest.mark.slow
 @for_each("order", ["neox", "megatron-legacy", "paddlenlp", "epoch", "window"])
 @for_each("weights", [None, [5, 1, 1, 2, 1]])
 def test_every_order_blends(

@@ -85,6 +85,7 @@ def test_same_bytes_as_megatrons_builder(
         assert IndexedDataset(ours).has_modes or not multimodal
 
 
+@pytest.mark.slow
 def test_same_bytes_where_the_kernel_copies(megatron_datasets: Any, tmp_path: Path) -> None:
     """Files above the size for kernel copies, at unaligned offsets."""
     inputs = [

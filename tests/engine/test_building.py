@@ -15,6 +15,7 @@ from megaindex.engine import Engine
 from megaindex.errors import InvalidArgument
 
 
+@pytest.mark.slow
 def test_the_cache_is_that_of_one_machine(
     engine: Engine, paths: list[str], alone: dict[str, object], tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def test_an_engine_of_another_name_is_refused() -> None:
         assert here.workers == 1
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_its_task_alone(
     engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,6 +37,7 @@ def test_an_exception_that_would_arrive_with_another_text_is_named_by_its_own() 
         outcome.result()
 
 
+@pytest.mark.slow
 def test_iterators_may_be_left_open() -> None:
     with open_engine(workers=2) as engine:
         results = engine.run(square, range(9))
@@ -77,6 +78,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_one_it_works_for(tmp_path: Path, number: int) -> None:
     """Ctrl-C reaches all processes of a terminal; a kill only the first."""
@@ -113,6 +115,7 @@ with open_engine(workers=2) as engine:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["script", "-"])
 def test_the_script_of_the_caller_is_not_run_again(tmp_path: Path, how: str) -> None:
     """It may have no guard of __main__, or be no file at all."""

@@ -12,6 +12,7 @@ from megaindex.engine import Engine
 from megaindex.errors import FormatError
 
 
+@pytest.mark.slow
 def test_the_pair_is_that_of_one_process(engine: Engine, tmp_path: Path) -> None:
     bpe = train_bpe(tmp_path / "bpe")
     inputs = [

@@ -116,6 +116,7 @@ def read_everything(dataset: IndexedDataset) -> list[list[int]]:
 forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
+@pytest.mark.slow_cases("spawn")
 @forks
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.not_quick)])
 def test_other_processes_read_the_same(raw_pair: RawPair, method: str) -> None:

@@ -419,6 +419,7 @@ IDENTITIES = (*FAST, "mixes", "past of several lengths", "starts over", "phases"
               "legacy", "carry", "masked", "amended neox", "extended neox")  # fmt: skip
 
 
+@pytest.mark.slow
 @for_each("name", IDENTITIES)
 def test_identity(name: str, program: Program) -> None:
     locked(name, "train")
@@ -443,6 +444,7 @@ def test_receipts_of_blocks(program: Program) -> None:
     assert run(program, "train", "receipts", "0", str(len(blocks))) == blocks
 
 
+@pytest.mark.slow
 def test_changed_files_are_refused(node: str) -> None:
     locked("megatron", "train")
     command = [node, str(PROGRAM), "run.lock", "train", "receipts", "0", "1"]
@@ -513,6 +515,7 @@ def test_two_streams_of_one_source(program: Program) -> None:
     forged(program, "cursors", change)
 
 
+@pytest.mark.slow
 @for_each(
     ("fault", "old", "new"),
     [

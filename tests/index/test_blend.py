@@ -52,6 +52,7 @@ def assert_draws(ours: BlendDraws, weights: Any, helpers: Any, size: int = 200) 
     np.testing.assert_array_equal(ours.counts(size), np.bincount(which, minlength=len(weights)))
 
 
+@pytest.mark.slow
 def test_megatrons_expressions(megatron_datasets: Any, megatron_helpers: Any) -> None:
     from megatron.core.datasets import blended_megatron_dataset_builder as builder
     from megatron.core.datasets.utils import normalize

@@ -180,6 +180,7 @@ def edges(index: Any) -> list[int]:
 SEEDS = st.integers(0, 2**32 - 1)
 
 
+@pytest.mark.slow
 @given(seed=SEEDS)
 def test_counts_are_those_of_the_samples_located(seed: int) -> None:
     rng = np.random.default_rng(seed)

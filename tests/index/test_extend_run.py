@@ -135,6 +135,7 @@ def test_bad_settings_of_a_blend_are_refused(
         extend(corpora[0], weights=[1.0], num_samples=9, more_samples=1)
 
 
+@pytest.mark.slow_cases("True-megatron", "True-neox")
 @pytest.mark.parametrize("order", ["megatron", "neox"])
 @pytest.mark.parametrize("blend", [False, True])
 def test_a_run_is_trained_on_from_its_checkpoint(

@@ -162,6 +162,7 @@ def test_times_served_are_those_of_brute_force(
     assert times_served(index, end) == expected.tolist()
 
 
+@pytest.mark.slow_cases("numba")
 def test_every_backend_extends_alike(
     corpus: IndexedDataset, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
     return of
 
 
+@pytest.mark.slow_cases("reference")
 @for_each(("order", "k"), cases("indices"))
 def test_arrays_are_the_frameworks(
     backend: Any, corpora: Corpora, monkeypatch: pytest.MonkeyPatch, order: str, k: int

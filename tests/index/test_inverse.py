@@ -152,6 +152,7 @@ def test_stages(tmp_path: Path, order: str) -> None:
             check(staged, chosen, source)
 
 
+@pytest.mark.slow
 @for_each("seed", range(8))
 def test_blocks_of_epochs_that_end_in_empty_documents(seed: int) -> None:
     lengths = np.random.default_rng(seed).integers(-9, 40, 300).clip(0).astype(np.int32)
@@ -177,6 +178,7 @@ def test_extensions(tmp_path: Path) -> None:
         check(StretchedIndex(stretches=stretches), chosen)
 
 
+@pytest.mark.slow
 @given(
     shares=st.lists(st.integers(1, 50), min_size=1, max_size=5),
     most=st.integers(1, 400_000),

@@ -151,6 +151,7 @@ def samples(positions: np.ndarray, spans: Spans) -> dict[int, list[tuple[int, ..
     return rows
 
 
+@pytest.mark.slow_cases("staged", "staged, two lengths")
 @one_in(5)  # for each of 18 indices
 @given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), parts=st.integers(1, 5))
 def test_iteration_agrees_with_locate(index: Any, share: tuple[float, float], parts: int) -> None:
@@ -213,6 +214,7 @@ def test_every_backend_iterates_alike(
 # ---- receipts from iteration -------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("staged, two lengths")
 @one_in(5)
 @given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), stride=st.sampled_from([1, 16, 1024]))
 def test_receipts_are_those_of_the_samples_in_order(
@@ -229,6 +231,7 @@ def test_receipts_are_those_of_the_samples_in_order(
         assert receipt == Receipt.of(block, index.locate(block), KEYS)
 
 
+@pytest.mark.slow_cases("staged, two lengths")
 def test_receipts_do_not_depend_on_threads(index: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = planned_block_receipts(index, 3, index.num_samples, KEYS, stride=16)
     monkeypatch.setattr(receipts_module, "_WORTH_THREADS", 1)

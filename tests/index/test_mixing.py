@@ -59,6 +59,7 @@ def check_walk(mixing: Mixing, streams: int) -> MixedPositions:
     return served
 
 
+@pytest.mark.slow_cases("own batches")
 @pytest.mark.parametrize("kind", KINDS)
 @given(shares=SHARES, positions=st.lists(st.integers(0, 299), max_size=40))
 @example(shares=(1, 1, 1, 1, 1), positions=[])  # the first batches are the largest

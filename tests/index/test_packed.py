@@ -174,6 +174,7 @@ def test_the_parts_of_a_split_are_complete(corpus: Any, rule: Any, extra: int) -
     assert served == list(range(lengths.size))
 
 
+@pytest.mark.slow_cases("reference")
 @for_each("rule", RULES)
 def test_every_backend_has_the_same_order(
     corpus: Any, backend: Any, rule: Any, monkeypatch: pytest.MonkeyPatch
@@ -224,6 +225,7 @@ def test_arrays_of_the_cache_are_those_in_memory(
         assert same(index.locate([0, 1]), build(corpus, **settings).locate([0, 1]))
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.not_quick
 @pytest.mark.parametrize("cached", [False, True])
 def test_another_process_continues_where_this_one_stopped(

@@ -88,6 +88,7 @@ def test_two_lengths_meet_again_as_often_as_in_a_fair_draw(n: int) -> None:
         assert abs(count_again(pairs, lag) - trials) < NORMAL * np.sqrt(trials)
 
 
+@pytest.mark.slow
 @for_each("n", [4, 6, 50, 1000, 4094, 4096, 9000])
 def test_one_length_meets_again_as_often_as_in_a_fair_draw(n: int) -> None:
     """n documents of 8 tokens in n / 2 samples: a pair is one of n * (n - 1) / 2."""

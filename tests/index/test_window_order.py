@@ -155,6 +155,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_samples_hold_the_tokens_of_the_file(prefix: Path) -> None:
     dataset = megaindex.IndexedDataset(prefix)
     index = build(prefix, epochs=2)

@@ -44,11 +44,13 @@ def is_permutation(values: np.ndarray) -> bool:
     )
 
 
+@pytest.mark.slow_cases("reference")
 def test_every_small_size_is_a_bijection(backend: Any) -> None:
     for n in range(2 ** (9 if backend is load("reference") else 11) + 1):
         assert is_permutation(permutation(backend, KEYS[n], n)), n
 
 
+@pytest.mark.slow_cases("reference")
 @for_each("n", [4095, 4096, 4097, 4099, 4160, 5003, 6561, 8191, 8192, 8193])
 def test_sizes_around_the_end_of_the_table_are_bijections(backend: Any, n: int) -> None:
     values = permutation(backend, KEYS[n], n, np.int32)
@@ -101,6 +103,7 @@ def specified_values(n: int) -> np.ndarray:
     return load("reference").bijection_apply(KEYS[5], n, some_indices(n))
 
 
+@pytest.mark.slow_cases("reference")
 @for_each("n", AROUND_POWERS)
 def test_large_sizes_stay_inside_never_repeat_and_are_undone(backend: Any, n: int) -> None:
     indices = some_indices(n)

@@ -152,6 +152,7 @@ def test_greedy_is_the_peers(
 
 
 # where the native core changes its ways: lanes, windows, two levels of windows
+@pytest.mark.slow_cases("reference")
 @for_each("n", [1, 2, 4, 5, 8, 9, 17, 33, 49, 64, 65, 257])
 @for_each("family", FAMILIES)
 def test_greedy_of_any_number_of_datasets(
@@ -214,6 +215,7 @@ def test_stretches_from_counts_that_no_blend_reaches(compiled: Any, ahead: int) 
     assert_same((*actual, counts), (*expected, expected_counts))
 
 
+@pytest.mark.slow_cases("reference")
 @given(
     family=st.sampled_from(FAMILIES),
     n=st.integers(1, 10) | st.integers(60, 150),

@@ -113,6 +113,7 @@ def test_build_blocks_mapping_is_the_peers(
     assert_same(backend.map_blocks(*arguments, one_sentence), expected)
 
 
+@pytest.mark.slow_cases("reference")
 @for_each("probability", [0.0, 0.1, 0.9, 1.0])
 @for_each("least", [1, 2, 3])
 def test_thousands_of_documents_refill_the_streams_and_cross_chunks(
@@ -272,6 +273,7 @@ def test_both_functions_refuse(change: dict[str, Any], message: str) -> None:
         build_blocks_mapping(**{**VALID, **change}, titles_sizes=titles, use_one_sent_blocks=True)
 
 
+@pytest.mark.slow
 @for_each(
     "change",
     [

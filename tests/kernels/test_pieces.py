@@ -147,6 +147,7 @@ def permuted_ranks(count: int) -> list[int]:
     return [permuted_rank(KEY, 5, count, rank) for rank in range(0, count, 211)]
 
 
+@pytest.mark.slow_cases("reference")
 @for_each("count", [4095, 4097])
 def test_many_documents_of_a_length(backend: Any, count: int) -> None:
     """From 4096 pieces on, another permutation orders them."""

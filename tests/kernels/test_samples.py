@@ -90,6 +90,7 @@ def test_few_documents(backend: Any, lengths: list[int], extra: int) -> None:
             assert (d, offset) == (owner, position + 1 - extra) or (extra == 0 and at_the_end)
 
 
+@pytest.mark.slow
 @for_each("mean", [3, 700, 60_000])
 def test_threads_do_not_change_a_row(mean: int) -> None:
     rng = np.random.default_rng(20260101)

@@ -21,6 +21,7 @@ SIZES = (0, 1, 2, 3, 4, 5, 255, 256, 257, 4095, 4097, 8191, 8193, 65537, 140_000
 SHARED = (1 << 21) + 12_345  # elements; from 2**21 on threads share the swaps
 
 
+@pytest.mark.slow_cases("reference")
 @for_each("dtype", [np.int32, np.uint32, np.int64])
 @for_each("threads", [1, 3])
 def test_two_shuffles_of_one_stream_are_numpys(backend: Any, dtype: type, threads: int) -> None:
@@ -47,6 +48,7 @@ def test_a_word_that_only_the_first_steps_of_a_block_accept(backend: Any) -> Non
     np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.slow
 @for_each(("dtype", "threads"), [(np.int32, 2), (np.uint32, 5), (np.int64, 2), (np.int32, 40)])
 def test_threads_share_the_swaps_of_a_large_array(dtype: type, threads: int) -> None:
     native, stream = load("native"), np.random.RandomState(threads)
@@ -119,6 +121,7 @@ def test_documents_of_several_epochs_are_shuffled_together(backend: Any, as_arra
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.slow
 @for_each("as_array", [False, True])
 def test_threads_fill_in_the_documents_of_several_epochs(as_array: bool) -> None:
     native = load("native")

@@ -291,6 +291,7 @@ def specified(n: int) -> np.ndarray:
     return load("reference").bijection_apply(KEY, n, np.arange(n))
 
 
+@pytest.mark.slow_cases("reference")
 @for_each(
     ("kept", "swapped"), [(1.0, False), (0.7, False), (0.1, False), (0.01, False), (1.0, True)]
 )

@@ -76,6 +76,7 @@ def test_one_pass_of_a_teacher_serves_all_passes_on_other_ranks(
     assert exposures == {-1, 0, 1}
 
 
+@pytest.mark.slow
 def test_masks_of_rows_do_not_depend_on_the_ranks(prefixes: list[str]) -> None:
     blend = megaindex.build_blend(
         prefixes, weights=[0.6, 0.4], num_samples=700, sequence_length=8, seed=3

@@ -71,6 +71,7 @@ def test_rows_are_found_before_and_after_merging(store: Store) -> None:
     assert repr(store).endswith("1,000 rows of float16 [3, 2] in 1 files)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_many_rows_are_joined_by_other_ranks(tmp_path: Path, count: int) -> None:
     """Written on 6 ranks, read on 16 in another order; before and after merging."""

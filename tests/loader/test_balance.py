@@ -164,6 +164,7 @@ def test_a_run_continues_between_any_two_rounds_with_other_ranks(
     assert list(steps_of(served, schedule)) == list(steps_of(whole, schedule))
 
 
+@pytest.mark.slow
 @for_each("samples", range(1, 9))
 @for_each(("ranks", "micro"), [(1, 2), (2, 1), (2, 2), (4, 1)])
 def test_a_padded_balanced_step_continues_after_any_round(

@@ -245,6 +245,7 @@ class Interleaved:
         )
 
 
+@pytest.mark.slow_cases("4")
 @pytest.mark.parametrize("read_ahead", [0, 4])
 def test_a_batch_is_never_written_while_it_is_held(
     corpus: IndexedDataset, index: Index, read_ahead: int
@@ -273,6 +274,7 @@ def test_a_batch_is_never_written_while_it_is_held(
     assert len(addresses) < len(loader)
 
 
+@pytest.mark.slow
 def test_dropped_batches_are_written_again(corpus: IndexedDataset, index: Index) -> None:
     own = BatchMaker.allocate
     with patch.object(BatchMaker, "allocate", autospec=True, side_effect=own) as allocate:
@@ -306,6 +308,7 @@ def test_changes_in_place_do_not_reach_later_batches(corpus: IndexedDataset, ind
             value.fill_(1)
 
 
+@pytest.mark.slow
 @one_in(2)
 @given(stop=st.integers(0, 31), sizes=st.tuples(*[st.integers(1, 4)] * 2), ahead=st.integers(0, 5))
 def test_a_run_continues_after_the_last_batch_returned(
@@ -411,6 +414,7 @@ def test_any_iterable_is_a_sampler_without_state(corpus: IndexedDataset, index: 
     assert list(Loader(index, corpus, [])) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_ahead", [0, 5])
 def test_an_error_comes_in_the_place_of_its_batch(
     corpus: IndexedDataset, index: Index, read_ahead: int
@@ -423,6 +427,7 @@ def test_an_error_comes_in_the_place_of_its_batch(
         next(iteration)
 
 
+@pytest.mark.slow
 def test_a_failing_disk_is_an_error_with_a_place(corpus: IndexedDataset, index: Index) -> None:
     bad = 2 * 1500
 
@@ -460,6 +465,7 @@ def test_only_the_newest_iteration_goes_on(corpus: IndexedDataset, index: Index)
         next(new)
 
 
+@pytest.mark.slow
 def test_leaving_the_loop_ends_the_threads(corpus: IndexedDataset, index: Index) -> None:
     loader = Loader(index, corpus, sampler(index))
     for _ in loader:
@@ -468,6 +474,7 @@ def test_leaving_the_loop_ends_the_threads(corpus: IndexedDataset, index: Index)
     assert not any(name.startswith("megaindex-ahead") for name in names)
 
 
+@pytest.mark.slow_cases("auto")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("reader", ["mapped", "positional", "auto"])
 def test_a_forked_child_begins_its_own(corpus: IndexedDataset, index: Index, reader: str) -> None:
@@ -579,6 +586,7 @@ def test_arguments_are_checked(
         Loader(index, corpus, [[0]], **arguments)
 
 
+@pytest.mark.slow_cases("4")
 @pytest.mark.parametrize("read_ahead", [0, 4])
 def test_the_state_is_that_of_the_newest_iteration(
     corpus: IndexedDataset, index: Index, read_ahead: int

@@ -194,6 +194,7 @@ def check_model(
     assert check_receipts([joined], index).equal
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(mixes=MIXES, parts=PARTS, last=SHAPES)
 def test_any_cluster_serves_what_the_model_draws(
@@ -247,6 +248,7 @@ def test_every_batching_and_balance_on_more_ranks(
     check_batching(folder, batching, balance, [(1, 4), (2, 2), (4, 2), (8, 1)])
 
 
+@pytest.mark.slow
 def test_the_mix_of_a_step_begun_and_of_prefetched_batches(folder: Path) -> None:
     """It changes with the next step; batches before it are neither read again nor lost."""
     recipe = recipe_at(folder)

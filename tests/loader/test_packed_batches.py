@@ -63,6 +63,7 @@ def expected_row(index: Any, sample: int) -> dict[str, np.ndarray]:
 OPTIONS = SampleOptions(cu_seqlens=True, boundaries="documents")
 
 
+@pytest.mark.slow
 def test_every_row_is_made_of_whole_documents(index: Any) -> None:
     dataset = GPTDataset(index, options=OPTIONS)
     for sample in range(index.num_samples):
@@ -114,6 +115,7 @@ def test_masks_are_those_of_megatron(index: Any) -> None:
     assert compared > 50
 
 
+@pytest.mark.slow
 def test_a_blend_masks_the_sources_of_order_packed(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in "ab"]
     for path in paths:
@@ -198,6 +200,7 @@ def test_targets_of_some_sources_leave_the_ends_masked(tmp_path: Path) -> None:
     assert buffers.arrays["loss_mask"].sum() == (spans.length - 1).sum()
 
 
+@pytest.mark.slow
 def test_an_extension_serves_the_least_seen_tokens_first(index: Any) -> None:
     served = index.num_samples // 2 + 20
     run = extend_run(

@@ -302,6 +302,7 @@ def test_padding_never_reaches_the_loss(folder: Path) -> None:
     assert sum(counts) == 29
 
 
+@pytest.mark.slow
 def test_a_balanced_run_has_the_samples_of_each_step_and_their_receipts(folder: Path) -> None:
     """Stopped within a step, and continued by other ranks; the recipe may change after the step."""
     recipe = recipe_of(folder)

@@ -166,6 +166,7 @@ def loaders(index: Any, ranks: int, micro: int = 2, **state: Any) -> list[Loader
     ]
 
 
+@pytest.mark.slow_cases("2-2")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     ("workers", "ranks"),
@@ -191,6 +192,7 @@ def test_rows_do_not_depend_on_ranks_and_workers(blend: Any, ranks: int, workers
         assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_rows_go_on_after_resumes_at_other_sizes(blend: Any) -> None:
     whole = rows(as_arrays(batch) for batch in loaders(blend, 1)[0])
     served: list[Row] = []

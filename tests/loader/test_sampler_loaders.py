@@ -51,6 +51,7 @@ def stateful_loader() -> Any:
     return StatefulDataLoader
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_prefetching_dataloader_continues_after_the_last_batch(workers: int) -> None:
     settings = {"global_batch_size": 12, "tail": "pad", "train_samples": 61}
@@ -64,6 +65,7 @@ def test_a_prefetching_dataloader_continues_after_the_last_batch(workers: int) -
         assert list(loader(torch.utils.data.DataLoader, resumed, workers)) == whole[handed:]
 
 
+@pytest.mark.slow
 @for_each("workers", [0, 2])
 @for_each(("kind", "every"), [("single", 1), ("single", 3), ("cyclic", 1)])
 def test_a_stateful_dataloader_goes_on_exactly(
@@ -87,6 +89,7 @@ def test_a_stateful_dataloader_goes_on_exactly(
         assert list(second) == whole[handed:]
 
 
+@pytest.mark.slow
 def test_a_stateful_dataloader_goes_on_with_other_ranks(stateful_loader: Any) -> None:
     first = loader(stateful_loader, sampler(rank=1), 2)
     assert len(list(itertools.islice(first, 6))) == 6
@@ -99,6 +102,7 @@ def test_a_stateful_dataloader_goes_on_with_other_ranks(stateful_loader: Any) ->
     assert sorted(served) == list(range(24, 96))
 
 
+@pytest.mark.slow
 def test_other_workers_go_on_from_the_samplers_own_state(stateful_loader: Any) -> None:
     """A StatefulDataLoader takes back its state with the same number of workers only."""
     running = sampler()

@@ -315,6 +315,7 @@ def read_all(
     return found, states
 
 
+@pytest.mark.slow_cases("drop-None")
 @pytest.mark.parametrize(
     ("tail", "balance"),
     [

@@ -68,6 +68,7 @@ def test_few_slots_serve_many_batches_and_changes_in_place_stay_in_their_batch(
     assert 0 < len(torch_dataset._slots) < 20
 
 
+@pytest.mark.slow
 def test_referenced_batches_are_not_overwritten(dataset: GPTDataset) -> None:
     """Whatever is kept of each: all of it, a field, a view of one, or an array over one."""
     batches = batches_of(dataset, 80)  # more than there are slots
@@ -99,6 +100,7 @@ def test_a_forked_child_does_not_free_slots(dataset: GPTDataset) -> None:
         assert_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_slots_of_workers_that_ended_are_unmapped(dataset: GPTDataset) -> None:
     batches = batches_of(dataset, 8)
     for _ in range(3):

@@ -120,6 +120,7 @@ def check_random(rng: np.random.Generator) -> None:
     assert any(text.startswith(named) for text in other.differences), (named, other.differences)
 
 
+@pytest.mark.slow
 def test_random_locks_differ_by_their_skips() -> None:
     for seed in range(5):
         check_random(np.random.default_rng(seed))

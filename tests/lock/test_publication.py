@@ -194,6 +194,7 @@ def test_every_changed_byte_of_lengths_is_found(folder: Path) -> None:
     assert cli("verify", "run.lock", "--lengths", "no.lengths")[0] == 2
 
 
+@pytest.mark.slow
 def test_the_independent_reader_names_the_block_that_differs(folder: Path) -> None:
     node = shutil.which("node")
     if node is None:

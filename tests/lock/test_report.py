@@ -116,6 +116,7 @@ def test_the_evaluation_of_a_lock_is_traced(lock: Path, capsys: pytest.CaptureFi
     assert "run.lock: has no subset valid, it has train" in capsys.readouterr().err
 
 
+@pytest.mark.slow_cases("4000")
 @pytest.mark.parametrize("steps", [3, 4000])
 def test_no_cell_of_a_report_grows_with_the_sources(lock: Path, steps: int) -> None:
     words = [word for number in range(300) for word in (str(1 + number / 7), "web")]

@@ -35,6 +35,7 @@ def without_paths(text: str, *paths: str) -> str:
     return text
 
 
+@pytest.mark.slow_cases("arguments0")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -172,6 +173,7 @@ def test_verify_finds_what_is_missing(store: Any, s3: str, proxy: Proxy) -> None
     assert (finding.file, finding.rule) == (f"{url}.bin", "missing-file")
 
 
+@pytest.mark.slow
 def test_a_recipe_names_urls(
     store: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

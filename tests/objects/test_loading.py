@@ -176,6 +176,7 @@ def test_an_object_replaced_between_plan_and_read_is_not_served(
     assert served == []
 
 
+@pytest.mark.slow
 def test_batches_of_the_future_are_in_flight_together(store: Any, proxy: Proxy) -> None:
     local, url = store(lengths=[3_000] * 400)
     index = megaindex.build_index(url, sequence_length=1000, seed=2, order="epoch")
@@ -189,6 +190,7 @@ def test_batches_of_the_future_are_in_flight_together(store: Any, proxy: Proxy) 
     check_equal(got, want)
 
 
+@pytest.mark.slow
 def test_one_request_for_neighbours_several_for_long_ones(store: Any, proxy: Proxy) -> None:
     local, url = store(lengths=[100_000] * 30, dtype=np.uint16)
     index = megaindex.build_index(url, sequence_length=60_000, seed=1, order="window")
@@ -207,6 +209,7 @@ def test_one_request_for_neighbours_several_for_long_ones(store: Any, proxy: Pro
     assert len(proxy.gets(".bin")) > few
 
 
+@pytest.mark.slow
 def test_staging_is_bounded_whatever_lies_between(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_damaged_copy_of_the_index_is_read_again(
     assert ("again" in caplog.text) == (harm[:2] != "no")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locks", [True, False])
 def test_many_that_start_together(
     store: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, locks: bool

@@ -34,6 +34,7 @@ def write_input(path: Path) -> Path:
     return write_jsonl(path, texts)
 
 
+@pytest.mark.slow_cases("a.jsonl", "a.txt")
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.txt", "a.parquet"])
 def test_an_object_gives_what_a_file_gives(
     s3: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -78,6 +79,7 @@ def test_folders_files_and_objects_together_by_the_command(
     assert f"s3://{s3}/raw: 1 files and folders in it are skipped, first notes" in caplog.text
 
 
+@pytest.mark.slow
 def test_finished_parts_are_not_read_again(
     s3: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def test_a_whole_epoch_served_is_in_closed_form() -> None:
         assert coverage_module.closed_form(more) is None
 
 
+@pytest.mark.slow
 @for_each("order", ["megatron", "neox"])
 @for_each("iterations", [100, 170, 240, 300, 440, 700])
 def test_expectation_is_the_mean_over_seeds(corpus: Path, order: str, iterations: int) -> None:

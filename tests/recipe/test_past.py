@@ -206,6 +206,7 @@ def plan_without_past(folder: Path) -> Any:
     return open_recipe(read_recipe_without_past(folder)).layout
 
 
+@pytest.mark.slow
 def test_a_joined_run_stops_and_goes_on_with_other_ranks(folder: Path) -> None:
     pytest.importorskip("torch")
     from megaindex.loader import Loader, join_states, loader_of_recipe

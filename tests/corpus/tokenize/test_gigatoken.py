@@ -163,6 +163,7 @@ def assert_equal(file: module.TokenizerFile, *batches: list[str]) -> None:
         np.testing.assert_array_equal(tokens, expected)
 
 
+@pytest.mark.slow
 @for_each("name", ACCEPTED)
 def test_the_ids_are_those_of_tokenizers(tmp_path: Path, trained: Path, name: str) -> None:
     file = write(tmp_path, trained, ACCEPTED[name])
@@ -232,6 +233,7 @@ def test_texts_of_every_kind_are_compared() -> None:
         assert re.search(kind, text), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_writes_the_same_bytes(tmp_path: Path, trained: Path, template: bool) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [*TEXTS, *random_texts(200)])

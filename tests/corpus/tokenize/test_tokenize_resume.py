@@ -124,6 +124,7 @@ def expected(source: Path) -> tuple[bytes, bytes]:
     return pair(output)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes(tmp_path: Path, source: Path, expected: tuple[bytes, bytes]) -> None:
     output = tmp_path / "o"
     process = start(output, source)
@@ -545,6 +546,7 @@ def die(task: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_parts_of_another_file_with_the_same_size_and_time_are_not_used(tmp_path: Path) -> None:
     """A file replaced or overwritten with its old time, as by rsync -t, cp -p and tar."""
     source, output = tmp_path / "a.jsonl", tmp_path / "o"

@@ -44,6 +44,7 @@ def test_a_failure_at_every_call(tmp_path: Path, name: str, error: str) -> None:
 
 
 # the slow test has each both before and after the call
+@pytest.mark.slow_cases("writer-2-False")
 @pytest.mark.parametrize(
     ("name", "step", "after"),
     [

@@ -146,6 +146,7 @@ def test_a_fork_in_the_middle_of_a_build(
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
+@pytest.mark.slow_cases("fork")
 @pytest.mark.parametrize(
     "method",
     [
@@ -191,6 +192,7 @@ def test_a_file_cut_short_is_an_error_of_the_workers(
         list(batches)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_half_done(tmp_path: Path) -> None:
     """At moments further and further into a build, whose kernels run for a while."""
     with IndexedDatasetWriter(tmp_path / "corpus", np.uint8) as writer:

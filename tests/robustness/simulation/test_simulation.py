@@ -20,9 +20,6 @@ CHEAP = (
     "a short write is not completed",
     "a pair is mapped while it is replaced",
     "a set replaced in part by another writer is left",
-    "an entry is marked before it is on the disk",
-    "a file that was replaced while it was read is used",
-    "arrays are marked before they are on the disk",
 )
 
 
@@ -97,6 +94,7 @@ def test_states_that_are_taken_for_one_go_on_alike(kills: int) -> None:
     assert longer.states == search.states
 
 
+@pytest.mark.slow
 def test_the_search_finds_a_claim_that_is_not_exclusive() -> None:
     (bug,) = (bug for bug in BUGS if bug.name == "a claim is not exclusive")
     with bug.planted(), pytest.raises(AssertionError, match="two processes build|FileExists"):

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 MORE = [pytest.param(seed, 150, marks=pytest.mark.slow) for seed in range(6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "operations"), [(0, 60), *MORE])
 def test_nothing_diverges(
     tmp_path: Path, seed: int, operations: int, caplog: pytest.LogCaptureFixture
