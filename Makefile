@@ -68,7 +68,7 @@ neox-runs: $(VENV)/.test-installed
 explore: $(VENV)/.test-installed
 	@seed=$${MEGAINDEX_EXPLORE_SEED:-$$($(BIN)/python -c 'import secrets; print(secrets.randbits(32))')}; \
 	echo "MEGAINDEX_EXPLORE_SEED=$$seed"; \
-	$(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-profile=explore \
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=explore \
 		--hypothesis-seed=$$seed $(TESTS) || { status=$$?; \
 	echo "to repeat: make explore MEGAINDEX_EXPLORE_SEED=$$seed TESTS=\"$(TESTS)\""; exit $$status; }
 

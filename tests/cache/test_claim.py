@@ -87,7 +87,6 @@ def test_one_of_several_processes_builds(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "result"]
 
 
-@pytest.mark.slow
 @pytest.mark.not_quick
 def test_a_killed_builder_is_replaced_at_once(tmp_path: Path) -> None:
     """On the same machine, long before its counter counts as standing still."""

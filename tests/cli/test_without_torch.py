@@ -93,7 +93,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_states_are_read_without_torch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from megaindex.loader import loader_of_recipe
@@ -128,7 +127,6 @@ def test_every_verb_works_or_is_refused_without_torch(home: Path) -> None:
         assert (status, shown.count("\n"), "needs torch" in shown) == (2, 1, True), shown
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_a_loader_is_proved_without_torch(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

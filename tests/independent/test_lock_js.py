@@ -444,7 +444,6 @@ def test_receipts_of_blocks(program: Program) -> None:
     assert run(program, "train", "receipts", "0", str(len(blocks))) == blocks
 
 
-@pytest.mark.slow
 def test_changed_files_are_refused(node: str) -> None:
     locked("megatron", "train")
     command = [node, str(PROGRAM), "run.lock", "train", "receipts", "0", "1"]

@@ -273,7 +273,6 @@ def test_both_functions_refuse(change: dict[str, Any], message: str) -> None:
         build_blocks_mapping(**{**VALID, **change}, titles_sizes=titles, use_one_sent_blocks=True)
 
 
-@pytest.mark.slow
 @for_each(
     "change",
     [

@@ -404,7 +404,7 @@ def test_a_new_iteration_retries_the_failed_batch(
 # the same past, written otherwise
 
 
-@pytest.mark.slow
+@pytest.mark.slow_cases("per_stream", "stratified")
 @pytest.mark.parametrize("batching", ["random", "stratified", "per_stream"])
 def test_an_equivalent_recipe_is_accepted(folder: Path, batching: Any) -> None:
     def recipe(**shares: int) -> Recipe:

@@ -67,7 +67,9 @@ def no_thread_stays() -> Iterator[None]:
     before = threading.enumerate()
     yield
     new = [thread for thread in threading.enumerate() if thread not in before]
-    if new:
+    for thread in new:
+        thread.join(0.1)
+    if any(thread.is_alive() for thread in new):
         gc.collect()  # an error that was raised holds the frames of the iteration
     for thread in new:
         thread.join(10)

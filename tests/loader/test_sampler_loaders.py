@@ -89,7 +89,6 @@ def test_a_stateful_dataloader_goes_on_exactly(
         assert list(second) == whole[handed:]
 
 
-@pytest.mark.slow
 def test_a_stateful_dataloader_goes_on_with_other_ranks(stateful_loader: Any) -> None:
     first = loader(stateful_loader, sampler(rank=1), 2)
     assert len(list(itertools.islice(first, 6))) == 6

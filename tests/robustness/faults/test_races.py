@@ -44,7 +44,6 @@ def check(race: Race, statuses: list[int], *, builds: range, served: int) -> Non
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", MANY)
 def test_one_builds_and_all_get_it(folder: Path, count: int) -> None:
     race = Race(folder, folder / "cache", count, during=lasting)
