@@ -37,16 +37,17 @@ _LEAST_NAME = 16  # least characters of a shortened name in a table
 _LINE_NAME = 40
 
 
-def print_view(view: RenderableType, file: TextIO | None = None) -> None:
-    """Print to a file, stdout by default, without trailing blanks.
-
-    A view that is not printed to a terminal has at most 110 columns, or COLUMNS if that is set.
-    """
-    out = file or sys.stdout
+def console_of(out: TextIO) -> Console:
+    """Return a console for a file: of a terminal's width; otherwise of COLUMNS, or 110 columns."""
     columns = os.environ.get("COLUMNS", "")
     piped = int(columns) if columns.isdecimal() and int(columns) else _PIPED_WIDTH
-    console = Console(file=out, width=None if out.isatty() else piped, highlight=False)
-    out.write(_lines(view, console))
+    return Console(file=out, width=None if out.isatty() else piped, highlight=False)
+
+
+def print_view(view: RenderableType, file: TextIO | None = None) -> None:
+    """Print to a file, stdout by default, without trailing blanks, as wide as `console_of`."""
+    out = file or sys.stdout
+    out.write(_lines(view, console_of(out)))
 
 
 def text_of(view: RenderableType) -> str:

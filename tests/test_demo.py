@@ -22,7 +22,10 @@ def text_tree(root: Path) -> None:
         path.write_text(f"# module {k}\n" + "x = 1\n" * (50 * k % 700))
 
 
-def test_demo_checks_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_checks_one_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     text_tree(tmp_path / "text")
     for _ in range(2):  # a second run replaces what the first one left
         status = main(
@@ -40,6 +43,8 @@ def test_demo_checks_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str
         spans = out.partition("rank 0 reads")[2]
         assert "document" in spans
         assert ".py" in spans or "jsonl" in spans
+        boxes = [line.rstrip() for line in out.splitlines() if line.strip()[:1] in {*"╭│╰"}]
+        assert 60 <= max(map(len, boxes)) <= 80
 
 
 def test_demo_ends_where_a_check_fails(

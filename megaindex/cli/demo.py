@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from megaindex._types import I64, U8
@@ -28,6 +27,7 @@ from megaindex.audit.render import print_origins
 from megaindex.audit.trace import documents_of, origins
 from megaindex.builders import build_index
 from megaindex.cli.options import Parser, add_flags
+from megaindex.console import console_of
 from megaindex.corpus.tokenize.run import tokenize
 from megaindex.door import make_plan
 from megaindex.errors import InvalidArgument, MegaIndexError
@@ -150,7 +150,7 @@ class _Demo:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._prefix = Path(options.dir) / "corpus"
-        self._console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+        self._console = console_of(sys.stdout)
 
     def run(self) -> None:
         self._claim_directory()
