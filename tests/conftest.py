@@ -103,12 +103,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if below and below[0] not in QUICK else None
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    cases = getattr(item, "callspec", None)
-    for mark in item.iter_markers("slow_cases"):
-        assert cases is not None, f"{item.nodeid} has no cases"
-        if any(f"-{each}-" in f"-{cases.id}-" for each in mark.args):
-            item.add_marker("slow")
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Iterator[Any]:
+    """Mark the cases of a test that ``slow_cases`` names, each of which must be there, as slow."""
+    found = yield
+    cases = found if isinstance(found, list) else []
+    for mark in cases[0].iter_markers("slow_cases") if cases else ():
+        for name in mark.args:
+            named = [case for case in cases if f"-{name}-" in f"-{case.callspec.id}-"]
+            assert named, f"{cases[0].nodeid}: slow_cases names {name!r}, no case of it"
+            for case in named:
+                case.add_marker("slow")
+    return found
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

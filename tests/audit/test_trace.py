@@ -29,27 +29,24 @@ from megaindex.cli.trace import _summary
 from megaindex.corpus import merge
 from megaindex.format.provenance import ProvenanceSpool, RowFile, open_provenance
 
-RNG = np.random.default_rng(3)
 
-
-def text_of(name: str, number: int) -> Any:
+def text_of(rng: np.random.Generator, name: str, number: int) -> Any:
     """A text, sometimes empty or a list of texts, each of which becomes a sequence."""
-    words = np.random.default_rng([ord(name), number]).integers(1, 30)
-    text = f"{name}{number} " * int(words)
+    text = f"{name}{number} " * int(rng.integers(1, 30))
     return {3: "", 5: [text, text]}.get(number % 7, text)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs a and b of two files each, of which a.jsonl is in both, and c without a provenance."""
-    folder = tmp_path_factory.mktemp("trace")
+    folder, rng = tmp_path_factory.mktemp("trace"), np.random.default_rng(3)
     for name in ("a", "b", "d"):
-        lines = [json.dumps({"text": text_of(name, n)}) for n in range(60)]
+        lines = [json.dumps({"text": text_of(rng, name, n)}) for n in range(60)]
         lines[9] = ""
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     tokenize(folder / "a", [folder / "a.jsonl", folder / "d.jsonl"], eod=256)
     tokenize(folder / "b", [folder / "b.jsonl", folder / "a.jsonl"], eod=256)
-    write_corpus(folder / "c", RNG.integers(1, 90, 40), np.uint16)
+    write_corpus(folder / "c", rng.integers(1, 90, 40), np.uint16)
     recipe = """
 sequence_length: 64
 seed: 5
@@ -290,7 +287,7 @@ def test_rows_of_another_part_of_the_corpus(folder: Path) -> None:
 
 
 def test_a_file_without_documents(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "p", RNG.integers(1, 90, 40))
+    write_corpus(tmp_path / "p", np.random.default_rng(3).integers(1, 90, 40))
     rows = np.arange(40)
     with open(tmp_path / "p.provenance", "wb") as out:
         spool = ProvenanceSpool(str(tmp_path))

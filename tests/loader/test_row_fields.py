@@ -166,7 +166,6 @@ def loaders(index: Any, ranks: int, micro: int = 2, **state: Any) -> list[Loader
     ]
 
 
-@pytest.mark.slow_cases("2-2")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     ("workers", "ranks"),

@@ -315,13 +315,10 @@ def read_all(
     return found, states
 
 
-@pytest.mark.slow_cases("drop-None")
 @pytest.mark.parametrize(
     ("tail", "balance"),
     [
-        ("drop", None),
-        pytest.param("pad", None, marks=pytest.mark.slow),
-        pytest.param("wrap", None, marks=pytest.mark.slow),
+        *(pytest.param(tail, None, marks=pytest.mark.slow) for tail in ("drop", "pad", "wrap")),
         ("pad", CostModel(linear=1, attention=1)),
     ],
 )

@@ -146,7 +146,6 @@ def test_a_fork_in_the_middle_of_a_build(
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-@pytest.mark.slow_cases("fork")
 @pytest.mark.parametrize(
     "method",
     [
