@@ -260,7 +260,7 @@ def show_falls(log: dict[int, Step], around: int = 10) -> list[int]:
     claim(
         f"where the last two passes begin, the loss of prose changes by {change:+.2f},\n"
         f"        in the steps before by {trend:+.2f}",
-        change < min(-0.05, 1.2 * trend),
+        change < min(-0.05, 3 * trend),
     )
     return begins
 

@@ -196,11 +196,11 @@ def test_accelerate_loop(corpus: None) -> None:
 
 @pytest.mark.slow
 def test_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of its text and steps; it stops where one of its claims does not hold."""
+    """Half of its text and rows; it stops where one of its claims does not hold."""
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     program = str(EXAMPLES / "demonstration.py")
-    text = run_python(program, "--bytes", "12500", "--rows", "4")
+    text = run_python(program, "--bytes", "25000", "--rows", "8")
     assert text.count("[holds] ") == 6
     assert "the records differ by exactly their skips, up to sample " in text
     assert "every .bin: no findings" in " ".join(text.split())
