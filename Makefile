@@ -162,7 +162,7 @@ faults: $(VENV)/.test-installed
 # Small changes of the code, each of which a test should notice: SAMPLE of them, drawn by SEED. The
 # survivors of seed 27 have been given tests; another SEED measures changes that nobody has looked at
 mutants: $(VENV)/.test-installed $(VENV)/.kernels-compiled
-	$(PIP) -r requirements/coverage.txt
+	$(PIP) -r requirements/coverage.txt -r requirements/slow.txt
 	$(BIN)/python tests/robustness/mutants --sample $(or $(SAMPLE),300) --seed $(or $(SEED),27)
 
 # Each step says when it begins, what it installs, and how long that takes two idle cores.

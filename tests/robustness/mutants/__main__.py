@@ -341,7 +341,8 @@ class Run:
     ) -> None:
         self._results = results
         self._end = time.monotonic() + seconds
-        self._reached = reached
+        self._reached = reached  # by the quick tests, and by the slow ones
+        self._times = {name: s for each in reached for name, s in each.times.items()}
         self._lock = threading.Lock()
         self.found: dict[str, str] = {}
         self.error: BaseException | None = None
@@ -414,21 +415,19 @@ class Run:
             with self._lock:
                 tests = [n for n in tests_of(mutant, reached) if n not in self.unreliable]
             for batch in in_batches(tests, reached.times):
-                status = tree.test(batch, self._limit(batch, mutant))
-                failed = tree.failed()
-                if status:
+                if status := tree.test(batch, self._limit(batch, mutant)):
+                    failed = tree.failed()
                     result = "killed" if status > 0 or failed else "crashed or too slow"
                     end = batch.index(failed) + 1 if failed in batch else len(batch)
                     return result, failed, batch[:end]
-            first = reached is self._reached[0]
-            if first and mutant.package == "csrc" and not tree.drives(_WAIT * _SECONDS):
+            quick = reached is self._reached[0]
+            if quick and mutant.package == "csrc" and not tree.drives(_WAIT * _SECONDS):
                 return "killed", DRIVER, []
         return "survived", "", []
 
     def _limit(self, tests: list[str], mutant: Mutant) -> float:
         spare = _JIT_SECONDS if "/jit/" in mutant.file else _SECONDS
-        times = {name: s for reached in self._reached for name, s in reached.times.items()}
-        return 2 * sum(times[name] for name in tests) + spare
+        return 2 * sum(self._times[name] for name in tests) + spare
 
     def _record(self, mutant: Mutant, result: str, test: str, seconds: float) -> None:
         row = {
@@ -490,8 +489,8 @@ def main() -> int:
     everything = all_mutants(options.files)
     mutants = draw_sample(everything, options.sample, seed)
     print(f"seed {seed}: {len(mutants)} of {len(everything)} mutants; results in {results}")
-    for data in (REACHED, REACHED_SLOWLY):
-        collect(data, ROOT, options.jobs, branches=False, slow=data == REACHED_SLOWLY)
+    collect(REACHED, ROOT, options.jobs, branches=False)
+    collect(REACHED_SLOWLY, ROOT, options.jobs, branches=False, slow=True)
     reached = [Reached(REACHED), Reached(REACHED_SLOWLY)]
     run = Run(mutants, results, options.seconds, reached)
     threads = [threading.Thread(target=run.work) for _ in range(options.jobs)]

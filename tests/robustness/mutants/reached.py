@@ -104,9 +104,10 @@ def collect(data: Path, root: Path, jobs: int, *, branches: bool, slow: bool = F
             _SETTINGS.format(folder=folder, data=data, root=root, branches=branches, core=core)
         )
         environment = {**os.environ, "PYTHONPATH": f"{root}:{root}/tests", _FOLDER: folder}
-        kind = ["slow", *(f"--ignore=tests/robustness/{name}" for name in _LONG)]
+        ignored = [f"--ignore=tests/robustness/{name}" for name in _LONG]
+        chosen = ["-m", "slow", *ignored] if slow else ["-m", "not slow"]
         for command in (
-            ["run", "-m", "pytest", "-q", "-m", *(kind if slow else ["not slow"]), "-n", str(jobs),
+            ["run", "-m", "pytest", "-q", *chosen, "-n", str(jobs),
              "-p", "no:cacheprovider", "-p", "robustness.mutants.reached", *changed],
             ["combine", "-q", "--append", f"--data-file={data}", folder],
         ):  # fmt: skip

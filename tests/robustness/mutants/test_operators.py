@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from robustness.mutants import __main__ as tool
 from robustness.mutants.__main__ import all_mutants, draw_sample
 from robustness.mutants.operators import cpp_edits, python_edits
 from robustness.mutants.reached import statement
@@ -94,3 +99,49 @@ def test_a_sample_stays_while_the_code_changes() -> None:
     assert len([mutant for mutant in draw_sample(gone, 40, seed=3) if mutant in sample]) >= 35
     assert draw_sample(mutants[::-1], 40, seed=3) == sample
     assert draw_sample(mutants, 40, seed=4) != sample
+
+
+class FailingTree:
+    """Tests of numbers: some fail with the mutation, some always from the third test on."""
+
+    def __init__(self, noticing: set[str], always: set[str]) -> None:
+        self._noticing, self._always = noticing, always
+        self._is_changed = False
+        self._failed = ""
+
+    @contextlib.contextmanager
+    def changed(self, mutant: object) -> Iterator[bool]:
+        self._is_changed = True
+        yield True
+        self._is_changed = False
+
+    def test(self, tests: list[str], seconds: float) -> int:
+        wrong = self._always & {*tests[2:]} | (self._noticing if self._is_changed else set())
+        self._failed = next((name for name in tests if name in wrong), "")
+        return int(self._failed != "")
+
+    def failed(self) -> str:
+        return self._failed
+
+
+@pytest.mark.parametrize(
+    ("noticing", "always", "expected", "left_out"),
+    [
+        ({"d"}, set(), ("killed", "d"), set()),
+        (set(), {"c"}, ("survived", ""), {"c"}),  # the tests before it are needed to make it fail
+        ({"d"}, {"c"}, ("killed", "d"), {"c"}),
+        ({"f"}, {"d"}, ("killed", "f"), {"d"}),  # a slow one
+    ],
+)
+def test_a_test_that_fails_without_the_mutation_notices_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, noticing: set[str], always: set[str],
+    expected: tuple[str, str], left_out: set[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(tool, "tests_of", lambda mutant, reached: [*reached.times])
+    reached: list[Any] = [
+        SimpleNamespace(times=dict.fromkeys(names, 0.1)) for names in ("abcd", "ef")
+    ]
+    run = tool.Run([], tmp_path / "results", 60, reached)
+    tree: Any = FailingTree(noticing, always)
+    assert run._try(tree, all_mutants(["megaindex/io/*"])[0]) == expected
+    assert run.unreliable == left_out
