@@ -112,11 +112,9 @@ def parse_blend(
 def _check_words(words: Sequence[str], flag: str) -> None:
     """Name the usual mistakes in a blend: quotes around it, percentages, weights behind paths, and
     variables without a value."""
-    for number, word in enumerate(words, 1):
+    for word in words:
         if not word.strip():
-            raise InvalidArgument(
-                f"{flag}: word {number} is empty, {shown(word)}; give the path of a pair"
-            )
+            raise InvalidArgument(f"{flag}: {shown(word)} is empty; give the path of a pair")
         if len(word.split()) > 1 and not os.path.exists(f"{word.strip()}.idx"):
             raise InvalidArgument(
                 f"{flag}: {shown(word)} is one word, and no path of a pair; remove the quotes "
