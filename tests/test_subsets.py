@@ -95,6 +95,7 @@ def test_shares_that_overlap_are_refused(web: Any, evaluation: Any, more: Any) -
         ({"held_out": 1}, "held_out"),
         ({"subset_seed": -1}, "subset_seed"),
         ({"subset": 0xFF}, "web.subset must be a share up to 1, or a threshold in quotes"),
+        ({"subset": 2}, "web.subset must be a share up to 1, or a threshold in quotes, got 2"),
         ({"subset": True}, "subset must be"),
         ({"held_out": "0x0000000000000000"}, "leaves no document"),
         ({"subset_seed": 3}, "subset_seed 3: has no effect"),

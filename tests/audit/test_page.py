@@ -136,6 +136,23 @@ def test_the_page_says_which_run_it_shows(page: str) -> None:
     }
 
 
+@pytest.mark.parametrize("count", [1, 67, 68])
+def test_of_a_long_setting_the_start_is_shown(count: int, prefix: Path, tmp_path: Path) -> None:
+    """The weights: 400 letters are shown as they are, 406 are closed."""
+    data = [word for k in range(count) for word in (f"0.{k % 9 + 1}1", prefix)]
+    words = [*data, "--seq-length", 16, "--global-batch-size", 8, "--train-iters", 9]
+    status, _, err = cli("audit", "--data-path", *words, "--html", tmp_path / "a.html")
+    assert status == 0, err
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    ((start, shown),) = re.findall(
+        r"<dt>weights</dt><dd>(?:<details><summary>(.*?) …</summary>)?(.*?)(?:</details>)?</dd>",
+        text,
+    )
+    assert len(shown) == 6 * count - 2
+    assert len(start) == (200 if count == 68 else 0)
+    assert shown.startswith(start)
+
+
 def test_a_growing_batch_is_shown_by_its_bounds(prefix: Path, tmp_path: Path) -> None:
     run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--train-samples",
            64, "--rampup-batch-size", 4, 4, 16]  # fmt: skip

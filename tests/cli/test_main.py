@@ -83,6 +83,17 @@ def test_the_largest_number_of_a_flag() -> None:
         assert ("--document must be below 2**63" in err) == refused
 
 
+@for_each(
+    "verb",
+    ["audit", "capture", "diff-order", "export", "lock", "plan", "prove", "report", "schema",
+     "trace"],
+)  # fmt: skip
+def test_a_part_of_a_flag_is_no_flag_where_a_script_may_be_given(verb: str) -> None:
+    status, out, err = cli(verb, "--hel")
+    assert (status, out) == (2, "")
+    assert "--hel: did you mean --help?" in err
+
+
 def test_known_and_distant_flags_are_not_suggested() -> None:
     err = cli("plan", "--seq-length", "8", "--xyzzy", "--megatron-args", "--seed 3")[2]
     assert "unrecognized arguments: --xyzzy; --help" in err

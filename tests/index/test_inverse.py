@@ -13,6 +13,7 @@ from support.examples import one_in
 from support.inputs import for_each
 
 from megaindex import build_index
+from megaindex.index import array_index
 from megaindex.index.array_index import (
     InvertibleIndex,
     cut_in_samples,
@@ -73,6 +74,15 @@ def test_every_order(tmp_path: Path, order: object, few: bool) -> None:
         )
         for chosen in choices(count):
             check(index, chosen)
+
+
+@for_each("rows", [1, 2, 7, 64, 1 << 18])
+def test_rows_are_searched_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_index, "_ROWS", rows)
+    begins = np.sort(RNG.integers(0, 90, (64, 2), np.int32), axis=0)[:, 0]  # a column
+    places = np.arange(-1, 92)
+    for found, side in zip(array_index._rows_at(begins, places), ("left", "right"), strict=True):
+        assert found.tolist() == np.searchsorted(begins, places, side).tolist()
 
 
 def test_documents_in_any_order(tmp_path: Path) -> None:

@@ -214,7 +214,13 @@ def test_a_state_is_resumed_with_later_removal_alone(corpora: list[IndexedDatase
         else:
             with pytest.raises(InvalidArgument, match=refused):
                 sampler.load_state_dict(state(*old))
-    stored = state(first)
-    stored["skip"]["masked"][0]["remove"] = False
-    with pytest.raises(FormatError, match="remove must be true"):
-        StoredSkips.read(stored)
+    for name, wrong, message in (
+        ("remove", False, "remove must be true"), ("source", 3, "source must be text"),
+        ("documents", "2", "documents must be"), ("documents", 0, "documents must be"),
+        ("digest", "x", "digest"),
+    ):  # fmt: skip
+        stored = state(first)
+        assert StoredSkips.read(stored) is not None
+        stored["skip"]["masked"][0][name] = wrong
+        with pytest.raises(FormatError, match=message):
+            StoredSkips.read(stored)

@@ -293,6 +293,19 @@ def test_the_text_is_strict_json_of_the_table(old: str, new: str, message: str |
     assert cli("diff-order", path, "flags.lock")[0] == 2
 
 
+@for_each("wrap", [lambda value: [value], lambda value: {"x": value}])
+def test_settings_lie_in_each_other_up_to_a_bound(wrap: Callable[[Any], Any]) -> None:
+    content, value = read_lock("recipe.lock").content, 1
+    for depth in range(1, 9):
+        value = wrap(value)
+        content["settings"]["recipe"]["more"] = value
+        Path("deep.lock").write_bytes(signed(content))
+        if depth < 8:
+            assert read_lock("deep.lock").content["settings"]["recipe"]["more"] == value
+    with pytest.raises(FormatError, match=r"recipe\.more\S+ must be at most 8 values deep, got 1;"):
+        read_lock("deep.lock")
+
+
 def _sequence(inner: Any, *ranges: list[int]) -> Any:
     return {"order": "sequence", "parts": [{"ranges": list(ranges), "index": inner}]}
 

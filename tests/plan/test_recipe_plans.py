@@ -400,6 +400,20 @@ def test_moved_steps_of_a_decided_run_are_counted_once(folder: Path) -> None:
         assert sum(row.drawn or 0 for row in plan.datasets) == 56
 
 
+@for_each(("size", "left"), [(16, True), (8, False)])
+def test_samples_of_two_lengths_are_not_counted_together(
+    folder: Path, size: int, left: bool
+) -> None:
+    own = {"sequence_length": size, "batch": BatchSchedule.constant(4)}
+    made = run(
+        folder,
+        stage("a", ("iterations", 9), web=1),
+        stage("b", ("epochs", 2), code=1, settings=own),
+    )
+    plan = planned(made)
+    assert (plan.samples_left_over is not None) == left
+
+
 @for_each("order", ["megatron", "neox", "epoch", "packed"])
 @for_each("more", [{}, {"skip": (Skip(steps="2-4"),)}, {"consumed_samples": 40}])
 def test_a_decided_run_is_counted(folder: Path, order: str, more: dict[str, Any]) -> None:

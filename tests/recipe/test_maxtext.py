@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.command_line import plan_json
+from support.command_line import cli, plan_json
 from support.corpora import write_corpus
 
 from megaindex.cli import main
@@ -53,6 +53,13 @@ def test_megatron_order_equals_that_of_maxtext(folder: Path, case: dict[str, Any
     if case["blend"]:
         assert index.dataset_index.tolist() == case["blend"][0]
         assert index.dataset_sample_index.tolist() == case["blend"][1]
+
+
+def test_a_scaled_recipe_is_named_as_the_configuration_before_its_settings(folder: Path) -> None:
+    words = ("run.yml", "max_target_length=16", "--world-size", 4, "--scale", "1/2")
+    status, out, err = cli("plan", "--maxtext-config", *words)
+    assert status in (0, 1), err
+    assert "wrote run-1-2.yaml" in out
 
 
 def test_a_recipe_of_array_records(folder: Path) -> None:

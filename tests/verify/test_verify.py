@@ -190,15 +190,17 @@ def test_gaps_overlaps_and_duplicates(
 
 
 @for_each("at_once", [1, 2, 3, 7])
+@for_each("ranges", [3, 1 << 16])  # of seven bytes each, or of one
 @for_each("seed", range(3))
 def test_findings_do_not_depend_on_the_sequences_sorted_together(
-    tmp_path: Path, at_once: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, at_once: int, ranges: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(seed)
     path = str(tmp_path / "c")
     lay_out(path, rng.integers(0, 4, 12).tolist(), rng.integers(3, 15, 12).tolist(), 20)
     expected = verify(path, full=True).findings
     monkeypatch.setattr(pair, "_AT_ONCE", at_once)
+    monkeypatch.setattr(pair, "_RANGES", ranges)
     found = verify(path, full=True).findings
     assert {f.rule: (f.count, f.where) for f in found} == {
         f.rule: (f.count, f.where) for f in expected
