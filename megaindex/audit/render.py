@@ -229,7 +229,7 @@ def print_servings(run: Run, found: Sequence[Serving]) -> None:
     rest = len(found) - _MOST_ROWS
     view: RenderableType = Group(table, *(names.note() if many else []))
     if not found:
-        view = Prose(f"not served in the {run.num_steps:,} steps of this run")
+        view = Prose("not served in any step of this run")
     elif rest > 0:
         view = Group(view, Prose(f"{rest} more; --json lists all"))
     print_view(view)

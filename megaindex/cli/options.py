@@ -69,15 +69,23 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, *arguments: Any, **more: Any) -> Any:
         """Return the options; raise InvalidArgument for one that breaks its rule."""
-        options = super().parse_args(*arguments, **more)
+        return self._checked(super().parse_args(*arguments, **more))
+
+    def parse_intermixed_args(self, *arguments: Any, **more: Any) -> Any:
+        """Return the options, also those between paths, as `parse_args` does."""
+        return self._checked(super().parse_intermixed_args(*arguments, **more))
+
+    def _checked(self, options: argparse.Namespace) -> argparse.Namespace:
         Parser.given = dict(vars(options))
+        words = {a.dest: str(a.metavar) for a in self._actions if not a.option_strings}
         for name, value in vars(options).items():
-            flag = "--" + name.replace("_", "-").replace("sequence", "seq")
+            flag = words.get(name) or "--" + name.replace("_", "-").replace("sequence", "seq")
+            empty = value == "" or (name in words and isinstance(value, list) and "" in value)
             if isinstance(value, int) and not isinstance(value, bool):
                 check_setting(name, value, flag)
                 if value > INT64_MAX:
                     raise InvalidArgument(f"{flag} must be below 2**63, got {shown(value)}")
-            elif value == "" and name != "script_args":  # such as that of an unset variable
+            elif empty and name != "script_args":  # such as that of an unset variable
                 raise InvalidArgument(f"{flag} is empty; give a value, or leave it out")
             elif name in ("epochs", "more_epochs") and value is not None:
                 for part in value.split(","):  # one for each source

@@ -147,7 +147,7 @@ def _summary(run: Run, runs: TokenRuns, count: int, ranges: Sequence[tuple[int, 
     """Return the lines above the table."""
     plural = "" if count == 1 else "s"
     if not runs.sample.size:
-        return [f"{count:,} document{plural}, not served in the {run.num_steps:,} steps"]
+        return [f"{count:,} document{plural}, not served in any step of this run"]
     steps = sum(last - first + 1 for first, last in ranges)
     past = sum(
         max(0, min(last + 1, run.past_steps) - first)

@@ -197,7 +197,7 @@ def _batch(section: Section, length: int) -> tuple[BatchSizes, BatchSchedule]:
 def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> RecipeSource:
     name = called or key
     if isinstance(sources.values[key], str):
-        return RecipeSource(name=name, path=inside(folder, sources.values[key]))
+        return RecipeSource(name=name, **_inside(folder, {"path": sources.values[key]}, "path"))
     section = sources.section(key)
     section.known(*_names(RecipeSource, "name"))
     given = _inside(folder, section.given(RecipeSource), "path", "labels", "loss_mask")

@@ -130,7 +130,7 @@ def test_the_command_line(prefix: Path) -> None:
     status, out, _ = cli("audit", *run, "--document", document)
     assert f" {document} " in out
     status, out, _ = cli("audit", *run, "--document", 0)  # an empty one
-    assert "not served in the" in out
+    assert "not served in any step of this run" in out
 
 
 def test_at_most_two_hundred_servings_are_printed(stream: Run) -> None:

@@ -139,6 +139,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
     ("old", "new", "says"),
     [
         ("sequence_length: 2048", "", "sequence_length is missing"),
+        ("web: data/web", "web: ''", "source web: give either a path or"),
         ("seed: 7", "sed: 7", "unknown setting sed; did you mean seed"),
         ("batch: {micro", "batch: {mikro", "run.yaml: batch: unknown setting mikro_batch_size"),
         ("steps: 1000\n    mix: {web: 0.7", "steps: ten\n    mix: {web: 0.7",
