@@ -357,6 +357,7 @@ def test_a_part_of_a_split_without_tokens(core: Any, tmp_path: Path) -> None:
         for _ in range(2):  # cold, warm
             ours = build(core, (None,) * 3, tmp_path / "ours", **config)
             assert [len(dataset) for dataset in ours] == [37, 0, 0]
+            assert ours[1].sample_index.tolist() == [[0, 0]]
         # --eval-iters 0: none are asked of it, and none are there
         ours = build(core, (37, 0, 0), tmp_path / "none", **config)
         assert [len(dataset) for dataset in ours] == [37, 0, 0]

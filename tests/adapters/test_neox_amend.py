@@ -79,6 +79,19 @@ def test_the_past_is_neoxs(neox: Any, tmp_path: Path, exact: bool) -> None:
     assert "amended" in str(megaindex_status())
 
 
+def test_a_run_goes_on_with_one_corpus(neox: Any, tmp_path: Path) -> None:
+    changes = amended(tmp_path, (40, {1: 1.0}))
+    adapter.install(amend=changes)
+    train = loaders_of(run_of(tmp_path, {1: 1.0}))["train"].dataset
+    run = amend_run(
+        [str(tmp_path / "c0"), str(tmp_path / "c1")], weights=[3, 1], num_samples=PLANNED,
+        changes=changes.changes, more_samples=PLANNED - 40, sequence_length=16, seed=1234,
+        order="neox", variance_buffer=None,
+    )  # fmt: skip
+    assert rows(samples_index(train), 0, PLANNED) == rows(run.index, 0, PLANNED)
+    assert {*run.index.locate(np.arange(40, PLANNED)).source.tolist()} == {1}
+
+
 def test_a_corpus_that_is_written_again_is_not_read_with_arrays_of_before(
     neox: Any, tmp_path: Path
 ) -> None:

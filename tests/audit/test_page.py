@@ -431,6 +431,7 @@ def test_of_many_sources_the_worst_are_open_and_the_rest_closed(wide_page: str) 
     assert len({*rows[0], *rows[1]}) == count
     assert min(epochs[0]) >= max(epochs[1])
     assert f"<details><summary>{count - 10} more sources</summary>" in wide_page
+    assert re.search(r"</table>\s*<p>[\d,]+ of [\d,]+ sources repeat", wide_page)
     total = 300 if count == 200 else count
     (most,) = re.findall(rf"of {total} sources repeat, at most ([\d.]+) epochs are", wide_page)
     assert float(most) == pytest.approx(epochs[0][0], abs=0.0051)

@@ -306,6 +306,20 @@ def test_settings_lie_in_each_other_up_to_a_bound(wrap: Callable[[Any], Any]) ->
         read_lock("deep.lock")
 
 
+def test_a_block_has_at_most_the_steps_behind_those_of_the_past() -> None:
+    content = read_lock("past.lock").content
+    (before, *_), train = content["subsets"]["train"]["steps"], content["subsets"]["train"]
+    assert before[1] == 0
+    train["receipts"]["block_steps"] = steps = sum(row[2] for row in train["steps"][1:])
+    train["receipts"]["blocks"] = train["receipts"]["blocks"][:1]
+    Path("blocks.lock").write_bytes(signed(content))
+    read_lock("blocks.lock")
+    train["receipts"]["block_steps"] = steps + 1
+    Path("blocks.lock").write_bytes(signed(content))
+    with pytest.raises(FormatError, match=f"block_steps must be .* to {steps}, got {steps + 1}"):
+        read_lock("blocks.lock")
+
+
 def _sequence(inner: Any, *ranges: list[int]) -> Any:
     return {"order": "sequence", "parts": [{"ranges": list(ranges), "index": inner}]}
 

@@ -299,6 +299,16 @@ def test_capture_starts_no_launcher_and_tells_commands_apart(
     assert not (tmp_path / "made").exists()
 
 
+def test_launchers_of_the_first_and_last_version_of_python_are_captured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = tmp_path / "launch.sh"
+    words = "pretrain_gpt.py --seq-length 8"
+    launch.write_text(f"python3.8 {words}\npython3.14 {words}\n")
+    assert main(["capture", "--out", str(tmp_path / "c"), "--", "bash", str(launch)]) == 2
+    assert "2 training commands; choose one" in capsys.readouterr().err
+
+
 def test_what_was_captured_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
