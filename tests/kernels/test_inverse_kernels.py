@@ -86,3 +86,9 @@ def test_pieces_and_arrays_that_do_not_fit(backend: Any) -> None:
     for length, place in ((1, 4), (3, 2)):
         with pytest.raises(InvalidArgument, match="belong together"):
             backend.packed_bins(KEY, starts, layers, runs, np.array([length]), np.array([place]))
+    if backend.__name__.endswith("_native"):
+        for layer in (-1, len(layers)):
+            other = runs.copy()
+            other[-2, 0] = layer  # not that of the piece
+            with pytest.raises(InvalidArgument, match="belong together"):
+                backend.packed_bins(KEY, starts, layers, other, np.array([3]), np.array([0]))
