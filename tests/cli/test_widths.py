@@ -189,6 +189,7 @@ def test_shortened_names_stay_distinct() -> None:
     names = [f"shard_{k}_of_the_corpus_text_document" for k in range(12)]
     cut = distinct(names, 16)
     assert len(set(cut.values())) == 12
+    assert [text.partition("…")[0] for text in cut.values()] == ["shard", *map(str, range(2, 13))]
     assert max(map(len, cut.values())) == 16
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -213,11 +214,15 @@ def test_many_sources_exceed_the_buffer_as_megatron_says(core: Any, tmp_path: Pa
     outcomes = set()
     for sigma in (0.1, 0.5, 1.0, 1.0, 2.0):
         weights = [float(w) for w in rng.lognormal(0, sigma, 64)]
-        plan = plan_json(
-            "--data-path", *words(prefixes, weights), "--split", "100,0,0", "--seq-length", SEQ,
-            "--global-batch-size", 1, "--train-iters", 1000, "--coverage", "none",
-        )  # fmt: skip
+        run = ["--data-path", *words(prefixes, weights), "--split", "100,0,0", "--seq-length", SEQ,
+               "--global-batch-size", 1, "--train-iters", 1000, "--coverage", "none"]  # fmt: skip
+        plan = plan_json(*run)
         warned = any("too small" in text for text in plan["warnings"])
+        enough = re.findall(r"pass --variance-buffer (\S+), or", str(plan["warnings"]))
+        assert [float(buffer) > 1.005 for buffer in enough] == [True] * warned
+        for buffer in enough:
+            larger = plan_json(*run, "--variance-buffer", buffer)
+            assert not any("too small" in text for text in larger["warnings"])
         try:
             build(core, [1000, 0, 0], blend=(prefixes, weights), split="100,0,0")
             raised = False
