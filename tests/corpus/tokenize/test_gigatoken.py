@@ -21,6 +21,7 @@ from megaindex.format import tokenizers as module
 from megaindex.format.tokenizers import Gigatoken, HuggingFace, find_tokenizer
 
 pytest.importorskip("gigatoken")
+from tokenizers import processors
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -175,6 +176,19 @@ def test_a_tokenizer_with_other_ids_is_refused(tmp_path: Path, trained: Path, re
     file = write(tmp_path, trained, REFUSED[reason])
     with pytest.raises(InvalidArgument, match=rf"as tokenizers does: .*{reason}.*omit --encoder$"):
         Gigatoken(file)
+
+
+@for_each("template", ["$A <eos>", "<bos> $A <eos> <eos>"])
+def test_special_tokens_lie_around_each_text(tmp_path: Path, trained: Path, template: str) -> None:
+    ids = {
+        token["content"]: token["id"] for token in json.loads(trained.read_bytes())["added_tokens"]
+    }
+    around = processors.TemplateProcessing(single=template, special_tokens=list(ids.items()))
+
+    def change(settings: Settings) -> None:
+        settings["post_processor"] = json.loads(around.__getstate__())
+
+    assert_equal(write(tmp_path, trained, change), ["a b", "", "don't stop"], [""], [])
 
 
 def test_ids_without_special_tokens_are_those_of_tokenizers(tmp_path: Path, trained: Path) -> None:
