@@ -18,7 +18,7 @@ from megaindex.cache.array_group import (
     uncollected,
     write_together,
 )
-from megaindex.cache.sidecar import find_arrays, map_arrays
+from megaindex.cache.sidecar import find_arrays, map_arrays, read_sidecar
 from megaindex.errors import FormatError, StorageError
 
 CONTENTS = {"a": np.arange(5, dtype=np.int32), "b": np.arange(3, dtype=np.int64)}
@@ -141,6 +141,20 @@ def test_an_array_that_is_gone_since_its_folder_was_listed(tmp_path: Path) -> No
         current_states(files, None, listing)
     text = f"{files.arrays['b']}: cannot read the status of: Too many levels of symbolic links"
     assert str(caught.value).startswith(text)
+
+
+def test_a_link_in_place_of_a_sidecar_is_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = files_of(tmp_path, CONTENTS, "set")
+    with ArrayWriter(files) as writer:
+        fill(writer, CONTENTS)
+        writer.publish(IDENTITY, "text")
+    assert read_sidecar(files) is not None
+    Path(files.sidecar).rename(tmp_path / "copy")
+    Path(files.sidecar).symlink_to(tmp_path / "copy")
+    assert read_sidecar(files) is None
+    assert "symbolic link" in caplog.text
 
 
 def test_arrays_of_a_corpus_that_changed_since_are_not_mapped_in_their_place(

@@ -452,6 +452,8 @@ def test_documents_left_that_fill_no_sample(tmp_path: Path, left: int) -> None:
     opened = open_recipe(recipe(tmp_path, "{steps: 9, read: {a: {documents: read.txt}}}"))
     unread = opened.sources[0].unread
     assert (0 if unread is None else unread.num_samples) == int(left > LENGTH)
+    layout = opened.layout
+    assert layout.begins[0] == layout.sizes[0].samples - int(left > LENGTH)
     first = opened.layout.recipe.first_sample
     spans = opened.index.locate(np.arange(first, opened.index.num_samples))
     documents = spans.document[spans.source == 0]
