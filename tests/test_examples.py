@@ -104,9 +104,10 @@ def test_plain_pytorch_and_its_resume(corpus: None) -> None:
 def on_two_ranks(name: str) -> list[str]:
     """Return what each of two ranks prints.
 
-    They are started as by torchrun, but are forked, and so import nothing again.
+    They are started as by torchrun, but are forked, and so import nothing again. Each has one
+    thread, because a forked process waits for ever for the others of its parent.
     """
-    pytest.importorskip("torch")
+    pytest.importorskip("torch").set_num_threads(1)
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
     children = [_forked_rank(name, rank, port) for rank in range(2)]

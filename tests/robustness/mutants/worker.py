@@ -23,6 +23,7 @@ _MOST_BYTES = 1 << 33  # of memory
 
 def main() -> None:
     sys.path.pop(0)  # this folder
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as for the tests, before torch is imported
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
