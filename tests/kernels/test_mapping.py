@@ -20,7 +20,12 @@ from megaindex.helpers import (
     check_blocks_mapping,
     check_mapping,
 )
-from megaindex.kernels.reference.mapping import MT19937, MT19937_64, mersenne_twister
+from megaindex.kernels.reference.mapping import (
+    MT19937,
+    MT19937_64,
+    mersenne_twister,
+    short_seq_ratio,
+)
 
 INT32_MAX = 2**31 - 1
 VERBOSE = False
@@ -30,6 +35,15 @@ class Corpus(NamedTuple):
     docs: np.ndarray
     sizes: np.ndarray
     titles: np.ndarray
+
+
+@pytest.mark.parametrize(
+    ("probability", "ratio"),
+    [(0, 0), (2.0**-40, 2**32), (2.0**-32, 2**32), (2.0**-31, 2**31), (0.1, 10), (0.4, 3),
+     (2 / 3, 2), (1, 1)],
+)  # fmt: skip
+def test_one_of_how_many_rows_is_short(probability: float, ratio: int) -> None:
+    assert short_seq_ratio(probability) == ratio
 
 
 def corpus_of(documents: list[list[int]], titles: list[int], skip: int = 0) -> Corpus:

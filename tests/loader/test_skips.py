@@ -688,6 +688,16 @@ def test_no_range_is_served_after_a_hole_at_the_end() -> None:
     assert list(skips.segments(4, 12)) == []
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_step_of_one_sample_is_moved_too(size: int) -> None:
+    step = Skip(steps="1", move=True)
+    skips = resolve_skips([step], BatchSchedule.constant(size), num_samples=5 * size)
+    assert skips is not None
+    moved = [*range(size, 2 * size)]
+    expected = [*range(5 * size), *moved, *range(5 * size, 7 * size)]
+    assert skips.samples_at(np.arange(8 * size)).tolist() == expected
+
+
 def test_a_run_in_its_moved_steps_continues_on_a_longer_order() -> None:
     settings: dict[str, Any] = {
         "micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1,

@@ -90,9 +90,12 @@ def test_what_is_refused() -> None:
         (("none", "--from-step", "1"), "none"),
         (("ids", "--from-step", "1", "--checkpoints", "1,x"), "--checkpoints must be steps"),
         (("ids", "--from-step", "1", "--checkpoints", "61"), "from 0 to 60, got 61"),
+        (("ids", "--from-step", "1", "--search", "."), "--absent takes one run and --from-step"),
     ):  # fmt: skip
         status, _, err = prove(*words)
         assert (status, said in err) == (2, True), err
+    two = ("run.lock", "run.lock", "--absent", "ids", "--from-step", "1")
+    assert "--absent takes one run" in cli("prove", *two)[2]
     assert "need --absent" in cli("prove", "run.lock", "run.lock", "--from-step", "1")[2]
     run = open_run("run.lock").run
     with pytest.raises(InvalidArgument, match="document 120 does not exist"):

@@ -187,6 +187,14 @@ def test_moved_files_are_searched(tmp_path: Path) -> None:
     assert cli("prove", "first.lock", "second.lock", "--search", tmp_path)[0] == 0
 
 
+@pytest.mark.parametrize("text", ["[]", "3", "[{}, 3]"])
+def test_a_file_without_states_is_no_record(text: str) -> None:
+    Path("mixed.json").write_text(text)
+    locked("first.lock", [])
+    found = cli("prove", "first.lock", "mixed.json")
+    assert (found[0], "must hold the state of a loader, or a list of" in found[2]) == (2, True)
+
+
 def test_a_lock_with_other_receipts_is_no_record() -> None:
     lock = locked("first.lock", [Skip(steps="2")])
     content = json.loads(json.dumps(lock.content))

@@ -43,6 +43,7 @@ READ = [  # equal to Bash, not refused
     "X=17; SEED=$(( X / 5 + 8 % 3 + 20 ))",
     "A=922337203685477580; SEED=$((A * 10 + 7 - A * 10))",
     'if [ -z "$UNSET_HERE" ]; then SEED=4; else SEED=5; fi',
+    "SEED=3; if [ 1 = 2 ]; then if ls /no >/dev/null; then SEED=9; fi; fi",
     "SEED=3 # a comment that ends in a backslash \\\nSEED=4",
     "SEED=3\necho x | SEED=4\n(SEED=5)\nSEED=6 true",
     "set -euo pipefail\nSEED=2; [[ $SEED == 2 && -n $SEED ]] || exit 1",
