@@ -149,6 +149,8 @@ def test_long_messages_are_cut_in_the_middle() -> None:
     assert str(error).startswith("begin x")
     assert str(error).endswith("x end")
     assert "[296010 characters left out]" in str(error)
+    begin, end = str(error).split(" … [296010 characters left out] … ")
+    assert (len(begin), len(end)) == (3000, 1000)
     assert pickle.loads(pickle.dumps(error)).args == error.args
 
 

@@ -2,10 +2,12 @@
 //
 // A function marked MEGAINDEX_AVX2 is compiled for AVX2 whatever the flags of the build, and called
 // only where has_avx2() is true. With other processors and compilers the mark is empty and
-// has_avx2() constantly false. Code that uses AVX2 intrinsics stands under MEGAINDEX_HAS_AVX2.
+// has_avx2() constantly false, as under MEGAINDEX_WITHOUT_AVX2, by which tests run what they run.
+// Code that uses AVX2 intrinsics stands under MEGAINDEX_HAS_AVX2.
 #pragma once
 
-#if defined(__x86_64__) && defined(__GNUC__)  // Clang defines __GNUC__ too
+// Clang defines __GNUC__ too
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(MEGAINDEX_WITHOUT_AVX2)
 #include <immintrin.h>
 #define MEGAINDEX_HAS_AVX2 1
 #define MEGAINDEX_AVX2 __attribute__((target("avx2")))

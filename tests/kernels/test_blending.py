@@ -332,6 +332,15 @@ def test_outputs_are_optional_and_an_index_may_be_one_byte(backend: Any, n: int)
     np.testing.assert_array_equal(alone, samples)
 
 
+def test_the_first_draws_of_unequal_datasets(backend: Any) -> None:
+    """At position 1 as at 0: the second has 1/5, the first 4/5 and a draw."""
+    for draw, what in (("exhaustive", np.array([8, 2])), ("greedy", np.array([0.8, 0.2]))):
+        kernel = getattr(backend, f"blend_{draw}")
+        index, samples = blend(kernel, what, 0, 5, np.zeros(2, np.int64))
+        assert index.tolist() == [0, 1, 0, 0, 0]
+        assert samples.tolist() == [0, 0, 1, 2, 3]
+
+
 @given(
     family=st.sampled_from(FAMILIES),
     n=st.integers(1, 20) | st.integers(60, 300),

@@ -496,6 +496,15 @@ def test_a_source_repeats_where_it_is_restarted(first: dict[str, Any], step: int
     assert (bound.source, bound.first_step) == ("web", step)
 
 
+@for_each("consumed", [0, 40, 60])
+def test_a_mix_that_is_fixed_repeats_at_a_step_wherever_the_run_is(consumed: int) -> None:
+    both = stage("all", ("iterations", 40), web={"choose": 10}, code={"choose": 10})
+    sources = (RecipeSource(name=name, tokens=50 * 16 + 1) for name in ("web", "code"))
+    recipe = replace(run(Path(), both), sources=tuple(sources))
+    bounds = planned(recipe, mix_bounds=True, consumed_samples=consumed).mix_bounds
+    assert [bound.first_step for bound in bounds or ()] == [25, 25]
+
+
 @pytest.mark.parametrize("sources", [24, 25])
 def test_blocks_of_many_sources_fit_a_page(folder: Path, sources: int) -> None:
     names = [f"s{number}" for number in range(sources)]

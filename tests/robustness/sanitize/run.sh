@@ -10,10 +10,19 @@ build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 flags="-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 
-echo "sanitize: headers"
-$CXX -std=c++17 $flags -ffp-contract=off -Wall -Wextra -Icsrc tests/robustness/sanitize/driver.cpp \
-    -o "$build/driver" -pthread
-"$build/driver"
+for without in "" -DMEGAINDEX_WITHOUT_AVX2; do
+    echo "sanitize: headers $without"
+    $CXX -std=c++17 $flags $without -ffp-contract=off -Wall -Wextra -Icsrc \
+        tests/robustness/sanitize/driver.cpp -o "$build/driver" -pthread
+    "$build/driver"
+done
+
+echo "sanitize: the kernels that processors without AVX2 run, without sanitizers"
+MEGAINDEX_DEV=1 MEGAINDEX_CXXFLAGS="-O1 -DMEGAINDEX_WITHOUT_AVX2" \
+    "$BIN/python" setup.py -q build --build-base "$build/scalar-tmp" --build-lib "$build/scalar-lib" \
+    2>/dev/null
+PYTHONPATH="$build/scalar-lib" \
+    "$BIN/pytest" tests/kernels -q -p no:cacheprovider -k "native or not (numba or reference)"
 
 echo "sanitize: data races between the threads of one kernel"
 $CXX -std=c++17 -g -O1 -fsanitize=thread -ffp-contract=off -Icsrc tests/robustness/sanitize/driver.cpp \
