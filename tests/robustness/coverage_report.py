@@ -24,15 +24,15 @@ from robustness.mutants.reached import ROOT, collect, relative_coverage
 DATA = ROOT / "build/coverage.data"
 PACKAGES = ("index", "plan", "cache", "format")
 REASONS = {
-    "blending.hpp": "without AVX2: make aarch64",
-    "blending_vector.hpp": "without AVX2: make aarch64",
+    "blending.hpp": "without AVX2: make sanitize",
+    "blending_vector.hpp": "without AVX2: make sanitize",
     "epoch.hpp": "documents beyond int32: make slow",
-    "gather.hpp": "without AVX2: make aarch64",
+    "gather.hpp": "without AVX2: make sanitize",
     "mapped_file.hpp": "arrays of a framework: tests/cache; a file cut short while it is mapped",
-    "masks.hpp": "without AVX2: make aarch64",
+    "masks.hpp": "without AVX2: make sanitize",
     "packed_spans.hpp": "beyond int32: make slow; arrays of others: make fuzz",
     "pieces.hpp": "no code: the first line of a class",
-    "shuffle.hpp": "without AVX2: make aarch64; a thread that waits long; beyond int32: make slow",
+    "shuffle.hpp": "without AVX2: make sanitize; a thread that waits long; beyond int32: make slow",
 }
 """Why lines of a header are not reached here."""
 _RACE = "another process removed or replaced it meanwhile: make simulate"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The native core under the address and undefined-behaviour sanitizers, and under the one of threads:
 # first its headers driven from C++, then its Python binding through the kernel tests (numpy only: no
-# torch, no peer).
+# torch, no peer). Both without AVX2 too, as other processors run them.
 set -eu
 cd "$(dirname "$0")/../../.."
 BIN=${BIN:-.venv/bin}
