@@ -110,6 +110,25 @@ def test_rows_of_megatron_are_those_of_the_micro_batch(megatron_run: Any, worker
         assert_rows(rows, batch["tokens"], megatron_run.expected, [first, first + 1])
 
 
+@pytest.mark.usefixtures("short_waits")
+def test_rows_of_a_loader_that_begins_again_have_its_ids(tmp_path: Path) -> None:
+    """Its workers draw ids ahead, of which an iteration that ends early returns no batch."""
+    with megaindex.IndexedDatasetWriter(str(tmp_path / "c"), "uint16") as writer:
+        writer.add_document(range(100))
+    dataset = megaindex.IndexedDataset(tmp_path / "c")
+    index = megaindex.build_index(dataset, sequence_length=8, order="window")
+    loader = torch.utils.data.DataLoader(range(12), batch_size=1, num_workers=1)  # type: ignore[arg-type]
+    rows = LoaderRows(
+        loader, lambda: (index, [dataset]), first_id=lambda: 0, first_position=0, rows_per_round=1
+    )
+    keys = expected_rows(index)[0]["key"]
+    for _ in range(2):
+        batches = iter(loader)
+        for number in range(2):
+            assert next(batches).tolist() == [number]
+            assert rows.rows()["key"].tolist() == keys[[number]].tolist()
+
+
 def test_rows_of_a_step_that_megatron_runs_again(megatron_run: Any) -> None:
     """Three micro batches, which its iterator replays; those of a checkpoint are refused."""
     rerun = pytest.importorskip("megatron.core.rerun_state_machine")
