@@ -134,7 +134,7 @@ def test_many_samples_of_many_documents(backend: Any) -> None:
 @for_each(
     ("name", "value"),
     [
-        ("ids", 4), ("ids", -1), ("ids", 2**62), ("shuffle", 4), ("shuffle", 2**32 - 1),
+        ("ids", 3), ("ids", -1), ("ids", 2**62), ("shuffle", 3), ("shuffle", 2**32 - 1),
         ("first", -1), ("first", 3), ("last", 7), ("last", 0), ("last", 2**31 - 1),
         ("begin", -1), ("begin", 6), ("end", 7), ("end", -2), ("end", 2**31 - 1),
         ("document", 7), ("document", -1), ("lengths", -3), ("lengths", 0),
