@@ -313,7 +313,10 @@ def test_the_batch_that_megatron_counts_by_under_a_step_schedule() -> None:
 
 def test_the_release_is_the_default_or_one_that_knows_the_arguments() -> None:
     def release(extra: str, **over: Any) -> str:
-        run = resolve(merged(flags(extra, **over), Settings(**over)))
+        sized = "" if "schedule" in extra else "--global-batch-size 4"
+        text = f"--data-path a --seq-length 16 --train-samples 40 {sized} {extra}"
+        given = read_megatron(text, {}, over=Settings(**over))
+        run = resolve(merged(given, Settings(**over)))
         return run.version.name if run.version else ""
 
     assert release("--eval-interval 3") == "0.16.1"
@@ -324,6 +327,9 @@ def test_the_release_is_the_default_or_one_that_knows_the_arguments() -> None:
         ("--multiple-validation-sets", "0.14.0", "0.13.1"),
         ("--start-eval-at-iter 3", "0.18.0", "0.17.0"),
         ("--eval-global-batch-size 8", "0.18.0", "0.17.0"),
+        ("--eval-micro-batch-size 1", "0.18.0", "0.17.0"),
+        ("--step-batch-size-schedule '0:4 160:12'", "0.18.0", "0.17.0"),
+        ("--phase-transition-iterations 4", "0.16.0", "0.15.0"),
     ):
         assert release(extra, framework_version=first) == first
         with pytest.raises(InvalidArgument, match=f"came with megatron-core {first[:4]}, and"):
