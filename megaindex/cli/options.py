@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
 
     def _checked(self, options: argparse.Namespace) -> argparse.Namespace:
         Parser.given = dict(vars(options))
-        words = {a.dest: str(a.metavar) for a in self._actions if not a.option_strings}
+        words = {a.dest: str(a.metavar) for a in _actions_of(self) if not a.option_strings}
         for name, value in vars(options).items():
             flag = words.get(name) or "--" + name.replace("_", "-").replace("sequence", "seq")
             empty = value == "" or (name in words and isinstance(value, list) and "" in value)
@@ -132,13 +132,19 @@ class _HelpAll(argparse._HelpAction):
         super().__call__(parser, *others)
 
 
+def _actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the arguments of a parser and of its subcommands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for chosen in action.choices.values():
+                yield from _actions_of(chosen)
+
+
 def _flags_of(parser: argparse.ArgumentParser) -> set[str]:
     """Return the long flags of a parser and of its subcommands."""
-    flags = {flag for flag in parser._option_string_actions if flag.startswith("--")}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            flags = flags.union(*map(_flags_of, action.choices.values()))
-    return flags
+    names = (name for action in _actions_of(parser) for name in action.option_strings)
+    return {name for name in names if name.startswith("--")}
 
 
 _FLAGS: dict[str, dict[str, Any]] = {

@@ -70,6 +70,7 @@ def test_a_close_word_is_suggested(words: list[str], said: str) -> None:
         (["lock", "", "p"], "RUN is empty"),
         (["merge", "", "p"], "OUT is empty"),
         (["merge", "p", ""], "IN is empty"),
+        (["import", "numpy", "", "p", "--separator", "3"], "IN is empty"),
         (["split", "--at=", "p", "q"], "--at is empty"),
         (["split", "p", "--parts", "2", "q", ""], "OUT is empty"),
         (["audit", "--document", "9" * 20], "--document must be below 2**63, got 9999"),
