@@ -8,6 +8,7 @@ recipe has the same sources, weights and steps, and an order of its own.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ from megaindex.validation import check_choice
 _ORDERS = {"neox": ("neox",), "megatron": ("megatron", "megatron-legacy")}
 _NAMES = {"neox": "GPT-NeoX", "megatron": "Megatron"}
 _ALL_TRAIN = "100,0,0"
+_NOT_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff]")  # refused, or taken for the end of a line
 
 
 def export_settings(plan: Any, run: RunSettings | Recipe | Run, framework: str) -> str:
@@ -54,7 +56,7 @@ def export_settings(plan: Any, run: RunSettings | Recipe | Run, framework: str) 
 def _printed_recipe(_: Any, recipe: Recipe, framework: str) -> str:
     """Return a recipe as JSON, which is YAML; refuse frameworks, none of which has its order."""
     if framework == "recipe":
-        return json.dumps(to_mapping(recipe), indent=2, ensure_ascii=False)
+        return _flow(to_mapping(recipe), indent=2)
     name = _NAMES[framework]
     orders = " and ".join(dict.fromkeys(map(recipe.order_of, recipe.sources)))
     stages = len(recipe.stages)
@@ -197,7 +199,7 @@ def neox_yaml(plan: SettingsPlan, run: RunSettings) -> str:
         **_neox_data(plan, run),
     }
     given = {key: value for key, value in settings.items() if value is not None}
-    lines = [f'  "{key}": {json.dumps(value)},' for key, value in given.items()]
+    lines = [f'  "{key}": {_flow(value)},' for key, value in given.items()]
     return "\n".join(["{", *lines, "}"])
 
 
@@ -354,7 +356,7 @@ def recipe_yaml(plan: SettingsPlan, run: RunSettings) -> str:
         f"sequence_length: {run.sequence_length}",
         f"batch: {_flow({key: value for key, value in batch.items() if value is not None})}",
         "sources:",
-        *(f"  {json.dumps(name)}: {_flow(each)}" for name, each in named.items()),
+        *(f"  {_flow(name)}: {_flow(each)}" for name, each in named.items()),
         "stages:",
         *(
             f"  {name}: {_flow({'steps': end - begin, 'mix': mix})}"
@@ -365,9 +367,11 @@ def recipe_yaml(plan: SettingsPlan, run: RunSettings) -> str:
     return "\n".join(lines)
 
 
-def _flow(value: Any) -> str:
-    """Return a value in YAML's flow style, which JSON is."""
-    return json.dumps(value, ensure_ascii=False)
+def _flow(value: Any, indent: int | None = None) -> str:
+    """Return a value in YAML's flow style, which JSON is, but for pairs of escapes such as those
+    that Python writes in place of an emoji."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return _NOT_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _refused_by_recipe(plan: SettingsPlan, run: RunSettings) -> Iterator[str]:

@@ -268,6 +268,11 @@ def test_counts_are_bounded_before_arrays_are_made() -> None:
         ('"chunk_bytes": 67108864', '"chunk_bytes": 67108865', "a power of two"),
         ('"chunk_bytes": 67108864', '"chunk_bytes": 33554432', "a power of two"),
         ('"masked_rows": 0', '"masked_rows": 0, "more": 1', "more"),
+        (
+            '"masked_rows": 0',
+            '"masked_rows": 0, "a": 1, "masked_rows": 0',
+            "key 'masked_rows' twice",
+        ),
         ('"masked_rows": 0', '"masked_rows": 0.0', "numbers must be integers"),
         ('"masked_rows": 0', '"masked_rows": 1e3', "numbers must be integers"),
         ('"masked_rows": 0', '"masked_rows": -0', None),

@@ -406,6 +406,33 @@ def test_flags_that_only_some_runs_have(
         assert planned[name] == pasted[name], name
 
 
+@pytest.mark.parametrize("name", ["donn\u00e9es", "\U0001f600", "a\x7f\x85b", 'a"b\u2028c\ufeff'])
+def test_names_of_any_characters_are_printed_as_yaml(name: str, tmp_path: Path) -> None:
+    """Also as NeoX's loader of YAML reads them; an emoji in two escapes is two characters of it."""
+    paths = [str(tmp_path / each) for each in (name, "web")]
+    for path in paths:
+        write_corpus(Path(path), [50] * 20)
+    words = ["--seq-length", 16, "--global-batch-size", 4, "--train-iters", 10, "--eval-iters", 0,
+             "--data-parallel-size", 1]  # fmt: skip
+    weighted = [word for path in paths for word in (1, path)]
+    recipe = tmp_path / "run.yaml"
+    run = ["--data-path", *weighted, *words, "--order", "megatron", "--split", "100,0,0"]
+    status, text, err = cli(*run, "--print-config", "recipe")
+    assert status == 0, err
+    recipe.write_text(text, encoding="utf-8")
+    assert [source.path for source in read_recipe(recipe).sources] == paths
+    assert plan_json(recipe)["train_iters"] == 10
+    (tmp_path / "again.yaml").write_text(
+        cli(recipe, "--print-config", "recipe")[1], encoding="utf-8"
+    )
+    assert read_recipe(tmp_path / "again.yaml") == read_recipe(recipe)
+    own = [word for split in ("train", "valid", "test")
+           for word in (f"--{split}-data-path", *weighted)]  # fmt: skip
+    status, text, err = cli(*own, *words, "--order", "neox", "--print-config", "neox")
+    assert status == 0, err
+    assert yaml.safe_load(text)["train_data_paths"] == paths
+
+
 @pytest.mark.parametrize("schedule", ["0:12", "0:12 800:16"])
 @pytest.mark.parametrize("target", ["--train-iters", "--train-samples"])
 def test_a_schedule_of_one_size_stays_a_schedule(
