@@ -1,6 +1,7 @@
 """Many sets of arrays at once: the collector while they are made, and files that are replaced."""
 
 import gc
+import json
 import os
 import shutil
 import threading
@@ -18,7 +19,7 @@ from megaindex.cache.array_group import (
     uncollected,
     write_together,
 )
-from megaindex.cache.sidecar import find_arrays, map_arrays, read_sidecar
+from megaindex.cache.sidecar import find_arrays, map_arrays, parse_sidecar, read_sidecar
 from megaindex.errors import FormatError, StorageError
 
 CONTENTS = {"a": np.arange(5, dtype=np.int32), "b": np.arange(3, dtype=np.int64)}
@@ -155,6 +156,18 @@ def test_a_link_in_place_of_a_sidecar_is_not_followed(
     Path(files.sidecar).symlink_to(tmp_path / "copy")
     assert read_sidecar(files) is None
     assert "symbolic link" in caplog.text
+
+
+@pytest.mark.parametrize("marks", ["", "11"])
+def test_a_sidecar_has_one_mark_of_durability_for_each_set(tmp_path: Path, marks: str) -> None:
+    files = files_of(tmp_path, CONTENTS, "set")
+    with ArrayWriter(files) as writer:
+        fill(writer, CONTENTS)
+        writer.publish(IDENTITY, "text")
+    body = json.loads(Path(files.sidecar).read_text())
+    assert len(body["durable"]) == len(parse_sidecar(json.dumps(body).encode()).sets) == 1
+    with pytest.raises(ValueError, match="one mark for each set"):
+        parse_sidecar(json.dumps({**body, "durable": marks}).encode())
 
 
 def test_arrays_of_a_corpus_that_changed_since_are_not_mapped_in_their_place(

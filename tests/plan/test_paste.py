@@ -560,6 +560,8 @@ def test_a_recipe_has_the_sources_weights_and_steps(corpora: list[str], tmp_path
         (tmp_path / "run.yaml").write_text(cli(*words, *more, "--print-config", "recipe")[1])
         recipe = read_recipe(tmp_path / "run.yaml")
         assert tuple(stage.length and stage.length.value for stage in recipe.stages) == steps
+        names = ["phase_1", "phase_2", "phase_3"] if more else ["all"]
+        assert [stage.name for stage in recipe.stages] == names
         planned, printed = plan_json(*words, *more), plan_json("--recipe", tmp_path / "run.yaml")
         consumed = planned["samples_consumed"]
         assert (printed["train_iters"], printed["samples_consumed"]) == (10, consumed)
