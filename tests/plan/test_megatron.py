@@ -266,6 +266,19 @@ def test_a_cyclic_loader_of_less_than_a_micro_batch_stops(
     assert [dry["split"] for dry in plan["dry_loaders"]] == ["valid"] * stops
 
 
+@for_each("weight", [[], [1]])
+def test_one_path_of_its_own_has_no_buffer(core: Any, paths: list[str], weight: list[int]) -> None:
+    plan = plan_json(
+        "--train-data-path", *weight, paths[0], "--seq-length", SEQ, "--global-batch-size", 4,
+        "--train-iters", 20, "--coverage", "none", "--variance-buffer", 1.5,
+    )  # fmt: skip
+    blend = ([paths[0]], weight or None)
+    built = build(
+        core, [80, 0, 0], blend_per_split=[blend, None, None], mid_level_dataset_surplus=0.5
+    )[0]
+    assert [row["requested"] for row in plan["datasets"]] == [built.num_samples] == [80]
+
+
 @pytest.mark.parametrize(("test", "draws"), [((), False), (("--test-data-path", "c"), True)])
 def test_only_data_that_there_is_is_evaluated(
     paths: list[str], test: tuple[str, ...], draws: bool
