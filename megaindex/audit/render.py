@@ -350,4 +350,4 @@ def _runs(runs: Sequence[TokenRun]) -> list[str]:
         end = "its end" if each.length is None else f"{each.offset + each.length - 1}"
         found.append(f"document {each.document}, tokens {each.offset} … {end}")
     rest = len(runs) - _MOST_RUNS
-    return [*found, f"and {rest} documents more"] if rest > 0 else found
+    return [*found, f"and {rest} more"] if rest > 0 else found

@@ -259,6 +259,17 @@ def test_the_first_difference_and_the_share_are_those_of_the_samples(prefix: Pat
     assert content["samples_in_common"] == common
 
 
+@pytest.mark.parametrize("size", [6, 7])
+def test_of_a_sample_of_many_documents_the_first_six_are_shown(tmp_path: Path, size: int) -> None:
+    """Documents of one token, of which a sample has those of its labels too."""
+    write_corpus(tmp_path / "c", [1] * 200)
+    order = f"data_path={tmp_path / 'c'},seq_length={size - 1},epochs=1"
+    status, out, _ = cli("diff-order", f"{order},seed=1", f"{order},seed=2")
+    assert status == 1
+    assert ("and 1 more" in out) == (size == 7)
+    assert "and 0 more" not in out
+
+
 def test_the_same_samples_in_another_order(prefix: Path, tmp_path: Path) -> None:
     first = entry(prefix, tmp_path / "one")
     second = framework_copy(first, tmp_path / "two")
