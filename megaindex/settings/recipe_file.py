@@ -196,12 +196,12 @@ def _batch(section: Section, length: int) -> tuple[BatchSizes, BatchSchedule]:
 
 def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> RecipeSource:
     name = called or key
-    if isinstance(sources.values[key], str):
-        return RecipeSource(name=name, **_inside(folder, {"path": sources.values[key]}, "path"))
-    section = sources.section(key)
-    section.known(*_names(RecipeSource, "name"))
-    given = _inside(folder, section.given(RecipeSource), "path", "labels", "loss_mask")
-    return RecipeSource(name=name, **given)
+    given = {"path": sources.values[key]}
+    if not isinstance(given["path"], str):
+        section = sources.section(key)
+        section.known(*_names(RecipeSource, "name"))
+        given = section.given(RecipeSource)
+    return RecipeSource(name=name, **_inside(folder, given, "path", "labels", "loss_mask"))
 
 
 def _stage_batch(stage: Section, top: Section, sizes: BatchSizes, length: int) -> dict[str, Any]:

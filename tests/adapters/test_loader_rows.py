@@ -77,11 +77,16 @@ class Batches:
         return ([each] for each in self.batch_sampler)
 
 
-def test_the_last_65536_micro_batches_are_known(tmp_path: Path) -> None:
-    with megaindex.IndexedDatasetWriter(str(tmp_path / "c"), "uint16") as writer:
+def one_document(folder: Path, sequence_length: int) -> tuple[megaindex.IndexedDataset, Any]:
+    """A dataset of 100 tokens, and its index of order window."""
+    with megaindex.IndexedDatasetWriter(str(folder / "c"), "uint16") as writer:
         writer.add_document(range(100))
-    dataset = megaindex.IndexedDataset(tmp_path / "c")
-    index = megaindex.build_index(dataset, sequence_length=16, order="window")
+    dataset = megaindex.IndexedDataset(folder / "c")
+    return dataset, megaindex.build_index(dataset, sequence_length=sequence_length, order="window")
+
+
+def test_the_last_65536_micro_batches_are_known(tmp_path: Path) -> None:
+    dataset, index = one_document(tmp_path, sequence_length=16)
     loader = Batches(Batches(range(65_537)))
     rows = LoaderRows(
         loader, lambda: (index, [dataset]), first_id=lambda: 0, first_position=0, rows_per_round=1
@@ -113,10 +118,7 @@ def test_rows_of_megatron_are_those_of_the_micro_batch(megatron_run: Any, worker
 @pytest.mark.usefixtures("short_waits")
 def test_rows_of_a_loader_that_begins_again_have_its_ids(tmp_path: Path) -> None:
     """Its workers draw ids ahead, of which an iteration that ends early returns no batch."""
-    with megaindex.IndexedDatasetWriter(str(tmp_path / "c"), "uint16") as writer:
-        writer.add_document(range(100))
-    dataset = megaindex.IndexedDataset(tmp_path / "c")
-    index = megaindex.build_index(dataset, sequence_length=8, order="window")
+    dataset, index = one_document(tmp_path, sequence_length=8)
     loader = torch.utils.data.DataLoader(range(12), batch_size=1, num_workers=1)  # type: ignore[arg-type]
     rows = LoaderRows(
         loader, lambda: (index, [dataset]), first_id=lambda: 0, first_position=0, rows_per_round=1

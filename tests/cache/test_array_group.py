@@ -26,6 +26,14 @@ CONTENTS = {"a": np.arange(5, dtype=np.int32), "b": np.arange(3, dtype=np.int64)
 IDENTITY = Identity(settings=dict, corpus=str)
 
 
+def published(folder: Path) -> ArrayFiles:
+    files = files_of(folder, CONTENTS, "set")
+    with ArrayWriter(files) as writer:
+        fill(writer, CONTENTS)
+        writer.publish(IDENTITY, "text")
+    return files
+
+
 def test_a_disabled_collector_stays_disabled() -> None:
     gc.disable()
     try:
@@ -129,10 +137,7 @@ def test_large_corpora_are_built_in_threads(
 
 def test_an_array_that_is_gone_since_its_folder_was_listed(tmp_path: Path) -> None:
     """Removed by another builder, or with another error, such as that of a link to itself."""
-    files = files_of(tmp_path, CONTENTS, "set")
-    with ArrayWriter(files) as writer:
-        fill(writer, CONTENTS)
-        writer.publish(IDENTITY, "text")
+    files = published(tmp_path)
     listing = Listing.of(str(tmp_path), at_most=10)
     assert list(current_states(files, None, listing) or {}) == ["a", "b"]
     os.unlink(files.arrays["b"])
@@ -147,10 +152,7 @@ def test_an_array_that_is_gone_since_its_folder_was_listed(tmp_path: Path) -> No
 def test_a_link_in_place_of_a_sidecar_is_not_followed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = files_of(tmp_path, CONTENTS, "set")
-    with ArrayWriter(files) as writer:
-        fill(writer, CONTENTS)
-        writer.publish(IDENTITY, "text")
+    files = published(tmp_path)
     assert read_sidecar(files) is not None
     Path(files.sidecar).rename(tmp_path / "copy")
     Path(files.sidecar).symlink_to(tmp_path / "copy")
@@ -160,10 +162,7 @@ def test_a_link_in_place_of_a_sidecar_is_not_followed(
 
 @pytest.mark.parametrize("marks", ["", "11"])
 def test_a_sidecar_has_one_mark_of_durability_for_each_set(tmp_path: Path, marks: str) -> None:
-    files = files_of(tmp_path, CONTENTS, "set")
-    with ArrayWriter(files) as writer:
-        fill(writer, CONTENTS)
-        writer.publish(IDENTITY, "text")
+    files = published(tmp_path)
     body = json.loads(Path(files.sidecar).read_text())
     assert len(body["durable"]) == len(parse_sidecar(json.dumps(body).encode()).sets) == 1
     with pytest.raises(ValueError, match="one mark for each set"):

@@ -228,8 +228,8 @@ def test_words_are_what_bash_passes(text: str) -> None:
     assert [word for command in commands for word in command] == shown.stdout.split("\0")[:-1]
 
 
-def flags(extra: str = "", **over: Any) -> Settings:
-    text = f"--data-path a --seq-length 16 --global-batch-size 4 --train-samples 40 {extra}"
+def flags(extra: str = "", batch: str = "--global-batch-size 4", **over: Any) -> Settings:
+    text = f"--data-path a --seq-length 16 {batch} --train-samples 40 {extra}"
     return read_megatron(text, {}, over=Settings(**over))
 
 
@@ -313,10 +313,8 @@ def test_the_batch_that_megatron_counts_by_under_a_step_schedule() -> None:
 
 def test_the_release_is_the_default_or_one_that_knows_the_arguments() -> None:
     def release(extra: str, **over: Any) -> str:
-        sized = "" if "schedule" in extra else "--global-batch-size 4"
-        text = f"--data-path a --seq-length 16 --train-samples 40 {sized} {extra}"
-        given = read_megatron(text, {}, over=Settings(**over))
-        run = resolve(merged(given, Settings(**over)))
+        batch = "" if "schedule" in extra else "--global-batch-size 4"  # they exclude each other
+        run = resolve(merged(flags(extra, batch, **over), Settings(**over)))
         return run.version.name if run.version else ""
 
     assert release("--eval-interval 3") == "0.16.1"
