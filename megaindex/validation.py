@@ -374,6 +374,11 @@ def percent(share: float) -> str:
     return ">99.99%" if 0.99995 <= share < 1 - 1e-12 else f"{share:.2%}"
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return ``1 step`` or ``1,200 steps``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def error_text(error: Exception, most: int = 400) -> str:
     """Return the type and the message of an error on one line, cut to ``most`` characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:most]

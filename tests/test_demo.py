@@ -106,7 +106,7 @@ def test_build_reports_what_it_built(tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = ["build", "--data-path", dataset.path_prefix, "--seq-length", "8"]
     assert main([*arguments, "--epochs", "3/2", "--cache-dir", str(tmp_path / "cache")]) == 0
     said = capsys.readouterr().out
-    assert "order megatron: 87 samples of 8 tokens, 2 epoch(s)" in said
+    assert "order megatron: 87 samples of 8 tokens, 2 epochs" in said
     assert f"in {tmp_path / 'cache'}" in said
     for order in ("epoch", "window"):
         assert main([*arguments, "--order", order, "--cache-dir", str(tmp_path / order)]) == 0

@@ -1,18 +1,25 @@
-"""The full wording of messages: golden/make_messages.py. Other tests match rule and setting."""
+"""The full wording of messages, and what commands print: golden/make_messages.py. Other tests match
+rule and setting, and compare numbers with what they should be."""
 
 from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.messages import CALL, COMMAND, PAGE, answered
+from support import messages, outputs
+from support.messages import CALL, COMMAND, PAGE
 
 
-def test_messages_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", [messages, outputs])
+def test_messages_and_outputs_are_those_of_their_page(
+    page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    page = PAGE.read_text()
-    changed = difflib.unified_diff(page.splitlines(), answered(page).splitlines(), lineterm="")
+    monkeypatch.setenv("COLUMNS", "80")
+    text = page.PAGE.read_text()
+    changed = difflib.unified_diff(text.splitlines(), page.answered(text).splitlines(), lineterm="")
     assert "\n".join(changed) == ""
 
 

@@ -88,7 +88,7 @@ def test_draws_of_stages_are_those_of_the_index(run_file: Path) -> None:
     assert (status, "--subset valid: the recipe reads no such data" in err) == (2, True)
     status, out, _ = cli("build", "--recipe", run_file)
     assert status == 0
-    assert "240 samples of 16 tokens in 60 steps, from 3 source(s)" in out
+    assert "240 samples of 16 tokens in 60 steps, from 3 sources" in out
 
 
 def test_the_printed_plan_names_stages_and_repeats(run_file: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaindex.loader.waits import TimedBatches, Waits
+from megaindex.validation import count_of
 
 if TYPE_CHECKING:
     from megaindex.index.balance import CostModel
@@ -53,8 +54,8 @@ class ServedDataset(NamedTuple):
     def __str__(self) -> str:
         if self.served_by != "megaindex":
             return f"{self.kind} {self.name}: left to {self.served_by}, {self.how}"
-        size = "" if self.samples is None else f" {_count(self.samples, 'sample')}"
-        epochs = "" if self.epochs is None else f", {_count(self.epochs, 'epoch')}"
+        size = "" if self.samples is None else f" {count_of(self.samples, 'sample')}"
+        epochs = "" if self.epochs is None else f", {count_of(self.epochs, 'epoch')}"
         seconds = "" if self.seconds is None else f" in {self.seconds:.2f} s"
         where = ""
         if self.how in _PLACES:
@@ -66,10 +67,6 @@ class ServedDataset(NamedTuple):
 
 _TRAINING_LOADER = ("data loader", "train")
 _PLACES = {"built": "into", "opened": "from"}
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True)
@@ -181,7 +178,7 @@ class Reports:
     def balance(self, samples: int, ranks: int, cost: CostModel) -> None:
         """Record, and log once, that the steps of the training loader are balanced."""
         kind, name = _TRAINING_LOADER
-        detail = f"{_count(ranks, 'rank')}, cost model {cost.linear}:{cost.attention}"
+        detail = f"{count_of(ranks, 'rank')}, cost model {cost.linear}:{cost.attention}"
         row = ServedDataset(
             self.framework, kind, name, "megaindex", "balanced", samples=samples, detail=detail
         )

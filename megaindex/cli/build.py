@@ -18,7 +18,7 @@ from megaindex.cli.options import (
     refuse_weights,
 )
 from megaindex.errors import FormatError, InvalidArgument, visible
-from megaindex.validation import DEFAULT_SEED
+from megaindex.validation import DEFAULT_SEED, count_of
 
 if TYPE_CHECKING:
     from megaindex.builders.cached import BuildSettings, Built
@@ -86,9 +86,10 @@ def _build_recipe(options: argparse.Namespace) -> None:
     kept = "nothing is stored"
     if options.cache_dir is not None:
         kept = visible(f"results of the checks are in {options.cache_dir}")
+    steps, sources = opened.layout.num_steps, len(opened.sources)
     print(
         f"{visible(options.recipe)}: {samples:,} samples of {lengths} tokens in "
-        f"{opened.layout.num_steps:,} steps, from {len(opened.sources)} source(s) of "
+        f"{count_of(steps, 'step')}, from {count_of(sources, 'source')} of "
         f"{index.tokens_per_epoch:,} tokens, in {seconds:.2f} s; samples are computed on access, "
         f"{kept}"
     )
@@ -113,7 +114,7 @@ def _build(options: argparse.Namespace) -> None:
     elif alone:
         _print_one(built[0], options)
     else:
-        how = f"in {seconds:.2f} s on {workers} worker(s) ({options.engine})"
+        how = f"in {seconds:.2f} s on {count_of(workers, 'worker')} ({options.engine})"
         print(_summary(built, how, options))
 
 
@@ -172,7 +173,7 @@ def _print_one(built: Built, options: argparse.Namespace) -> None:
 
     print(
         f"order {built.order}: {built.num_samples:,} samples of {options.seq_length} tokens, "
-        f"{built.num_epochs} epoch(s) of {built.tokens_per_epoch:,} tokens, in "
+        f"{count_of(built.num_epochs, 'epoch')} of {built.tokens_per_epoch:,} tokens, in "
         f"{built.seconds:.2f} s ({backend()}), {_where(options)}"
     )
 
@@ -202,7 +203,7 @@ def _summary(built: Sequence[Built], how: str, options: argparse.Namespace) -> s
     samples = sum(one.num_samples for one in built)
     tokens = sum(one.tokens_per_epoch for one in built)
     return (
-        f"order {options.order}: {len(built):,} dataset(s), {samples:,} samples of "
+        f"order {options.order}: {count_of(len(built), 'dataset')}, {samples:,} samples of "
         f"{options.seq_length} tokens, {tokens:,} tokens in one epoch of each, {how}, "
         f"{_where(options)}\n"
         f"slowest: {visible(slowest.path)}, {slowest.num_samples:,} samples in "

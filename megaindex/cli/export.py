@@ -31,7 +31,7 @@ from megaindex.io.paths import check_local
 from megaindex.settings.arguments import named_as_in_files, read_settings
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.run_settings import RunSettings
-from megaindex.validation import check_choice
+from megaindex.validation import check_choice, count_of
 
 if TYPE_CHECKING:
     from megaindex.cache.array_files import ArrayFiles, Arrays
@@ -404,10 +404,10 @@ def _print(sets: Sequence[ExportedSet], target: ExportFormat, options: argparse.
     first = sets[0]
     print(f"order {first.stream.order} of {visible(first.dataset.path)} for {options.to}")
     for one in sets:
-        epochs = one.index.num_epochs
+        epochs = count_of(one.index.num_epochs, "epoch")
         print(
-            f"  {one.dataset.subset:<5}  {one.index.num_samples:,} samples, {epochs:,} "
-            f"epoch{'s' * (epochs != 1)}, the run reads {one.stream.num_samples:,}: {one.status}\n"
+            f"  {one.dataset.subset:<5}  {one.index.num_samples:,} samples, {epochs}, "
+            f"the run reads {one.stream.num_samples:,}: {one.status}\n"
             f"         {visible(str(one.files))}*"
         )
     if any(one.short for one in sets):

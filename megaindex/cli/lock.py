@@ -17,6 +17,7 @@ from megaindex.cli.plan import (
     lock_of_options,
 )
 from megaindex.errors import InvalidArgument, visible
+from megaindex.validation import count_of
 
 if TYPE_CHECKING:
     from megaindex.lock.lock_file import Lock
@@ -152,7 +153,7 @@ def _subset_facts(subset: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    pairs = f"{facts['pairs']:,} pair{'s' * (facts['pairs'] != 1)}"
+    pairs = count_of(facts["pairs"], "pair")
     print(f"{visible(facts['path'])}: {facts['bytes']:,} bytes, {pairs}")
     print(f"  identity of the run {facts['identity']}")
     print(f"  identity of the tokens {facts['content'] or 'not hashed'}")

@@ -644,6 +644,8 @@ def skips_of(index: object) -> Skips | None:
 def source_number(name: str | None, names: Sequence[str], setting: str = "skip") -> int:
     """Return the number of the source of documents, by its name or its number as text.
 
+    A path is also named by its last parts, as tables show it, if those of no other are the same.
+
     Raises:
         InvalidArgument: it is unknown, or missing with several sources; the message names
             ``setting``.
@@ -658,6 +660,9 @@ def source_number(name: str | None, names: Sequence[str], setting: str = "skip")
         return list(names).index(name)
     if name.isdecimal() and len(name) < 10 and int(name) < len(names):
         return int(name)
+    ends = [number for number, other in enumerate(names) if other.endswith(f"/{name}")]
+    if len(ends) == 1:
+        return ends[0]
     raise InvalidArgument(f"{setting}: unknown source {name}; the sources are {_listed(names)}")
 
 

@@ -23,7 +23,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.index.exposures import PassRuns, join_runs, runs_of_size
 from megaindex.markup import html_table
-from megaindex.validation import check_integer, shown
+from megaindex.validation import check_integer, count_of, shown
 
 if TYPE_CHECKING:
     from megaindex.format import IndexedDataset
@@ -205,7 +205,7 @@ class ShownIndex:
         facts = [
             *([f"order {order}"] if order else []),
             f"{self.num_samples:,} samples of {self.sequence_length} tokens",
-            f"{epochs:,} epoch{'s' * (epochs != 1)} of {self.tokens_per_epoch:,} tokens",
+            f"{count_of(epochs, 'epoch')} of {self.tokens_per_epoch:,} tokens",
             *([", ".join(map(repr, paths[:_SHOWN_PATHS])) + more] if paths else []),
         ]
         return f"{type(self).__name__}({', '.join(facts)})"

@@ -17,6 +17,7 @@ from megaindex.index.stretches import StretchedIndex
 from megaindex.plan.subsets import SourceSubset
 from megaindex.recipe.layout import StageEnd
 from megaindex.run.target import Evaluations, Phase
+from megaindex.validation import count_of
 
 MANY_SOURCES = 24
 """Most sources that are all shown."""
@@ -113,12 +114,12 @@ class SkipEffect:
             (self.steps_moved, self.samples_moved, "moved behind the end"),
         ):
             if steps:
-                yield f"{_count(steps, 'step')} {what}, {_count(samples, 'sample')}"
+                yield f"{count_of(steps, 'step')} {what}, {count_of(samples, 'sample')}"
         if self.samples_left_over:
-            left = _count(self.samples_left_over, "moved sample")
+            left = count_of(self.samples_left_over, "moved sample")
             yield f"{left} of an incomplete last step not served; tail pad serves them"
         if self.steps_dropped or self.steps_moved:
-            yield f"{_count(self.steps_made, 'step')} made in all"
+            yield f"{count_of(self.steps_made, 'step')} made in all"
         yield from self._mask_lines(self.first_masked_step, "loss of ", "masked", "tokens")
         yield from self._mask_lines(self.first_removed_step, "", "removed", "removed")
 
@@ -135,12 +136,8 @@ class SkipEffect:
         rows = ", ".join(f"{name} {counts[name]:,}" for name in most)
         if others := len(counts) - len(most):
             rows += f" and {others:,} more"
-        total = _count(sum(counts.values()), "token")
+        total = count_of(sum(counts.values()), "token")
         yield f"{of}{total} {what} {start}" + (f": {rows}" if rows else "")
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def effect_of(skips: Skips, bounds: I64, *, masked_rows: int = 0, consumed: int = 0) -> SkipEffect:

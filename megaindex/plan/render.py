@@ -40,7 +40,7 @@ from megaindex.plan.model import (
 )
 from megaindex.plan.subsets import SourceSubset
 from megaindex.settings.settings import adapter_call
-from megaindex.validation import percent
+from megaindex.validation import count_of, percent
 
 _SHOWN_TIMES = 4
 _ORDINALS = {2: "a second", 3: "a third"}
@@ -364,10 +364,10 @@ def _tail_facts(plan: SettingsPlan) -> list[tuple[str, str]]:
     for tail in plan.tails:
         ranks = "one rank" if tail.ranks_masked == 1 else f"{tail.ranks_masked} ranks"
         cost = {
-            "drop": f"leaves {tail.samples_dropped:,} samples unseen",
-            "pad": f"masks the loss of {tail.samples_masked:,} samples"
+            "drop": f"leaves {count_of(tail.samples_dropped, 'sample')} unseen",
+            "pad": f"masks the loss of {count_of(tail.samples_masked, 'sample')}"
             + f", all of {ranks}" * (tail.ranks_masked > 0),
-            "wrap": f"repeats {tail.samples_repeated:,} samples",
+            "wrap": f"repeats {count_of(tail.samples_repeated, 'sample')}",
         }[tail.policy]
         chosen = ", as planned" if tail.policy == plan.tail else ""
         facts.append((f"tail {tail.policy}", f"{tail.train_iters} iterations, {cost}{chosen}"))
@@ -389,8 +389,9 @@ def _buffer_fact(plan: SettingsPlan) -> list[tuple[str, str]]:
 def _run_facts(plan: SettingsPlan) -> list[tuple[str, str]]:
     facts = []
     if (evaluation := plan.evaluation) is not None:
-        rounds, test = f"{evaluation.rounds_run:,} rounds", f"{evaluation.test_samples:,}"
-        texts = [f"{rounds} draw {evaluation.valid_samples_read:,} validation samples"]
+        rounds, test = count_of(evaluation.rounds_run, "round"), f"{evaluation.test_samples:,}"
+        read = count_of(evaluation.valid_samples_read, "validation sample")
+        texts = [f"{rounds} draw{'s' * (evaluation.rounds_run == 1)} {read}"]
         tested = f"the test draws {test}"
         if evaluation.full:
             steps = ", ".join(f"{count:,}" for count in evaluation.iterations)
@@ -445,9 +446,8 @@ def _recipe_answer(plan: RecipePlan) -> RenderableType:
     several = dict.fromkeys(steps.sequence_length for steps in plan.steps)
     lengths = " → ".join(map(str, several or [plan.sequence_length]))
     lines: list[str | Text] = [
-        f"{stages} stage{'s' * (stages != 1)} of {len(plan.sources)} "
-        f"source{'s' * (len(plan.sources) > 1)}, {lengths} tokens a sample, "
-        f"{sizes} samples an iteration",
+        f"{count_of(stages, 'stage')} of {count_of(len(plan.sources), 'source')}, "
+        f"{lengths} tokens a sample, {sizes} samples an iteration",
         "",
         Text.assemble("train_iters ", (str(plan.train_iters), "bold green")),
     ]

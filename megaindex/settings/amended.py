@@ -12,7 +12,13 @@ from megaindex.errors import InvalidArgument
 from megaindex.io.paths import absolute
 from megaindex.settings.sources import Source, parse_blend
 from megaindex.settings.yaml_sections import Section, load_mapping
-from megaindex.validation import check_between, check_integer, check_setting, check_weight
+from megaindex.validation import (
+    check_between,
+    check_integer,
+    check_setting,
+    check_weight,
+    count_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +107,7 @@ class AmendedBlend:
     def detail(self) -> str:
         """Number and last place of the changes, for logs."""
         last = self.changes[-1].consumed_samples
-        return f"{len(self.changes)} change(s), the last at sample {last}"
+        return f"{count_of(len(self.changes), 'change')}, the last at sample {last}"
 
     def check_present(self, paths: Sequence[str], weights: Sequence[float] | None) -> None:
         """Check that today's settings name the blend of the last change.

@@ -81,8 +81,8 @@ def test_the_command_builds_what_a_file_names(
     assert (status, error) == (0, "")
     first, second = out.splitlines()
     samples = sum(_samples(value) for value in alone.values())
-    assert first.startswith(f"order megatron: 12 dataset(s), {samples:,} samples of 16 tokens, ")
-    assert first.endswith(f" s on 2 worker(s) ({kind}), in {tmp_path / 'cache'}")
+    assert first.startswith(f"order megatron: 12 datasets, {samples:,} samples of 16 tokens, ")
+    assert first.endswith(f" s on 2 workers ({kind}), in {tmp_path / 'cache'}")
     assert second.startswith(f"slowest: {Path(paths[0]).parent}/c")
     assert content(tmp_path / "cache") == alone
 

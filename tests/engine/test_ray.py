@@ -179,8 +179,8 @@ def test_a_cluster_that_was_started_here_is_stopped(
         )
     captured = capsys.readouterr()
     assert (status, captured.err) == (0, "")
-    assert captured.out.startswith("order megatron: 2 dataset(s), 16 samples of 16 tokens")
-    assert "on 1 worker(s) (ray)" in captured.out
+    assert captured.out.startswith("order megatron: 2 datasets, 16 samples of 16 tokens")
+    assert "on 1 worker (ray)" in captured.out
     assert until(lambda: _raylets() == before, 10)
 
 

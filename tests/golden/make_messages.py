@@ -1,8 +1,9 @@
-"""Writes the messages of messages.txt again, each below its command or call.
+"""Writes messages.txt and outputs.txt again: each message or output below its command or call.
 
     python tests/golden/make_messages.py
 
-Run it where a message changes on purpose, or after a command was added; read the difference.
+Run it where a message or an output changes on purpose, or after a command was added; read the
+difference.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.messages import PAGE, answered
+from support import messages, outputs
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        page = answered(page)
-    PAGE.write_text(page)
+    for page in (messages, outputs):
+        text = page.PAGE.read_text()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            text = page.answered(text)
+        page.PAGE.write_text(text)

@@ -32,6 +32,7 @@ from megaindex.index.skips import (
     read_skips,
     resolve_skips,
     skip_difference,
+    source_number,
     with_skips,
     without_holes,
 )
@@ -638,10 +639,13 @@ def test_a_source_is_its_name_or_its_number(tmp_path: Path) -> None:
             skip=Skip(documents=[1, 8], source=source),
         ).skipped(blend)  # fmt: skip
 
-    for source in ("1", str(tmp_path / "code")):
+    for source in ("1", str(tmp_path / "code"), "code", f"{tmp_path.name}/code"):
         np.testing.assert_array_equal(skipped(source).locate(rows).masked, wanted)
-    with pytest.raises(InvalidArgument, match="skip: unknown source 2"):
-        skipped("2")
+    for source in ("2", "ode", f"{tmp_path.name}/"):
+        with pytest.raises(InvalidArgument, match=f"skip: unknown source {source}"):
+            skipped(source)
+    with pytest.raises(InvalidArgument, match="unknown source web; the sources are a/web, b/web"):
+        source_number("web", ["a/web", "b/web"])
 
 
 def test_documents_far_apart_are_masked_too(tmp_path: Path) -> None:
