@@ -184,6 +184,16 @@ def test_found_arrays_are_compared(rule: str, monkeypatch: pytest.MonkeyPatch) -
         draws.check(which, samples, 40)
 
 
+@pytest.mark.parametrize(
+    ("draws", "size"),
+    [(greedy([1.0]), 5), (greedy([0.0, 1.0]), 5), (ExhaustiveDraws(np.array([5])), 5),
+     (divisor([2, 5, 3]), 1), (greedy([0.5, 0.5]), 0)],
+)  # fmt: skip
+def test_found_arrays_may_draw_from_one_source_alone(draws: BlendDraws, size: int) -> None:
+    which, samples, counts = draws.arrays(size)
+    np.testing.assert_array_equal(draws.check(which, samples, size), counts)
+
+
 def test_a_blend_has_as_many_sources_as_its_index_can_number(monkeypatch: Any) -> None:
     index: Any = SimpleNamespace(num_samples=10)
     monkeypatch.setattr(blended_index, "MOST_SOURCES", 3)

@@ -106,6 +106,13 @@ def test_weights_that_change(shares: tuple[int, ...], unit: int) -> None:
         streams, before = mixing.streams_between(begin, end)
         assert streams.tolist() == served.stream[begin:end].tolist()
         assert before.tolist() == mixing.counts(begin).tolist()
+    for positions in ([3, 50, 5], [38, 38, 40], [40, 39, 38], [70], []):
+        found = mixing.lookup(np.array(positions, np.int64))
+        assert found.stream.tolist() == served.stream[positions].tolist()
+        assert found.ordinal.tolist() == served.ordinal[positions].tolist()
+    # the first weights are those of the first streams, the second of all
+    assert mixing.streams_before(39) == list(range(len(own)))
+    assert mixing.streams_before(40) == list(range(len(shares)))
     assert mixing.streams_between(2**60 - 1, 2**60)[0].size == 1
     with pytest.raises(InvalidArgument) as caught:
         mixing.streams_between(2**60, 2**60 + 1)
