@@ -233,6 +233,20 @@ def test_many_sources_exceed_the_buffer_as_megatron_says(core: Any, tmp_path: Pa
     assert outcomes == {True, False}
 
 
+def test_the_buffer_named_requests_what_is_drawn(tmp_path: Path) -> None:
+    """Of 4 samples, one requested of each source, 3 are of the source of weight 9 of 12."""
+    prefixes = [str(tmp_path / name) for name in "abcd"]
+    for prefix in prefixes:
+        write_corpus(Path(prefix), [SEQ + 1])
+    plan = plan_json("--train-data-path", *words(prefixes, [9.0, 1.0, 1.0, 1.0]), "--seq-length",
+                     SEQ, "--global-batch-size", 1, "--train-iters", 1, "--eval-iters", 0,
+                     "--variance-buffer", "1")  # fmt: skip
+    assert [row["requested"] for row in plan["datasets"]] == [1, 1, 1, 1]
+    (text,) = (text for text in plan["warnings"] if "too small" in text)
+    assert "1 of 4 sources, such as " + prefixes[0] + " (3 of 1)" in text
+    assert text.endswith("pass --variance-buffer 3.002, or exact")
+
+
 def test_unweighted_validation_that_runs_dry_is_forecast(core: Any, paths: list[str]) -> None:
     words_ = [
         "--train-data-path", paths[0], "--valid-data-path", *paths[1:4], "--seq-length", SEQ,

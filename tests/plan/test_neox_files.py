@@ -186,6 +186,17 @@ def test_a_packed_source_that_is_not_drawn_is_unseen(folder: Path) -> None:
     assert left["coverage"]["seen_0"] == 1
 
 
+@pytest.mark.parametrize(("seed", "repeated"), [(1, 0), (2, 1)])
+def test_the_first_packed_sample_is_served_again(folder: Path, seed: int, repeated: int) -> None:
+    """In place of the one filled last, which is not among the 5 of 6 that seed 1 draws."""
+    keys = {**TWO, "seq_length": 10, "train_micro_batch_size_per_gpu": 1, "seed": seed,
+            "pack_impl": "pack_until_overflow"}  # fmt: skip
+    row = plan_json("--neox-config", file_of(folder, keys))["datasets"][0]
+    assert (row["built"], row["drawn"], row["repeated"]) == (6, 5, repeated)
+    once, twice = (row["coverage"].get(f"seen_{times}", 0) * 30 for times in (1, 2))
+    assert (once, twice) == pytest.approx((5 - 2 * repeated, repeated))
+
+
 def test_draws_that_are_not_counted_are_no_loader_without_a_batch() -> None:
     run = [
         "--tokens-per-epoch",

@@ -542,12 +542,13 @@ def test_what_is_printed_without_weights(corpora: list[str]) -> None:
         assert cli(*words, *one, *more, "--print-config", "megatron")[0] == 0
     assert cli(*words, *two, "--train-iters", 3, "--print-config", "megatron")[0] == 0
     epochs = [*two, "--epochs", "2,1"]
-    for words_of in (one, epochs):
-        status, text, _ = cli(*words, *words_of, "--print-config", "recipe")
-        assert status == 0
-        mix = yaml.safe_load(text)["stages"]["all"]["mix"]
+    unreached = [*epochs, "--phase-transition-iterations", 1000]
+    for words_of, name in ((one, "all"), (epochs, "all"), (unreached, "phase_1")):
+        status, text, err = cli(*words, *words_of, "--print-config", "recipe")
+        assert status == 0, err
+        (stage,) = yaml.safe_load(text)["stages"].items()
         weights = [row.get("weight") or 1 for row in plan_json(*words, *words_of)["datasets"]]
-        assert list(mix.values()) == weights
+        assert (stage[0], list(stage[1]["mix"].values())) == (name, weights)
 
 
 def test_a_recipe_has_the_sources_weights_and_steps(corpora: list[str], tmp_path: Path) -> None:

@@ -374,6 +374,7 @@ def test_a_recipe_is_printed_as_a_recipe_and_no_framework_has_its_order(folder: 
     path.write_text(json.dumps(to_mapping(recipe)))
     status, out, _ = cli("plan", "--recipe", path, "--print-config", "recipe")
     assert status == 0
+    assert out == json.dumps(to_mapping(recipe), indent=2) + "\n"
     (folder / "again.yaml").write_text(out)
     assert read_recipe(folder / "again.yaml") == read_recipe(path)
     for framework, name in (("neox", "GPT-NeoX"), ("megatron", "Megatron")):
