@@ -324,6 +324,12 @@ def test_values_that_are_not_states_are_refused(
         BlockReceipts.from_dict(wrong)
 
 
+def test_keys_of_a_state_are_text(corpus: IndexedDataset, index: Index) -> None:
+    loader = loader_of(index, corpus, 1)
+    with pytest.raises(FormatError, match="its keys must be text, got 7; take it from an intact"):
+        loader.load_state_dict({**loader.state_dict(), 7: 0})
+
+
 def test_rows_left_are_bounded_by_the_largest_step() -> None:
     def make(batch: int, tail: str = "wrap") -> MicroBatchSampler:
         return MicroBatchSampler(num_samples=60, micro_batch_size=2, data_parallel_rank=0,
