@@ -316,6 +316,7 @@ def test_the_command_writes_the_scaled_recipe() -> None:
     assert "wrote run-1-4.yaml" in out
     for said in ("left as they are", "stage all: steps", "code", "source code: its exposure"):
         assert said in out
+    assert "source web: its exposure" not in out  # 0.1 % from that of the whole run
     small = read_recipe("run-1-4.yaml")
     assert {source.path for source in small.sources} == {"web", "code"}
     assert open_recipe(small).sources[1].size.tokens >= LENGTHS.sum() / 4

@@ -228,6 +228,7 @@ def test_a_page_that_no_sampled_row_lies_in(
     [
         ("shuffle", 0, 1, "shuffle_index must contain each of"),
         ("shuffle", 0, 2**31, "shuffle_index must contain each of"),
+        ("shuffle", 0, 124, "shuffle_index must contain each of 124 samples once"),
         ("document", 0, 1, "document_index must contain each of"),
         ("document", 0, -1, "document_index must contain each of"),
         ("document", 0, 50, "document_index must contain each of"),
@@ -235,6 +236,9 @@ def test_a_page_that_no_sampled_row_lies_in(
         ("sample", (0, 1), -1, "sample_index has rows outside document_index"),
         ("sample", (-1, 0), 51, "sample_index has rows outside document_index"),
         ("sample", (0, 1), 1, "sample 0 must have 16 tokens"),
+        ("sample", (1, 0), 50, "samples that end outside their last document"),
+        ("sample", (2, 1), 40, "samples that end outside their last document"),
+        ("sample", (2, 1), 39, "sample 1 must have 16 tokens, got 23"),
     ],
 )
 def test_foreign_arrays_are_checked(
