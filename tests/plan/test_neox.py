@@ -11,9 +11,13 @@ import pytest
 from support.command_line import plan_json
 from support.corpora import write_corpus
 from support.inputs import for_each
+from support.neox_corpora import GOLDEN as PACKED
+from support.neox_corpora import write_corpus_and_companions
 
+from megaindex import NeoxDocumentsOrder
 from megaindex.index.blend import request_weights
 from megaindex.index.frameworks import framework_rules
+from megaindex.plan import make_plan
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_plan.json").read_text())
 
@@ -87,3 +91,49 @@ def test_parts_of_whole_documents_begin_at_the_first_one(split: str, tmp_path: P
     plan = plan_json("--neox-config", tmp_path / "c.yml")
     said = [text for text in plan["warnings"] if "which is training data" in text]
     assert len(said) == (split == "80,10,10")
+
+
+@for_each(
+    "case",
+    [
+        case
+        for case in PACKED["indices"]
+        if case["pack_impl"] == "pack_until_overflow"
+        and case["num_documents"] == len(case["sizes"])  # a plan of whole files
+        and (case["prompts"] or not case["allow_chopped"])
+    ],
+)
+def test_packings_of_which_neox_builds_no_index(case: dict[str, Any], tmp_path: Path) -> None:
+    write_corpus_and_companions(tmp_path / "c", case["sizes"], case["prompts"])
+    keys = {"train_batch_size": 1, "train_iters": case["num_samples"] - 1, "eval_iters": 1,
+            "seq_length": case["sequence_length"], "seed": case["seed"],
+            "pack_impl": case["pack_impl"], "allow_chopped": case["allow_chopped"]}  # fmt: skip
+    for split in ("train", "valid", "test"):
+        keys[f"{split}_data_paths"] = [str(tmp_path / "c")]
+        if case["prompts"] is not None:
+            keys[f"{split}_label_data_paths"] = [str(tmp_path / "c_label")]
+    (tmp_path / "c.yml").write_text(json.dumps(keys))
+    plan = plan_json("--neox-config", tmp_path / "c.yml")
+    assert plan["datasets"][0]["requested"] == case["num_samples"]
+    ends = "ends with an IndexError: the last document of a pass is left out of training"
+    found = [text for text in plan["warnings"] if text.startswith("train, ") and ends in text]
+    assert len(found) == (case.get("error") == "IndexError")
+
+
+def test_the_last_document_of_every_pass_but_the_last_takes_part(tmp_path: Path) -> None:
+    """Else GPT-NeoX reads beyond the pass; the last pass is read in part. NumPy shuffles the
+    samples, then the documents of each pass, two of which are a sample each."""
+    write_corpus(tmp_path / "c", [9, 10, 9])
+    order = NeoxDocumentsOrder(pack_impl="pack_until_overflow", allow_chopped=False)
+    errors = set()
+    for seed, samples in ((0, 2), (0, 3), (1, 3), (2, 5), (3, 5)):
+        plan = make_plan(data_path=[str(tmp_path / "c")], sequence_length=8, global_batch_size=1,
+                         train_iters=samples, order=order, seed=seed)  # fmt: skip
+        random, documents, last = np.random.RandomState(seed), np.arange(3), []
+        random.shuffle(np.arange(samples))
+        for _ in range((samples - 1) // 2):
+            random.shuffle(documents)
+            last.append(documents[-1])
+        assert ("IndexError" in plan.rows("train")[0].error) == (1 in last)
+        errors.add(1 in last)
+    assert errors == {True, False}
