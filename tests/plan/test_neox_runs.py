@@ -284,6 +284,19 @@ def test_packing_is_built_where_that_is_cheap_or_asked_for(
     }
 
 
+def test_the_work_up_to_which_a_packing_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that of 4 samples and of 2 passes over 3 documents."""
+    write_corpus(tmp_path / "c", [9] * 3)
+    settings = {"data_path": [str(tmp_path / "c")], "sequence_length": 8, "global_batch_size": 1,
+                "train_iters": 4, "order": NeoxDocumentsOrder(pack_impl="pack_until_overflow")}  # fmt: skip
+    for limit, epochs, method in ((10, 2, "built"), (9, None, "none")):
+        monkeypatch.setattr("megaindex.plan.plan.BUILD_LIMIT", limit)
+        (row,) = make_plan(**settings).rows("train")
+        assert (row.requested, row.epochs, row.coverage.method) == (4, epochs, method)
+
+
 def test_of_a_source_with_one_sample_that_sample_comes_again(tmp_path: Path) -> None:
     """GPT-NeoX takes NumPy's remainder by a length of 0, which is 0."""
     write_corpus(tmp_path / "one", [9])
