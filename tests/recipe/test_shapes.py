@@ -243,6 +243,36 @@ def test_the_first_repeat_after_a_restart_is_that_of_the_audit(seed: int, tmp_pa
     assert min((each for each in repeats if each is not None), default=None) == expected
 
 
+def test_the_first_sample_that_was_read_at_another_length(folder: Path) -> None:
+    """Of an epoch of several blocks, against the tokens of every sample."""
+    epochs: Any = build_index(folder / "web", sequence_length=8, order="epoch")
+    blocks = PassBlocks(epochs, 200)
+    rng, answers = np.random.default_rng(5), set()
+    for ours, theirs in ((8, 16), (16, 4), (8, 8)):
+        one, other = (
+            BlockedIndex(blocks=blocks, sequence_length=length, num_epochs=1)
+            for length in (ours, theirs)
+        )
+        assert one.num_blocks > 3
+        tokens, read = (
+            [
+                {(d, t) for d, o, n in zip(*columns, strict=True) for t in range(o, o + n)}
+                for spans in map(index.locate, np.arange(index.num_samples)[:, None])
+                for columns in [(spans.document, spans.offset, spans.input_lengths(length))]
+            ]
+            for index, length in ((one, ours), (other, theirs))
+        )
+        for _ in range(40):
+            begin, end = sorted(rng.choice(one.num_samples + 1, 2, replace=False).tolist())
+            first, last = sorted(rng.choice(other.num_samples + 1, 2, replace=False).tolist())
+            served = set().union(*read[first:last])
+            again = [sample for sample in range(begin, end) if tokens[sample] & served]
+            expected = min(again, default=end)
+            assert one.first_again(begin, end, other, first, last) == expected
+            answers.add("none" if not again else "first" if expected == begin else "later")
+    assert answers == {"none", "first", "later"}
+
+
 @given(
     size=st.integers(1, 6),
     cuts=st.lists(st.integers(0, 20), max_size=6, unique=True).map(sorted),
