@@ -289,11 +289,12 @@ def test_the_work_up_to_which_a_packing_is_built(
 ) -> None:
     """It is that of 4 samples and of 2 passes over 3 documents."""
     write_corpus(tmp_path / "c", [9] * 3)
-    settings = {"data_path": [str(tmp_path / "c")], "sequence_length": 8, "global_batch_size": 1,
-                "train_iters": 4, "order": NeoxDocumentsOrder(pack_impl="pack_until_overflow")}  # fmt: skip
+    order = NeoxDocumentsOrder(pack_impl="pack_until_overflow")
     for limit, epochs, method in ((10, 2, "built"), (9, None, "none")):
         monkeypatch.setattr("megaindex.plan.plan.BUILD_LIMIT", limit)
-        (row,) = make_plan(**settings).rows("train")
+        plan = make_plan(data_path=[str(tmp_path / "c")], order=order, sequence_length=8,
+                         global_batch_size=1, train_iters=4)  # fmt: skip
+        (row,) = plan.rows("train")
         assert (row.requested, row.epochs, row.coverage.method) == (4, epochs, method)
 
 
