@@ -145,11 +145,17 @@ def test_negative_ids_are_outside_every_vocabulary(tmp_path: Path) -> None:
     assert verify(str(tmp_path / "c"), full=True).is_clean
 
 
-def test_document_ends(prefix: str) -> None:
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_document_ends(prefix: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "_CHUNK_DOCUMENTS", chunk)
     assert verify(prefix, full=True, eod=7).is_clean
     finding = only(verify(prefix, full=True, eod=9).findings)
     assert (finding.rule, finding.count) == ("document-end", 4)  # the empty one has no last token
     assert finding.where == "document 0, byte 8"
+    patch(prefix + ".bin", 2 * 20, struct.pack("<H", 9))
+    patch(prefix + ".bin", 2 * 23, struct.pack("<H", 9))
+    finding = only(verify(prefix, full=True, eod=7).findings)
+    assert (finding.count, finding.where, finding.found) == (2, "document 3, byte 40", "9")
 
 
 def test_floats_that_are_not_finite(tmp_path: Path) -> None:

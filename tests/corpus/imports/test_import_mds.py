@@ -60,10 +60,12 @@ def test_mds_arrays_between_other_columns(
     """Columns are sorted by name; some have a fixed size, some a size in each sample."""
     dtype = encoding.partition(":")[2] or "int32"
     samples = [
-        {"a": 7, "id": f"{i}" * (i % 5), "tokens": document.astype(dtype), "z": i / 2, "zz": b"x"}
+        {"a": 7, "b": np.uint8(i), "id": f"{i}" * (i % 5), "tokens": document.astype(dtype),
+         "z": i / 2, "zz": b"x"}
         for i, document in enumerate(DOCUMENTS)
-    ]
-    columns = {"a": "int", "id": "str", "tokens": encoding, "z": "float64", "zz": "bytes"}
+    ]  # fmt: skip
+    columns = {"a": "int", "b": "uint8", "id": "str", "tokens": encoding, "z": "float64",
+               "zz": "bytes"}  # fmt: skip
     folder = write_mds(tmp_path / "mds", columns, [{**s, "z": np.float64(s["z"])} for s in samples])
     monkeypatch.setattr(mds, "_BATCH_TOKENS", 100)
     stored = None if ":" in encoding else dtype
