@@ -24,7 +24,7 @@ from megaindex import MegatronOrder
 from megaindex.cache import cache as cache_module
 from megaindex.cache import entry as entry_module
 from megaindex.cache import npy
-from megaindex.cache.entry import make_durable, quarantine
+from megaindex.cache.entry import EntryWriter, make_durable, quarantine
 from megaindex.errors import StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.orders import framework as shuffled
@@ -337,6 +337,19 @@ def test_an_entry_that_another_process_published_first(
     np.testing.assert_array_equal(index.shuffle_index, expected.shuffle_index)
     assert len(builds) == 1
     assert [path.name for path in cache.iterdir()] == [only_entry(cache).name]
+
+
+def test_a_key_that_is_taken_is_told_from_one_that_cannot_be_published(tmp_path: Path) -> None:
+    """Also while the manifest of the other process is not visible yet."""
+    with EntryWriter(tmp_path, "taken") as writer:
+        (tmp_path / "taken").mkdir()
+        (tmp_path / "taken" / "document_index.npy").touch()
+        assert not writer.publish({})
+    with EntryWriter(tmp_path, "file") as writer:
+        (tmp_path / "file").touch()
+        with pytest.raises(StorageError, match="file: cannot publish the cache entry"):
+            writer.publish({})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
 
 
 def test_a_forked_process_syncs_its_entries(
