@@ -302,10 +302,11 @@ class _Check:
         theirs = bounds[places].tolist()
         which = f"step {steps.start}" if len(steps) == 1 else f"steps {steps.start} to {step}"
         if ours != theirs:
-            begin, end = (ours[0], ours[-1]) if len(ours) == len(theirs) else (0, 0)
+            is_whole = len(ours) == len(theirs)
+            expected = f"{ours[0]} to {ours[-1] - 1}" if is_whole else "fewer steps"
             self.add("steps", f"subsets.{name}.steps: positions of {which}",
                      f"{theirs[0]} to {theirs[-1] - 1}",
-                     f"{begin} to {end - 1}, by the batches of the settings")  # fmt: skip
+                     f"{expected}, by the batches of the settings")  # fmt: skip
         self.compared.append(f"the positions of {which}")
         index, keys = self._index(name, datasets)
         size = subset["receipts"]["block_steps"]

@@ -277,6 +277,27 @@ def test_the_positions_of_a_step_are_those_of_the_settings(name: str, steps: Any
         assert found[first] == []
 
 
+@pytest.mark.parametrize(
+    ("step", "positions"),
+    [(19, "152 to 159"), (20, "fewer steps"), (range(1, 20), "8 to 159"),
+     (range(1, 21), "fewer steps")],
+)  # fmt: skip
+def test_the_positions_by_the_settings_are_named(step: int | range, positions: str) -> None:
+    """The settings have 20 steps of 8 samples; the lock was edited to 40 of 4."""
+    content = copy.deepcopy(read_lock("neox.lock").content)
+    train = content["subsets"]["train"]
+    train["steps"], train["receipts"]["block_steps"] = [[0, 4, 40]], 40
+    Path("steps.lock").write_bytes(lock_text(content))
+    (found,) = verify_lock("steps.lock", step=step).findings
+    first, last = (step[0], step[-1]) if isinstance(step, range) else (step, step)
+    which = f"step {first}" if first == last else f"steps {first} to {last}"
+    assert (found.where, found.found, found.expected) == (
+        f"subsets.train.steps: positions of {which}",
+        f"{4 * first} to {4 * last + 3}",
+        f"{positions}, by the batches of the settings",
+    )
+
+
 def test_a_verification_says_what_it_compared() -> None:
     report = verify_lock("skips.lock", step=3)
     assert [text for text in report.compared if ".idx" in text] == []
@@ -343,6 +364,12 @@ def test_missing_and_moved_sources(tmp_path: Path) -> None:
         shutil.copy(tmp_path / "deep" / "moved.bin", f"{decoy}.bin")
         shutil.copy("data/web.idx", f"{decoy}.idx")
         assert rules("neox.lock", search=tmp_path) == []
+        shutil.copy(tmp_path / "deep" / "moved.idx", f"{decoy}.idx")  # with other tokens
+        Path(f"{decoy}.bin").write_bytes(bytes(os.path.getsize(f"{decoy}.bin")))
+        assert rules("neox.lock", search=tmp_path, tokens=True) == [f"{decoy}.bin tokens"]
+        for suffix in (".idx", ".bin"):
+            shutil.copy(tmp_path / "deep" / f"moved{suffix}", tmp_path / "deep" / f"code{suffix}")
+        assert rules("neox.lock", search=tmp_path, tokens=True) == []  # that of the same name
         with pytest.raises(MissingFile, match="data/code: neox.lock names this pair"):
             open_run("neox.lock")
         assert cli("verify", "neox.lock", "--search", tmp_path)[0] == 0
