@@ -729,7 +729,7 @@ def test_a_lock_is_not_written_over_another() -> None:
      (("blocks", 8), "receipt"), (("total",), "")],
 )  # fmt: skip
 def test_a_quick_check_computes_the_first_the_middle_and_the_last_block_and_the_total(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[str | int, ...], found: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, ...], found: str
 ) -> None:
     monkeypatch.setattr("megaindex.lock.make._LEAST_BLOCK", 32)
     path = tmp_path / "many.lock"
@@ -739,3 +739,7 @@ def test_a_quick_check_computes_the_first_the_middle_and_the_last_block_and_the_
     path.write_bytes(lock_text(changed(content, ("subsets", "train", "receipts", *place))))
     expected = [f"{path} {rule} of train" for rule in (found, "total") if rule]
     assert [each for each in rules(path) if each.endswith("train")] == expected
+    where = {0: "steps 0 to 3 (samples 0 to 31)", 4: "steps 16 to 19 (samples 128 to 159)",
+             8: "steps 32 to 33 (samples 256 to 271)"}  # fmt: skip
+    named = [each.where for each in verify_lock(path).findings if each.rule == "receipt of train"]
+    assert named == ([where[place[1]]] if found else [])
