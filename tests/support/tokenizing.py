@@ -49,7 +49,7 @@ def train_bpe(folder: Path, vocabulary: int = 400, template: bool = False) -> Pa
     return path
 
 
-def train_sentencepiece(folder: Path) -> Path:
+def train_sentencepiece(folder: Path, **options: int) -> Path:
     import sentencepiece
 
     folder.mkdir(exist_ok=True)
@@ -62,6 +62,7 @@ def train_sentencepiece(folder: Path) -> Path:
         byte_fallback=True,
         model_type="bpe",
         minloglevel=9,
+        **options,
     )
     return folder / "small.model"
 

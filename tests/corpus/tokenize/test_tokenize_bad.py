@@ -443,6 +443,21 @@ def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
             check_settings(file, ["text"], eod=size, append_eod=False, dtype=None)
 
 
+def test_the_end_token_of_a_sentencepiece_model(tmp_path: Path) -> None:
+    """It may be id 0, and a model may have none."""
+    from megaindex.corpus.tokenize.inputs import check_settings
+
+    def own_eod(**options: int) -> int | None:
+        model = train_sentencepiece(tmp_path / "pieces", **options)
+        file = find_tokenizer(model, add_special_tokens=True)
+        return check_settings(file, ["text"], eod=None, append_eod=True, dtype=None).eod
+
+    assert own_eod() == 2
+    assert own_eod(eos_id=0, unk_id=2) == 0
+    with pytest.raises(InvalidArgument, match=r"small\.model: defines no end token; .* --eod; its"):
+        own_eod(eos_id=-1)
+
+
 def test_a_zstd_file_may_begin_with_a_frame_that_is_skipped(tmp_path: Path) -> None:
     """As pzstd writes them, with the size of the frame that follows."""
     text = b'{"text": "one"}\n{"text": "two"}\n'
