@@ -190,7 +190,7 @@ class Lines:
 
         try:
             if source.format == "files":
-                count, whole = 1, stream.read(LONGEST_LINE + 1)
+                whole = stream.read(LONGEST_LINE + 1)
                 if len(whole) > LONGEST_LINE:
                     raise LongLine
                 self.done = source.size
