@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import json
 import os
 import re
@@ -43,14 +44,16 @@ def names(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("dtype", ["int64", "uint16", "uint32"])
 def test_mds_bytes(tmp_path: Path, dtype: str) -> None:
-    """The encoding of LLM-Foundry: tobytes() of int64 by default."""
-    samples = [{"tokens": document.astype(dtype).tobytes()} for document in DOCUMENTS]
-    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
+    """The encoding of LLM-Foundry: tobytes() of int64 by default; an only column has any name."""
+    name = "tokens" if dtype == "int64" else "ids"
+    samples = [{name: document.astype(dtype).tobytes()} for document in DOCUMENTS]
+    samples.append({name: b""})
+    folder = write_mds(tmp_path / "mds", {name: "bytes"}, samples)
     assert len(names(tmp_path / "mds")) > 2
     stored = None if dtype == "int64" else dtype
     outcome = import_pair(open_mds(folder, stored_dtype=stored), str(tmp_path / "a"))
     assert (outcome.how, outcome.dtype) == ("copied", dtype.replace("uint32", "int32"))
-    assert read(tmp_path / "a") == expected()
+    assert read(tmp_path / "a") == [*expected(), []]
 
 
 @pytest.mark.parametrize("encoding", ["ndarray:int32", "ndarray:uint16", "ndarray"])
@@ -81,6 +84,10 @@ def test_mds_arrays_of_one_shape(tmp_path: Path) -> None:
     folder = write_mds(tmp_path / "mds", columns, samples)
     assert import_pair(open_mds(folder), str(tmp_path / "a"), dtype="uint16").dtype == "uint16"
     assert read(tmp_path / "a") == blocks.tolist()
+    columns["input_ids"] = "ndarray:int64:2,3"
+    samples = [{"input_ids": block.reshape(2, 3), "n": np.uint8(3)} for block in blocks]
+    with pytest.raises(InvalidArgument, match=r"with one axis, .* got 'ndarray:int64:2,3'"):
+        open_mds(write_mds(tmp_path / "square", columns, samples))
 
 
 @pytest.mark.parametrize("compression", ["zstd:7", "gz", "bz2"])
@@ -98,6 +105,10 @@ def test_mds_compressed(tmp_path: Path, compression: str) -> None:
         shard.write_bytes(data)
         with pytest.raises(FormatError, match=r"shard\.00000\.mds\.\w+: (cannot be|ends before)"):
             import_pair(open_mds(folder), str(tmp_path / "b"))
+    if compression == "gz":  # the shard itself, if it is there
+        shard.with_suffix("").write_bytes(gzip.decompress(raw))
+        import_pair(open_mds(folder), str(tmp_path / "a"), overwrite=True)
+        assert read(tmp_path / "a") == expected()
     assert names(tmp_path) == ["a.bin", "a.idx", "a.provenance", "mds"]
 
 
@@ -146,10 +157,19 @@ def test_damaged_mds_samples(tmp_path: Path) -> None:
     folder = write_mds(tmp_path / "c", {"tokens": "ndarray"}, [square])
     with pytest.raises(FormatError, match="an array has type code 21"):
         import_pair(open_mds(folder, stored_dtype="int64"), str(tmp_path / "x"))
-    assert names(tmp_path) == ["a", "b", "c"]
+    folder = write_mds(
+        tmp_path / "d", {"tokens": "ndarray:int32"}, [{"tokens": square["tokens"][0]}]
+    )
+    shard = tmp_path / "d/shard.00000.mds"
+    raw = shard.read_bytes()
+    shard.write_bytes(raw[:-9] + b"\1" + raw[-8:])  # the length, before eight bytes of tokens
+    with pytest.raises(FormatError, match="an array has 1 axes, length 1 and 8 bytes"):
+        import_pair(open_mds(folder), str(tmp_path / "x"))
+    assert names(tmp_path) == ["a", "b", "c", "d"]
 
 
-def test_rows_of_shards_have_no_bytes(tmp_path: Path) -> None:
+def test_rows_of_shards_have_no_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mds, "_BATCH_TOKENS", 100)
     samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
     folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
     import_pair(open_mds(folder), str(tmp_path / "a"))
@@ -157,6 +177,9 @@ def test_rows_of_shards_have_no_bytes(tmp_path: Path) -> None:
     assert found is not None
     assert found.num_documents == len(DOCUMENTS)
     assert not any(file.has_bytes for file in found.files)
+    shards = json.loads((tmp_path / "mds/index.json").read_text())["shards"]
+    rows = [row for shard in shards for row in range(shard["samples"])]
+    assert found.locate(np.arange(len(DOCUMENTS))).row.tolist() == rows
 
 
 def test_mds_tokens_that_do_not_fit(tmp_path: Path) -> None:
@@ -184,6 +207,10 @@ def with_size(raw: bytes, size: int) -> bytes:
             r"offsets of samples must rise .* got 0 to",
         ),
         (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "offsets of samples must rise"),
+        (
+            lambda raw: raw.replace(*(struct.pack("<I", len(raw) - k) for k in (0, 1)), 1),
+            "offsets of samples must rise",
+        ),
         (lambda raw: raw + b"\0", r"must end at byte \d+"),
         (lambda raw: raw[:8] + raw[4:8] + raw[12:], "column 'tokens': a sample has 0 bytes"),
         (lambda raw: with_size(raw, 2**31), r"column 'tokens': has \d+ of 2147483648 bytes"),
@@ -227,6 +254,10 @@ def test_damaged_mds_folders(tmp_path: Path) -> None:
         (good.replace('["bytes"]', "[7]"), "column_encodings cannot be"),
         (good.replace("[null]", "[-7]"), "column_sizes cannot be"),
         ('{"shards": [3]}', "not an index of MDS shards: TypeError"),
+        (
+            good.replace('["bytes"]', '["ndarray:int32"]', 1),
+            "all shards must have one token type, got int32 and int64",
+        ),
         ('{"shards": []}', "all shards must have one token type, got no shards"),
         (
             good.replace('"format": "mds"', '"format": "csv"'),
