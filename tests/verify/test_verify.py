@@ -239,6 +239,18 @@ def test_many_bad_entries_become_one_finding(tmp_path: Path) -> None:
     assert (finding.rule, finding.count, finding.where) == ("length", count, "sequence 0")
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3, 1 << 17])
+def test_bounds_are_compared_with_those_of_the_chunk_before(
+    prefix: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bound 1 is beyond the sequences, and 2 and 4 are below the bound before."""
+    monkeypatch.setattr("megaindex.format.header._CHUNK", chunk)
+    patch(prefix + ".idx", BOUNDS, np.array([0, 9, 2, 3, 1, 5]).tobytes())
+    finding = only(verify(prefix).findings)
+    assert (finding.rule, finding.where, finding.count) == ("bound-order", "document bound 1", 3)
+    assert (finding.found, finding.expected) == ("9", "0 to 5")
+
+
 def test_bounds_that_end_early_are_an_error_except_in_neox(prefix: str) -> None:
     patch(prefix + ".idx", BOUNDS + 8 * COUNT, b"\4")
     assert only(verify(prefix).findings).severity == "error"
