@@ -163,6 +163,9 @@ def test_floats_that_are_not_finite(tmp_path: Path) -> None:
         writer.add_document(np.array([1, np.nan, np.inf, 2], np.float32))
     finding = only(verify(str(tmp_path / "c"), full=True).findings)
     assert (finding.rule, finding.count, finding.where) == ("not-finite", 2, "byte 4, sequence 0")
+    patch(f"{tmp_path}/c.bin", 0, struct.pack("<f", -np.inf))
+    finding = only(verify(str(tmp_path / "c"), full=True).findings)
+    assert (finding.count, finding.where, finding.found) == (3, "byte 0, sequence 0", "-inf")
 
 
 def lay_out(prefix: str, lengths: list[int], pointers: list[int], size: int) -> None:
@@ -180,7 +183,7 @@ def test_gaps_overlaps_and_duplicates(
 ) -> None:
     monkeypatch.setattr(pair, "_AT_ONCE", at_once)
     path = str(tmp_path / "c")
-    lay_out(path, [4, 4, 0, 2, 4, 3], [10, 0, 5, 3, 10, 14], 20)
+    lay_out(path, [4, 4, 0, 2, 4, 3], [10, 0, 7, 3, 10, 14], 20)
     # in the order of the .bin: 0–4, 3–5, a gap, 10–14 twice, 14–17, a gap
     assert rules(path) == {"pointer-order": 2}
     findings = {f.rule: f for f in verify(path, full=True).findings}
@@ -193,6 +196,10 @@ def test_gaps_overlaps_and_duplicates(
     assert all(f.severity == "warning" for f in findings.values())
     assert findings["overlap"].where == "sequence 3"
     assert findings["unused-bytes"].where == "byte 5"
+    for length in (4, 0):  # the only sequence does not begin with the .bin, or holds no token
+        lay_out(path, [length], [length], 2 * length or 8)
+        finding = only(verify(path, full=True).findings)
+        assert (finding.rule, finding.where, finding.count) == ("unused-bytes", "byte 0", 1)
 
 
 @for_each("at_once", [1, 2, 3, 7])
