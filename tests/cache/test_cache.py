@@ -341,15 +341,16 @@ def test_an_entry_that_another_process_published_first(
 
 def test_a_key_that_is_taken_is_told_from_one_that_cannot_be_published(tmp_path: Path) -> None:
     """Also while the manifest of the other process is not visible yet."""
-    with EntryWriter(tmp_path, "taken") as writer:
-        (tmp_path / "taken").mkdir()
-        (tmp_path / "taken" / "document_index.npy").touch()
+    cache = tmp_path / "made" / "with its parent"
+    with EntryWriter(cache, "taken") as writer:
+        (cache / "taken").mkdir()
+        (cache / "taken" / "document_index.npy").touch()
         assert not writer.publish({})
-    with EntryWriter(tmp_path, "file") as writer:
-        (tmp_path / "file").touch()
+    with EntryWriter(cache, "file") as writer:
+        (cache / "file").touch()
         with pytest.raises(StorageError, match="file: cannot publish the cache entry"):
             writer.publish({})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+    assert sorted(path.name for path in cache.iterdir()) == ["file", "taken"]
 
 
 def test_a_forked_process_syncs_its_entries(
