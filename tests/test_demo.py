@@ -27,10 +27,10 @@ def test_demo_checks_one_epoch(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text_tree(tmp_path / "text")
-    for _ in range(2):  # a second run replaces what the first one left
+    for length in ("32", "64"):  # a second run replaces what the first one left
         status = main(
             ["demo", "--dir", str(tmp_path / "demo"), "--root", str(tmp_path / "text"),
-             "--seq-length", "32"]
+             "--seq-length", length]
         )  # fmt: skip
         out, err = capsys.readouterr()
         assert status == 0, err
@@ -42,7 +42,9 @@ def test_demo_checks_one_epoch(
         assert "is what the lock says" in out
         spans = out.partition("rank 0 reads")[2]
         assert "document" in spans
-        assert ".py" in spans or "jsonl" in spans
+        assert spans.count(".py") == 3
+        assert out.count("tokens of …/") == 3
+        assert len(list((tmp_path / "demo/cache").iterdir())) == 1
         boxes = [line.rstrip() for line in out.splitlines() if line.strip()[:1] in {*"╭│╰"}]
         assert 60 <= max(map(len, boxes)) <= 80
 
