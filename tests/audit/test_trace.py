@@ -373,6 +373,17 @@ def test_from_python(folder: Path) -> None:
     assert issubclass(FormatError, ValueError)
 
 
+def test_samples_behind_the_end_of_the_run_serve_nothing(tmp_path: Path) -> None:
+    """Of 9 samples, a document each, 2 steps of 4 are the run."""
+    index = build_index(write_corpus(tmp_path / "c", [8] * 9), sequence_length=8, order="packed")
+    run = run_of_index(index, global_batch_size=4, num_steps=2)
+    documents = index.locate(range(9)).document
+    assert sorted(documents) == list(range(9))
+    assert runs_of(run, documents).document.tolist() == documents[:8].tolist()
+    assert [serving.step for serving in steps_of(run, documents[7])] == [1]
+    assert steps_of(run, documents[8]) == []
+
+
 def test_at_most_two_hundred_spans_are_printed(tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", [8] * 202, np.uint16)  # a span each
     words = ["--data-path", tmp_path / "c", "--seq-length", 8, "--global-batch-size", 1]
