@@ -86,6 +86,21 @@ def test_referenced_batches_are_not_overwritten(dataset: GPTDataset) -> None:
             np.testing.assert_array_equal(held[number], plain["tokens"][first:].numpy())
 
 
+def test_what_is_sent_in_no_slot_is_not_overwritten(dataset: GPTDataset) -> None:
+    """The receiver keeps 16 batches, as many as there are slots, and all after them."""
+    pool = torch_dataset.SlotPool(dataset._maker, ROWS)
+    kept: list[Any] = []
+    for number in range(20):
+        buffers = pool.take()
+        assert all(buffers is not other for other in kept)
+        assert isinstance(buffers, torch_dataset.SharedBuffers)
+        assert buffers.is_slot == (number < 16)
+        if buffers.is_slot:
+            buffers.send("tokens")
+        pool.watch(buffers)
+        kept.append(buffers)
+
+
 def test_a_forked_child_does_not_free_slots(dataset: GPTDataset) -> None:
     batches = batches_of(dataset, 60)
     plain = expected(dataset, batches)
