@@ -125,6 +125,22 @@ def test_a_blend_that_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "and 50 of the first epoch of new sources" in text
 
 
+def test_the_further_epochs_of_a_blend_name_their_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = blend_with_changes(tmp_path, "--more-samples", 1800)
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    added = {row["data_path"]: row["from_the_old_index"] for row in report["sources"]}
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    for epoch in report["further_epochs"]:
+        added[epoch["source"]] += epoch["samples"]
+        said = f"then {epoch['samples']:,} samples of a further epoch of {epoch['source']}, seed"
+        assert f"{said} {epoch['seed']}\n" in text
+    assert added == {str(tmp_path / "web"): 1620, str(tmp_path / "code"): 180}
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
