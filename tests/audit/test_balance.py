@@ -130,7 +130,8 @@ def test_the_page_shows_it(prefix: Path, tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text()
     assert "Waiting for the slowest rank" in text
     assert 'aria-label="Time of a step"' in text
-    assert 'aria-label="Work of rows"' in text
+    (drawn,) = re.findall(r'aria-label="Work of rows".*?<path [^>]*d="([^"]*)"', text, re.DOTALL)
+    assert max(map(float, re.findall(r"H([\d.]+)", drawn))) == 1000  # of an inner width of 1000
     assert "nan" not in text.partition('aria-label="Time of a step"')[2].partition("</svg>")[0]
 
 

@@ -169,6 +169,7 @@ def test_a_picture_is_a_file_of_its_own(page: str) -> None:
     style, paper = list(root)[:2]
     assert plots.variables(dark=False) in str(style.text)
     assert paper.get("fill") == "var(--back)"
+    assert made.count("<style>") == 1
     assert made.endswith("\n")
 
 
@@ -413,6 +414,27 @@ def test_a_source_has_one_colour_and_a_colour_one_source(wide_page: str) -> None
     assert (meaning.get("others") == {f"{count - 7:,} others"}) == (count > 7)
     drawn = re.findall(r"(?:stroke|fill): var\(--(\w+)\)\" d=", wide_page)
     assert {*drawn} <= {*meaning, "all"}  # a curve of all sources
+
+
+def test_four_sources_are_drawn_that_are_served_most_and_three_for_their_size(
+    tmp_path: Path,
+) -> None:
+    """Of small sources, those served less are served more often."""
+    sizes = {f"small{k}": (k, 2 * k * k) for k in range(1, 9)}  # weight, documents of a sample
+    sizes |= {f"large{k}": (20 - k, 400) for k in range(5)}
+    words: list[str] = []
+    for name, (weight, documents) in sizes.items():
+        write_corpus(tmp_path / name, [16] * documents)
+        words += [str(weight), str(tmp_path / name)]
+    settings = Settings(
+        order="epoch", data_path=tuple(words), seq_length=16, global_batch_size=8,
+        train_samples="1008",
+    )  # fmt: skip
+    result = audit(run_of_settings(resolve(settings)))
+    colours = plots.source_colours(result)
+    names = [Path(result.run.sources[number].name).name for number in colours]
+    assert names == [*(f"large{k}" for k in range(4)), "small3", "small2", "small1"]
+    assert list(colours.values()) == list("abcdefg")
 
 
 def test_of_many_sources_the_worst_are_open_and_the_rest_closed(wide_page: str) -> None:
