@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex.cli import main
+from megaindex.cli import demo, main
 from megaindex.cli.demo import ServedCounts, read_all_ranks
 from megaindex.format.findings import Report
 
@@ -26,6 +28,8 @@ def test_demo_checks_one_epoch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    clock = SimpleNamespace(perf_counter=itertools.count(0, 0.04).__next__)
+    monkeypatch.setattr(demo, "time", clock)
     text_tree(tmp_path / "text")
     for length in ("32", "64"):  # a second run replaces what the first one left
         status = main(
@@ -40,6 +44,10 @@ def test_demo_checks_one_epoch(
         assert "built by" in out
         assert "from the cache" in out
         assert "is what the lock says" in out
+        said = " ".join(out.split())
+        assert "2 plan 40.0 ms one epoch on 8 ranks" in said
+        assert f"4 read 0.12 s 8 ranks read {73_728 // int(length):,} samples" in said
+        assert "counted every token, 2 M tokens/s" in said  # 73,728 in 0.04 s
         spans = out.partition("rank 0 reads")[2]
         assert "document" in spans
         assert spans.count(".py") == 3

@@ -267,6 +267,28 @@ def test_findings_of_a_blend(tmp_path: Path) -> None:
     assert "the run ends before one epoch of them" in suggestions(short)[-1]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "is_served_too_often"),
+    [((24, 100), True), ((25, 100), False), ((16, 32), True), ((17, 32), False)],
+)
+def test_a_source_is_served_too_often_from_one_epoch_and_twice_the_least_on(
+    sizes: tuple[int, int], is_served_too_often: bool, tmp_path: Path
+) -> None:
+    """24 samples of each source are served; one of 24 documents is served in one epoch."""
+    for name, documents in zip(("few", "many"), sizes, strict=True):
+        write_corpus(tmp_path / name, [16] * documents)
+    settings = Settings(
+        order="epoch", data_path=("1", str(tmp_path / "few"), "1", str(tmp_path / "many")),
+        seq_length=16, global_batch_size=4, train_samples="48",
+    )  # fmt: skip
+    result = audit(run_of_settings(resolve(settings)))
+    few, many = source_counts(result)
+    assert (few.served, many.served) == (384, 384)
+    said = suggestions(result)[-1]
+    assert (f"few: served {24 / sizes[0]:.2f} times over" in said) == is_served_too_often
+    assert ("many: the run ends before one epoch" in said) != is_served_too_often
+
+
 def test_the_picture_of_the_documentation_shows_what_its_text_says(tmp_path: Path) -> None:
     """docs/audit_sample.py, on a smaller corpus: one jump, from 2 earlier exposures to 3."""
     sample = runpy.run_path(str(Path(__file__).parents[2] / "docs/audit_sample.py"))

@@ -90,10 +90,13 @@ def test_what_is_refused() -> None:
         (("none", "--from-step", "1"), "none"),
         (("ids", "--from-step", "1", "--checkpoints", "1,x"), "--checkpoints must be steps"),
         (("ids", "--from-step", "1", "--checkpoints", "61"), "from 0 to 60, got 61"),
+        (("ids", "--from-step", "1", "--checkpoints", "9" * 18), f"from 0 to 60, got {'9' * 18}"),
+        (("ids", "--from-step", "1", "--checkpoints", "9" * 19), "--checkpoints must be steps"),
         (("ids", "--from-step", "1", "--search", "."), "--absent takes one run and --from-step"),
     ):  # fmt: skip
         status, _, err = prove(*words)
         assert (status, said in err) == (2, True), err
+    assert prove("ids", "--from-step", "59", "--checkpoints", "60")[0] < 2
     two = ("run.lock", "run.lock", "--absent", "ids", "--from-step", "1")
     assert "--absent takes one run" in cli("prove", *two)[2]
     assert "need --absent" in cli("prove", "run.lock", "run.lock", "--from-step", "1")[2]
