@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -83,6 +85,28 @@ def test_copies_of_a_source_are_named(lock: Path) -> None:
     ]  # fmt: skip
     assert "web, copy have the same fingerprint" in report.to_markdown()
     assert "same fingerprint" not in report_run(lock).to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("groups", "copies", "named", "more"),
+    [
+        (1, 10, ["web0, web1, web2, web3, web4, web5, web6, web7, web8, web9 have"], []),
+        (1, 11, ["web0, web1, web2, web3, web4, web5, web6, web7, web8, web9 and 1 more have"], []),
+        (24, 2, [f"web{2 * k}, web{2 * k + 1} have" for k in range(24)], []),
+        (25, 2, [f"web{2 * k}, web{2 * k + 1} have" for k in range(10)], ["15"]),
+    ],
+)
+def test_of_many_copies_and_groups_of_them_ten_are_named(
+    lock: Path, groups: int, copies: int, named: list[str], more: list[str]
+) -> None:
+    report = report_run(lock)
+    sources = tuple(
+        replace(report.sources[0], source=f"web{k}", fingerprint=f"{k // copies:032x}")
+        for k in range(groups * copies)
+    )
+    page = replace(report, sources=sources).to_markdown()
+    assert re.findall(r"^(web.* have) the same fingerprint", page, re.MULTILINE) == named
+    assert re.findall("So do (.*) more groups of sources; --json lists all", page) == more
 
 
 def test_audit_and_trace_take_a_lock(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
