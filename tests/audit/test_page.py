@@ -12,18 +12,27 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.folders import inside
 from support.inputs import for_each
 
 import megaindex
-from megaindex.audit import audit, plots, run_of_settings
+from megaindex.audit import Audit, audit, plots, run_of_settings
 from megaindex.audit.render import worst_sources
-from megaindex.audit.report import SourceCounts, findings, source_counts, suggestions
+from megaindex.audit.report import (
+    SourceCounts,
+    distance_text,
+    findings,
+    source_counts,
+    suggestions,
+    times_seen,
+)
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings
 
@@ -231,7 +240,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
             "Choose a whole number of",
         ),
         ("epoch", "2", "seen twice or more, at most 2 times", "boundaries of epochs"),
-        ("paddlenlp", "3.3", "seen twice or more, at most 4", "--separate-final-epoch never"),
+        ("paddlenlp", "3.3", "seen twice or more, at most 4", "or end the run with a whole epoch"),
     ],
 )
 def test_findings_of_one_source(
@@ -267,6 +276,17 @@ def test_findings_of_a_blend(tmp_path: Path) -> None:
     assert "the run ends before one epoch of them" in suggestions(short)[-1]
 
 
+def audit_of(folder: Path, sources: dict[str, tuple[int, list[int]]], **settings: Any) -> Audit:
+    """Audit a blend of sources, each with a weight and the lengths of its documents."""
+    words: list[str] = []
+    with inside(folder):
+        for name, (weight, lengths) in sources.items():
+            write_corpus(Path(name), lengths)
+            words += [str(weight), name]
+        settings = {"data_path": tuple(words), "seq_length": 16, **settings}
+        return audit(run_of_settings(resolve(Settings(**settings))))
+
+
 @pytest.mark.parametrize(
     ("sizes", "is_served_too_often"),
     [((24, 100), True), ((25, 100), False), ((16, 32), True), ((17, 32), False)],
@@ -275,18 +295,80 @@ def test_a_source_is_served_too_often_from_one_epoch_and_twice_the_least_on(
     sizes: tuple[int, int], is_served_too_often: bool, tmp_path: Path
 ) -> None:
     """24 samples of each source are served; one of 24 documents is served in one epoch."""
-    for name, documents in zip(("few", "many"), sizes, strict=True):
-        write_corpus(tmp_path / name, [16] * documents)
-    settings = Settings(
-        order="epoch", data_path=("1", str(tmp_path / "few"), "1", str(tmp_path / "many")),
-        seq_length=16, global_batch_size=4, train_samples="48",
-    )  # fmt: skip
-    result = audit(run_of_settings(resolve(settings)))
+    lengths = ([16] * documents for documents in sizes)
+    sources = {name: (1, each) for name, each in zip(("few", "many"), lengths, strict=True)}
+    result = audit_of(tmp_path, sources, order="epoch", global_batch_size=4, train_samples="48")
     few, many = source_counts(result)
     assert (few.served, many.served) == (384, 384)
     said = suggestions(result)[-1]
     assert (f"few: served {24 / sizes[0]:.2f} times over" in said) == is_served_too_often
     assert ("many: the run ends before one epoch" in said) != is_served_too_often
+
+
+@for_each("repeated", [5, 6])
+def test_five_sources_that_repeat_are_named(repeated: int, tmp_path: Path) -> None:
+    """5 documents of 16 tokens are served twice; one of 40 is in no sample."""
+    sources = {f"few{k}": (1, [16] * 5 + [40]) for k in range(repeated)}
+    sources["many"] = 1, [16] * 2000
+    run = {"order": "packed", "long_documents": "skip", "global_batch_size": repeated + 1}
+    result = audit_of(tmp_path, sources, **run, train_samples=str(10 * (repeated + 1)))
+    said, more = findings(result), repeated - 5
+    names = [f"few{k}" for k in range(5)]
+    assert [text.split(" repeats")[0] for text in said if " repeats from" in text] == names
+    assert [text.split(": 40")[0] for text in said if ": 40 tokens (33.33%)" in text] == names
+    for what in (
+        "repeat; the table of sources lists the steps",
+        "have tokens in no sample of an epoch",
+    ):
+        assert [t for t in said if what in t] == [f"1 more sources {what}."] * more
+    assert f"1 of {repeated + 1} sources never repeat." in said
+    named = ", ".join([*names, *["1 more"] * more])
+    assert f"{named}: served up to 1.33 times over, while parts of" in suggestions(result)[-1]
+
+
+@pytest.mark.parametrize(
+    ("documents", "suggested"),
+    [
+        (101, "No change is suggested: less than 1 % of each source is never seen"),
+        (100, "one: the run ends before one epoch of them; a longer run"),
+    ],
+)
+def test_a_source_is_seen_in_part_if_one_percent_of_it_is_not(
+    documents: int, suggested: str, tmp_path: Path
+) -> None:
+    """All documents but one, once."""
+    sources = {"one": (documents - 1, [16] * documents), "two": (100, [16] * 100)}
+    run = {"order": "packed", "global_batch_size": 1, "train_samples": f"{documents + 99}"}
+    result = audit_of(tmp_path, sources, **run)
+    assert not any("never repeat" in text for text in findings(result))
+    (text,) = suggestions(result)
+    assert text.startswith(suggested)
+
+
+@pytest.mark.parametrize(("documents", "steps"), [(40, 5), (41, 6)])
+def test_the_steps_of_the_whole_corpus_are_rounded_up(
+    documents: int, steps: int, tmp_path: Path
+) -> None:
+    """Two steps serve 16 documents."""
+    run = {"order": "packed", "global_batch_size": 8, "train_samples": "16"}
+    result = audit_of(tmp_path, {"web": (1, [16] * documents)}, **run)
+    assert f"takes about {steps} steps, not 2." in suggestions(result)[-1]
+
+
+def test_the_distances_of_repeats_are_those_of_the_served_tokens(tmp_path: Path) -> None:
+    """Each document is a sample, served twice."""
+    run = {"order": "packed", "global_batch_size": 1, "train_samples": "60"}
+    result = audit_of(tmp_path, {"web": (1, [16] * 30)}, **run)
+    document = result.run.index.locate(range(60)).document
+    steps = np.sort([np.ptp(np.flatnonzero(document == k)) for k in range(30)])
+    tenth, median, most = steps[[2, 14, 26]]  # of 30: 10 %, half and 90 % are up to there
+    assert distance_text(result) == (
+        f"Tokens served again: 480. Steps since the last time: at least {steps[0]}, median "
+        f"{median}; 10 % within {tenth}, 90 % within {most}."
+    )
+    for last, label in ((2, "2× and more"), (3, "2×")):
+        _, rows = times_seen(result, last, lambda _, count: f"{count}")
+        assert rows == [["0×", "0", "0"], ["1×", "0", "0"], [label, "480", "30"]]
 
 
 def test_the_picture_of_the_documentation_shows_what_its_text_says(tmp_path: Path) -> None:
@@ -442,19 +524,11 @@ def test_four_sources_are_drawn_that_are_served_most_and_three_for_their_size(
     tmp_path: Path,
 ) -> None:
     """Of small sources, those served less are served more often."""
-    sizes = {f"small{k}": (k, 2 * k * k) for k in range(1, 9)}  # weight, documents of a sample
-    sizes |= {f"large{k}": (20 - k, 400) for k in range(5)}
-    words: list[str] = []
-    for name, (weight, documents) in sizes.items():
-        write_corpus(tmp_path / name, [16] * documents)
-        words += [str(weight), str(tmp_path / name)]
-    settings = Settings(
-        order="epoch", data_path=tuple(words), seq_length=16, global_batch_size=8,
-        train_samples="1008",
-    )  # fmt: skip
-    result = audit(run_of_settings(resolve(settings)))
+    sources = {f"small{k}": (k, [16] * (2 * k * k)) for k in range(1, 9)}
+    sources |= {f"large{k}": (20 - k, [16] * 400) for k in range(5)}
+    result = audit_of(tmp_path, sources, order="epoch", global_batch_size=8, train_samples="1008")
     colours = plots.source_colours(result)
-    names = [Path(result.run.sources[number].name).name for number in colours]
+    names = [result.run.sources[number].name for number in colours]
     assert names == [*(f"large{k}" for k in range(4)), "small3", "small2", "small1"]
     assert list(colours.values()) == list("abcdefg")
 
