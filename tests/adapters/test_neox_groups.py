@@ -415,6 +415,9 @@ def test_datasets_of_a_blend_may_differ_in_length(neox: Any, tmp_path: Path) -> 
         expected = made[source][int(sample)]["text"].tolist()
         assert blend[k]["text"].tolist() == expected
         assert len(expected) == (17, 9)[source]
+    together = [row["text"].tolist() for row in blend.__getitems__([0, 1, 2, 3])]
+    assert together == [blend[k]["text"].tolist() for k in range(4)]
+    assert {len(row) for row in together} == {17, 9}
 
 
 def test_samples_are_the_same_one_by_one_and_together(neox: Any, tmp_path: Path) -> None:

@@ -309,7 +309,10 @@ def join_batches(parts: Sequence[tuple[I64, Sequence[Any]]], count: int) -> list
         only = parts[0][1]
         return only if isinstance(only, BatchRows) else list(only)
     wholes = [(at, part.whole) for at, part in parts if isinstance(part, BatchRows)]
-    if len(wholes) == len(parts) and len({tuple(whole) for _, whole in wholes}) == 1:
+    shapes = {
+        tuple((name, values.shape[1]) for name, values in whole.items()) for _, whole in wholes
+    }
+    if len(wholes) == len(parts) and len(shapes) == 1:
         together = {
             name: np.empty((count, values.shape[1]), values.dtype)
             for name, values in wholes[0][1].items()
