@@ -77,6 +77,14 @@ def test_a_configuration_with_references(folder: Path) -> None:
     assert (layout.num_samples, layout.drawn()) == (160, [120, 40])
 
 
+def test_a_value_that_is_one_reference_keeps_its_type(folder: Path) -> None:
+    plain = read()
+    web = '{local: "${variables.data}/web", split: train, proportion: 0.75}'
+    moved = CONFIG.replace(web, "${variables.web}", 1).replace("shuffle: true", "shuffle: ${mix}")
+    Path("run.yaml").write_text(moved.replace("  data:", f"  web: {web}\n  data:") + "mix: true\n")
+    assert read_llm_foundry("run.yaml") == plain
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "value"),
     [("3", "epochs", 3), ("48ba", "iterations", 48), ("1000tok", "tokens", 1000),

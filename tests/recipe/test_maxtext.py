@@ -119,6 +119,18 @@ def test_mixture_files_and_evaluations(folder: Path) -> None:
     assert [source.name for source in recipe.sources] == ["a"]
     assert recipe.evaluation is not None
     assert (recipe.evaluation.iterations, recipe.evaluation.batch_size) == (2, 2)
+    for interval, steps, expected in (
+        (-1, 2, None),
+        (0, 2, None),
+        (1, 1, (1, 1)),
+        (1, 0, (1, None)),
+    ):
+        found = read_maxtext(
+            ["run.yml", *words, f"eval_interval={interval}", f"eval_steps={steps}"], 4
+        )
+        assert found is not None
+        evaluation = found.evaluation
+        assert (evaluation and (evaluation.interval, evaluation.iterations)) == expected
 
 
 def test_evaluation_files_of_megatron_order(folder: Path) -> None:

@@ -162,6 +162,16 @@ def test_stages_may_come_in_any_order_and_without_a_seed(tmp_path: Path) -> None
     assert recipe.seed == GOLDEN["seed"]
 
 
+def test_a_folder_of_weight_0_is_no_source(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    for blend in ("{dataset_folder: {b: 2, c: 0}}",
+                  "{dataset_folder: [b, c], dataset_weights: [2, 0]}"):  # fmt: skip
+        path.write_text(BASE.replace("{dataset_folder: b}", blend))
+        recipe = read_nanotron(path)
+        assert [source.name for source in recipe.sources] == ["a", "b"]
+        assert [stream.source for stream in recipe.stages[1].streams] == ["b"]
+
+
 def test_stages_may_have_a_sequence_length_of_their_own(tmp_path: Path) -> None:
     """Nanotron raises NotImplementedError for them."""
     path = tmp_path / "config.yaml"
@@ -179,6 +189,15 @@ def test_stages_may_have_a_sequence_length_of_their_own(tmp_path: Path) -> None:
          r"data_stages\[0\].sequence_length"),
         ("{dataset_folder: b}", "{dataset_folder: b, dataset_max_tokens: [100]}",
          "dataset_max_tokens: a limit on tokens has no counterpart in recipes"),
+        ("dataset_folder: b", "dataset_folder: []", "must name the token files of the stage"),
+        ("dataset_folder: b", "dataset_folder: 5", "must name the token files of the stage"),
+        ("{dataset_folder: b}", "{}", "must name the token files of the stage"),
+        ("dataset_folder: b", "dataset_folder: {b: -1}", "weights numbers of at least 0"),
+        ("dataset_folder: b", "dataset_folder: b, dataset_weights: [1, 1]",
+         "dataset_weights must hold one weight for each of the 1 folders"),
+        ("dataset_folder: b", "dataset_folder: b, dataset_weights: 1",
+         "dataset_weights must hold one weight for each of the 1 folders"),
+        ("train_steps: 15", "train_steps: 10", "late begins with step 11, and the next stage"),
     ],
 )  # fmt: skip
 def test_what_would_change_the_run_unseen_is_refused(

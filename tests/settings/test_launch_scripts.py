@@ -148,6 +148,7 @@ UNKNOWN = [  # equal to Bash, or refused with the construct and its line
     "cat > /dev/null <<E\nx \\\nE\nSEED=9\nE",
     'X=; X+=(9); SEED="${#X[@]}"',
     "if [ ! = x ]; then SEED=9; fi",
+    'if [ ! "" ]; then SEED=9; fi',
     "if [ ! -eq 5 ]; then SEED=9; fi",
     "if [ -n = ]; then SEED=9; fi",
     "if [ -d = ]; then SEED=9; fi",
