@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from rich.text import Text
 from support.command_line import Terminal, cli
 from support.corpora import write_corpus
@@ -193,18 +194,30 @@ def test_shortened_names_stay_distinct() -> None:
     assert max(map(len, cut.values())) == 16
 
 
+def printed(table: FittedTable, width: int) -> list[str]:
+    console = Console(width=width, highlight=False)
+    with console.capture() as text:
+        console.print(table)
+    return [line.rstrip() for line in text.get().rstrip().split("\n")]
+
+
 @pytest.mark.parametrize("width", [30, 50, 90])
 def test_a_table_is_divided_and_then_listed(width: int) -> None:
-    from rich.console import Console
-
     table = FittedTable(
         TableColumn(name="split", kind="label"), TableColumn(name="source", kind="name"),
         *(TableColumn(name=f"count {k}") for k in range(4)),
     )  # fmt: skip
     table.add_row("train", "a_rather_long_name_of_a_source", *(f"{10**12 + k:,}" for k in range(4)))
-    console = Console(width=width, highlight=False)
-    with console.capture() as text:
-        console.print(table)
-    lines = text.get().split("\n")
+    lines = printed(table, width)
     assert max(map(len, lines)) <= width
-    assert all(f"{10**12 + k:,}" in text.get() for k in range(4))
+    assert all(f"{10**12 + k:,}" in "\n".join(lines) for k in range(4))
+
+
+def test_a_table_with_words_is_listed_as_a_whole() -> None:
+    """Also where it could be divided."""
+    table = FittedTable(TableColumn("split", "label"), TableColumn("found", "words"), "tokens")
+    table.add_row("train", "two words", f"{10**12:,}")
+    shown = {width: printed(table, width) for width in (33, 32, 25)}
+    assert shown[33][2:] == ["train   two     1,000,000,000,000", "        words"]
+    assert shown[32] == ["split   train", "found   two words", "tokens  1,000,000,000,000"]
+    assert shown[25] == shown[32]

@@ -187,6 +187,25 @@ def test_a_written_down_case(backend: Any) -> None:
     assert runs.tolist() == [[1, 0, 0], [3, 0, 1], [4, 0, 2]]
 
 
+def test_pieces_of_equal_length_are_placed_one_by_one_or_together(backend: Any) -> None:
+    """Three pieces of 2 beside three of 6 in bins of 10, (room, pieces) of each bin; a new bin
+    takes several in both cases."""
+    counts, alone = np.bincount([6] * 3 + [2] * 3, minlength=11), np.bincount([3] * 7, minlength=11)
+    for stacked, expected in ((True, [(0, 3), (2, 2), (4, 1)]), (False, [(2, 2)] * 3)):
+        assert sorted(rooms_of(*backend.pack_pieces(counts, 0, 1, stacked), 10)) == expected
+        assert sorted(rooms_of(*backend.pack_pieces(alone, 0, 1, stacked), 10)) == [
+            (1, 3), (1, 3), (7, 1)
+        ]  # fmt: skip
+
+
+@for_each(("least_room", "expected"), [(2, [(0, 2)]), (3, [(2, 1), (8, 1)])])
+def test_a_bin_with_less_than_the_least_room_is_full(
+    backend: Any, least_room: int, expected: list[tuple[int, int]]
+) -> None:
+    layers, runs = backend.pack_pieces(np.bincount([8, 2], minlength=11), 0, least_room, True)
+    assert sorted(rooms_of(layers, runs, 10)) == expected
+
+
 def test_permutations_of_few_are_uniform() -> None:
     """Chi-square of all orders of 2, 3 and 4 documents of a length, over 6,000 keys."""
     keys = np.random.default_rng(5).integers(0, 2**64, (6000, 2), np.uint64)
