@@ -245,6 +245,18 @@ def test_positions_go_on_where_neox_reads_its_data_again(neox: Any, tmp_path: Pa
         assert [rows[name] for rows in found[length:]] == [rows[name] for rows in found[:2]]
 
 
+def test_neox_refuses_keys_of_a_loader_that_keeps_its_last_batch(neox: Any, tmp_path: Path) -> None:
+    args = arguments(tmp_path, [[11, 30, 17, 25, 9] * 3])
+    neox_adapter.install(keys=True)
+    loaders = loaders_of(args)
+    loaders["train"].batch_sampler.drop_last = False
+    shift = neox_stand_in.data_utils().shift_and_wrap_data_loaders
+    with pytest.raises(InvalidArgument, match="keys needs .* over samples in order, got Dis"):
+        shift(args, loaders)
+    loaders["train"].batch_sampler.drop_last = True
+    assert next(shift(args, loaders)[0])["text"].shape == (4, 17)
+
+
 def test_neox_refuses_keys_with_exact(neox: Any) -> None:
     with pytest.raises(InvalidArgument, match="keys and exact=True exclude each other"):
         neox_adapter.install(exact=True, keys=True)

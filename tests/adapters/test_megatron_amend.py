@@ -48,6 +48,12 @@ def amended(corpora: list[str], *changes: tuple[int, dict[int, float]], **how: A
     )
 
 
+def arrays_of_changes(cache: Path) -> dict[str, int]:
+    """The stored arrays of amended runs, and when each was written."""
+    found = (cache / "megaindex-amended").rglob("*.npy")
+    return {path.name: path.stat().st_mtime_ns for path in found}
+
+
 @pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("per_split", [False, True])
 def test_the_past_is_megatrons(
@@ -94,7 +100,10 @@ def test_the_past_is_megatrons(
     assert [row["tokens"].tolist() for row in batch] == [
         ours[0][k]["tokens"].tolist() for k in range(END)
     ]
+    kept = arrays_of_changes(tmp_path / "cache")
+    assert kept
     again = build(core, [END, 20, 8], tmp_path / "cache", **data(today))[0]
+    assert arrays_of_changes(tmp_path / "cache") == kept
     assert spans_of(samples_index(again), 0, END) == spans_of(index, 0, END)
     copied = pickle.loads(pickle.dumps(ours[0]))
     assert_equal(copied[END - 1], ours[0][END - 1])

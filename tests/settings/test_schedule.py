@@ -93,6 +93,7 @@ def test_bounds_of_steps_that_are_listed(consumed: int) -> None:
 def test_thresholds_are_tokens_as_in_megatron() -> None:
     schedule = parse_schedule("0:768 250B:1536, 1.5T:3072", 4096, "--batch-schedule")
     assert schedule.stages == ((0, 768), (61035156, 1536), (366210937, 3072))
+    assert parse_schedule("1.5T:3072 0:768 250B:1536", 4096, "--batch-schedule") == schedule
 
 
 @for_each(
@@ -102,13 +103,14 @@ def test_thresholds_are_tokens_as_in_megatron() -> None:
         ("0", "TOKENS:BATCH"),
         ("5B:3", "start at 0"),
         ("0:4 0:8", "differ by at least one sample"),
-        ("0:4 10:8", "differ by at least one sample"),
+        ("0:4 1023:8", "differ by at least one sample"),
         ("0:0", "at least 1"),
         ("0:x", "number"),
         ("0:-3", "at least 1"),
     ],
 )
 def test_bad_schedules_are_refused(text: str, reason: str) -> None:
+    assert parse_schedule("0:1 1024:8", 1024, "--batch-schedule").stages == ((0, 1), (1, 8))
     with pytest.raises(InvalidArgument, match=f"--batch-schedule: .*{reason}"):
         parse_schedule(text, 1024, "--batch-schedule")
 
