@@ -81,13 +81,13 @@ def _source(
     made: dict[str, Any] = {}
     if values.text("grain_file_type") == "mmap":
         pass
-    elif not values.flag("packing", True):
+    elif not values.flag("packing"):
         made = {"kind": "finetuning", "packed": False}
     elif values.text("grain_packing_type") != "concat_then_split":
         most = config.number("max_segments_per_seq")
         made = {"order": "packed", "max_documents": most if most > 0 else None}
     if made:
-        cut = values.flag("use_truncation", True)
+        cut = values.flag("use_truncation")
         made["long_documents"] = "truncate" if cut else "split"
     return RecipeSource(name=files.name, path=files.prefix, max_epochs=max_epochs, **made)
 

@@ -223,7 +223,7 @@ def read_maxtext_config(words: Sequence[str], devices: int | None) -> MaxTextCon
             "expansion_factor_real_data",
             "-1: with others, hosts read other rows than they train on",
         )
-    if not values.flag("enable_data_shuffling", True):
+    if not values.flag("enable_data_shuffling"):
         raise values.error("enable_data_shuffling", "true: the order here is always shuffled")
     return config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +43,13 @@ def steps(rounds: list[Any], accumulation: int) -> list[list[tuple[int, ...]]]:
     return found
 
 
+def spread(ranks: list[list[tuple[int, ...]]]) -> int:
+    """The most work of a rank in a micro batch, minus the least: squares of documents' lengths."""
+    documents = np.searchsorted(np.cumsum(LENGTHS), ranks, "right")[..., :-1].tolist()
+    work = [sum(n**2 for row in rows for n in Counter(row).values()) for rows in documents]
+    return max(work) - min(work)
+
+
 def settings(folder: Path, **given: Any) -> SimpleNamespace:
     shape = {"world_size": 2, "batch_size": 2, "gradient_accumulation_steps": 3}
     sizes = given.pop("sizes", [LENGTHS])
@@ -66,6 +74,8 @@ def test_steps_keep_their_samples(neox: Any, tmp_path: Path, blend: bool, iterat
     balanced = served(args, count)
     assert plain != balanced
     assert steps(plain, 3) == steps(balanced, 3)
+    if not blend:
+        assert 3 * sum(map(spread, balanced)) < sum(map(spread, plain))
     assert served(args, 1, part=1) == valid  # evaluations stay in order
     # a resumed run goes on as if nothing had happened
     args.iteration += 3

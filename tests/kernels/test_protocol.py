@@ -83,16 +83,32 @@ def test_the_interface_of_the_native_core_has_its_version() -> None:
 
 
 @pytest.fixture
-def stale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A native core of an earlier build, which the package has not looked at yet."""
-    native = pytest.importorskip("megaindex.kernels._native")
-    monkeypatch.delattr(native, "INTERFACE")
+def undecided() -> Iterator[None]:
+    """No backend is chosen yet."""
     cached = (kernels.backend, kernels.active, kernels.file_mapper)
     for function in cached:
         function.cache_clear()
     yield
     for function in cached:
         function.cache_clear()
+
+
+@pytest.fixture
+def stale(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A native core of an earlier build, which the package has not looked at yet."""
+    native = pytest.importorskip("megaindex.kernels._native")
+    monkeypatch.delattr(native, "INTERFACE")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "maps"), [("", True), ("native", True), ("numba", False), ("reference", False)]
+)
+def test_the_native_core_maps_files_where_it_is_in_use(
+    undecided: None, monkeypatch: pytest.MonkeyPatch, wanted: str, maps: bool
+) -> None:
+    native = pytest.importorskip("megaindex.kernels._native")
+    monkeypatch.setenv("MEGAINDEX_BACKEND", wanted)
+    assert kernels.file_mapper() is (native if maps else None)
 
 
 @pytest.mark.parametrize(
