@@ -343,3 +343,19 @@ def test_installed_too_late_for_worker_processes(neox: Any, tmp_path: Path) -> N
     assert len(next(iterator)["text"]) == 2
     del iterator
     adapter.install(exact=True)
+
+
+def test_a_loader_that_keeps_its_last_batch_is_refused(neox: Any, tmp_path: Path) -> None:
+    args = settings(tmp_path, "split")
+    lock, utils = locked(args), neox_stand_in.data_utils()
+    own = utils.make_data_loader
+
+    def make_data_loader(dataset: Any, neox_args: Any) -> Any:
+        loader = own(dataset, neox_args)
+        loader.batch_sampler.drop_last = False
+        return loader
+
+    utils.make_data_loader = make_data_loader
+    adapter.install(lock=lock)
+    with pytest.raises(InvalidArgument, match=r"lock needs .* over samples in order, got Distrib"):
+        loaders_of(args)
