@@ -96,12 +96,41 @@ def test_durations(folder: Path, text: str, kind: str, value: int) -> None:
     assert (length.kind, length.value) == (kind, value)
 
 
-def test_one_folder_is_one_stream(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "one",
+    ["local: mds/web", "local: mds/web/", "remote: mds/web", "{local: mds/web, remote: s3://b/c}"],
+)
+def test_one_folder_is_one_stream(folder: Path, one: str) -> None:
     start, end = CONFIG.index("    streams:"), CONFIG.index("    split: train\n")
-    one = "    local: mds/web\n"
-    recipe = read(CONFIG[start:end], one)
+    given = one.strip("{}").replace(", ", "\n    ")
+    recipe = read(CONFIG[start:end], f"    {given}\n")
     assert [source.path for source in recipe.sources] == ["mds/web/train"]
     assert recipe.stages[0].weighting is not None  # of the samples of an epoch_size
+    (folder / "run.yaml").write_text(Path("run.yaml").read_text().replace("epoch_size: 80", ""))
+    assert read_llm_foundry("run.yaml").stages[0].weighting is None
+
+
+def test_what_a_configuration_leaves_out(folder: Path) -> None:
+    """The length of the model, Streaming's seed, complete batches alone; 0 is a seed."""
+    assert read("    max_seq_len: ${variables.max_seq_len}\n").sequence_length == 64
+    assert read("    max_seq_len: ${variables.max_seq_len}\n",
+                "    max_seq_len: 32\n").sequence_length == 32  # fmt: skip
+    for old, new, seed in (
+        ("shuffle_seed: ${variables.seed}", "", 9176),
+        ("seed: 17", "seed: 0", 0),
+    ):
+        assert read(old, new).seed == seed
+    for old, new, tail in (
+        ("drop_last: true", "drop_last: true", "drop"),
+        ("  drop_last: true\n", "", "drop"),
+        ("drop_last: true", "drop_last: false", "pad"),
+    ):
+        assert read(old, new).tail == tail
+    assert [read("microbatch_size: 4", f"microbatch_size: {size}").micro_batch_size
+            for size in ("auto", 8)] == [None, 8]  # fmt: skip
+    # a split of a stream, even none, takes the place of that of all
+    (folder / "mds/web.idx").write_bytes((folder / "mds/web/train.idx").read_bytes())
+    assert read('web", split: train, ', 'web/", split: null, ').sources[0].path == "mds/web"
 
 
 def test_finetuning_takes_loss_masks(folder: Path) -> None:
@@ -118,6 +147,14 @@ def test_finetuning_takes_loss_masks(folder: Path) -> None:
     )
     assert {(source.kind, source.packed) for source in recipe.sources} == {("finetuning", True)}
     assert recipe.sources[0].loss_mask == "mds/web/train_loss_mask"
+    (folder / "mds/web/train_loss_mask.idx").unlink()
+    text = (
+        Path("run.yaml").read_text().replace("ratio: auto", "ratio: auto\n    target_prompts: all")
+    )
+    for ratio, packed in (("1", False), ("1.0", False), ("null", False), ("2", True)):
+        Path("run.yaml").write_text(text.replace("auto\n", f"{ratio}\n"))
+        source = read_llm_foundry("run.yaml").sources[0]
+        assert (source.packed, source.loss_mask) == (packed, "")
 
 
 def test_batches_of_an_evaluation_need_the_number_of_devices(folder: Path) -> None:
@@ -158,6 +195,7 @@ def test_the_command_plans_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("max_seq_len: 64", "max_seq_len: ${max_seq_len}", "leads to itself"),
         ("seed: 17", 'seed: "${variables.seed}${variables.seed}"', "leads to itself, or to too"),
         ("2ep", "2h", "max_duration must be a number with its unit"),
+        ("2ep", "0ep", "max_duration must be a number with its unit"),
         ("5ba", "1ep", "eval_interval must be a number of batches"),
         ("global_train_batch_size: 16", "", "global_train_batch_size"),
         (", proportion: 0.25", "", "give all streams one, or none"),

@@ -19,6 +19,7 @@ from megaindex.recipe import open_recipe, read_maxtext
 from megaindex.run.from_settings import run_of_settings
 from megaindex.settings.arguments import read_settings
 from megaindex.settings.run_builder import resolve
+from megaindex.settings.run_settings import Target
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/maxtext.json").read_text())
 CONFIG = """
@@ -119,15 +120,10 @@ def test_mixture_files_and_evaluations(folder: Path) -> None:
     assert [source.name for source in recipe.sources] == ["a"]
     assert recipe.evaluation is not None
     assert (recipe.evaluation.iterations, recipe.evaluation.batch_size) == (2, 2)
-    for interval, steps, expected in (
-        (-1, 2, None),
-        (0, 2, None),
-        (1, 1, (1, 1)),
-        (1, 0, (1, None)),
-    ):
-        found = read_maxtext(
-            ["run.yml", *words, f"eval_interval={interval}", f"eval_steps={steps}"], 4
-        )
+    for interval, steps, expected in ((-1, 2, None), (0, 2, None), (1, 1, (1, 1)),
+                                      (1, 0, (1, None))):  # fmt: skip
+        words += [f"eval_interval={interval}", f"eval_steps={steps}"]
+        found = read_maxtext(["run.yml", *words], 4)
         assert found is not None
         evaluation = found.evaluation
         assert (evaluation and (evaluation.interval, evaluation.iterations)) == expected
@@ -139,6 +135,9 @@ def test_evaluation_files_of_megatron_order(folder: Path) -> None:
     run = resolve(read_settings({"maxtext_config": files, "world_size": 4}))
     assert [source.path for source in run.data.train] == ["web"]
     assert [source.path for source in run.data.valid] == ["code"]
+    blend = [*words[:2], "grain_train_files=x|web,1;y|chat,0;z|code,3"]
+    run = resolve(read_settings({"maxtext_config": blend, "world_size": 4}))
+    assert [source.path for source in run.data.train] == ["web", "code"]
     shares = [*words, "eval_steps=2", "mmap_npy_split=90,10"]
     run = resolve(read_settings({"maxtext_config": shares, "world_size": 4}))
     assert [source.path for source in run.data.train] == ["web"]
@@ -179,6 +178,7 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
         (("grain_train_files=web;code,1",), "web has no weight; write PATH,WEIGHT"),
         (("grain_train_files=web,0;code,0",), "grain_train_files: all weights are 0"),
         (("grain_train_files=web,-1;code,1",), "the weight of web must be at least 0, got -1"),
+        (("grain_train_files=web:0",), "web:0 is not one file"),
         (("grain_train_files=.",), "is not one file; join its shards with `megaindex merge`"),
         (("eval_interval=3", "grain_eval_files=web,1;code,1"), "evaluates on one source, got 2"),
         (("grain_file_type=mmap_npy", "mmap_npy_split=1,1,1"), "mmap_npy_split must be two"),
@@ -191,6 +191,25 @@ def test_what_cannot_be_read_is_refused(
 ) -> None:
     assert main(["plan", "--maxtext-config", "run.yml", *words, "--world-size", "4"]) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_later_files_and_words_replace_earlier_ones(folder: Path) -> None:
+    (folder / "more.yml").write_text("steps: 7\nnum_epoch:\nexpansion_factor_real_data: 1\n")
+    for words, steps in (("run.yml", 20), ("run.yml more.yml", 7), ("more.yml run.yml", 20),
+                         ("run.yml more.yml steps=9", 9)):  # fmt: skip
+        recipe = read_maxtext(words.split(), 4)
+        assert recipe is not None
+        (stage,) = recipe.stages
+        assert stage.length == Target(kind="iterations", value=Fraction(steps))
+        assert {source.max_epochs for source in recipe.sources} == {3}  # an empty value says none
+
+
+def test_devices_may_share_a_row(folder: Path) -> None:
+    for size, batch, micro, ranks in (("0.5", 2, None, None), ("1.0", 4, 1, 4)):
+        recipe = read_maxtext(["run.yml", f"per_device_batch_size={size}"], 4)
+        assert recipe is not None
+        assert recipe.batch.final == batch
+        assert (recipe.micro_batch_size, recipe.data_parallel_size) == (micro, ranks)
 
 
 def test_other_settings_of_maxtext_are_ignored(folder: Path) -> None:
@@ -207,6 +226,18 @@ def test_devices_and_files_are_needed(folder: Path) -> None:
     (folder / "base.yml").write_text("base_config: base.yml\n")
     with pytest.raises(InvalidArgument, match="base_config names more than 16 files"):
         read_maxtext(["run.yml"], 4)
+    for files in (16, 17):  # run.yml and those before it
+        for k in range(2, files):
+            (folder / f"{k}.yml").write_text(f"base_config: {k + 1}.yml\n")
+        (folder / f"{files}.yml").write_text("num_epoch: 5\n")
+        (folder / "base.yml").write_text("base_config: 3.yml\n")
+        if files == 16:
+            recipe = read_maxtext(["run.yml"], 4)
+            assert recipe is not None
+            assert recipe.sources[0].max_epochs == 5
+            continue
+        with pytest.raises(InvalidArgument, match="base_config names more than 16 files"):
+            read_maxtext(["run.yml"], 4)
     with pytest.raises(InvalidArgument, match="exclude each other"):
         read_settings({"maxtext_config": ["run.yml"], "neox_config": ["x.yml"]})
     (folder / "base.yml").write_text("steps: 5\n")

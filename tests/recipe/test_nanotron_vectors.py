@@ -189,15 +189,6 @@ def test_stages_may_have_a_sequence_length_of_their_own(tmp_path: Path) -> None:
          r"data_stages\[0\].sequence_length"),
         ("{dataset_folder: b}", "{dataset_folder: b, dataset_max_tokens: [100]}",
          "dataset_max_tokens: a limit on tokens has no counterpart in recipes"),
-        ("dataset_folder: b", "dataset_folder: []", "must name the token files of the stage"),
-        ("dataset_folder: b", "dataset_folder: 5", "must name the token files of the stage"),
-        ("{dataset_folder: b}", "{}", "must name the token files of the stage"),
-        ("dataset_folder: b", "dataset_folder: {b: -1}", "weights numbers of at least 0"),
-        ("dataset_folder: b", "dataset_folder: b, dataset_weights: [1, 1]",
-         "dataset_weights must hold one weight for each of the 1 folders"),
-        ("dataset_folder: b", "dataset_folder: b, dataset_weights: 1",
-         "dataset_weights must hold one weight for each of the 1 folders"),
-        ("train_steps: 15", "train_steps: 10", "late begins with step 11, and the next stage"),
     ],
 )  # fmt: skip
 def test_what_would_change_the_run_unseen_is_refused(

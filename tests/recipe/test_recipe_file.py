@@ -207,6 +207,24 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
     assert recipe.evaluation is None
 
 
+def test_what_a_nanotron_file_leaves_out(tmp_path: Path) -> None:
+    """One rank and one micro batch a step, numbered stages, equal weights; a folder may be named
+    twice."""
+    text = (
+        "data_stages:\n"
+        "- {start_training_step: 6, data: {dataset: {dataset_folder: [a, b, a]}, seed: 0}}\n"
+        "- {start_training_step: 1, data: {dataset: {dataset_folder: a}, seed: 0}}\n"
+        "tokens: {sequence_length: 256, train_steps: 6, micro_batch_size: 3}\n"
+    )
+    recipe = read_nanotron(written(tmp_path, text))
+    assert (recipe.batch.final, recipe.micro_batch_size, recipe.seed) == (3, 3, 0)
+    assert (recipe.data_parallel_size, recipe.gradient_accumulation_steps) == (1, 1)
+    first, last = recipe.stages
+    assert (first.name, last.name, last.first_step) == ("stage 0", "stage 1", 5)
+    assert [(each.source, each.proportion) for each in last.streams] == [("a", 2), ("b", 1)]
+    assert last.length == Target(kind="iterations", value=Fraction(1))
+
+
 @for_each(
     ("old", "new", "says"),
     [
@@ -214,6 +232,9 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
         ("start_training_step: 1\n", "start_training_step: 2\n", "must have start_training_step 1"),
         ("dataset_weights: [0.9, 0.1]", "dataset_weights: [0.9]", "one weight for each of the 2"),
         ("{b: 1, c: 3}", "", "must name the token files of the stage"),
+        ("{b: 1, c: 3}", "[]", "must name the token files of the stage"),
+        ("{b: 1, c: 3}", "5", "must name the token files of the stage"),
+        ("{b: 1, c: 3}", "{b: 1, 5: 3}", "5 with weight 3: folders are text"),
         (
             "dataset_folder: {b: 1, c: 3}",
             "hf_dataset_or_datasets: c4",
