@@ -247,6 +247,17 @@ def test_the_buffer_named_requests_what_is_drawn(tmp_path: Path) -> None:
     assert text.endswith("pass --variance-buffer 3.002, or exact")
 
 
+def test_paths_without_weights_hold_one_epoch(tmp_path: Path) -> None:
+    for name, samples in (("a", 4), ("b", 3)):
+        write_corpus(tmp_path / name, [SEQ * samples + 1])
+    for iterations in (7, 8):
+        plan = plan_json("--data-path", tmp_path / "a", tmp_path / "b", "--split", "100,0,0",
+                         "--seq-length", SEQ, "--global-batch-size", 1,
+                         "--train-iters", iterations)  # fmt: skip
+        said = [text for text in plan["warnings"] if "7 samples, and the run reads" in text]
+        assert (len(said), iterations) in ((0, 7), (1, 8))
+
+
 def test_unweighted_validation_that_runs_dry_is_forecast(core: Any, paths: list[str]) -> None:
     words_ = [
         "--train-data-path", paths[0], "--valid-data-path", *paths[1:4], "--seq-length", SEQ,
@@ -350,6 +361,8 @@ def test_a_batch_schedule_that_falls_stops(paths: list[str]) -> None:
         text = "falls from 8 to 6, at which Megatron-LM (main, 2026-08) stops after 4 iterations"
         assert (text in plan["caution"]) == stops
         assert bool(plan["caution"]) == stops
+    same = f"0:4 {SEQ * 8}:4 {SEQ * 24}:6"
+    assert not plan_json(*words_, "--train-iters", 9, "--batch-schedule", same)["caution"]
     resumed = ["--consumed-samples", 24, "--train-iters", 3, "--batch-schedule", schedule]
     assert not plan_json(*words_, *resumed)["caution"]
 

@@ -81,6 +81,21 @@ def test_whole_documents_are_read_once_as_far_as_the_loader_reads(tmp_path: Path
     assert plan["max_train_iters_without_repeat"] == 39
 
 
+@pytest.mark.parametrize(("iterations", "over"), [(43, False), (44, True)])
+def test_a_loader_starts_over_after_all_but_one_sample(
+    iterations: int, over: bool, tmp_path: Path
+) -> None:
+    """An epoch has 44; the next epoch is not built, since no more are requested."""
+    write_corpus(tmp_path / "c", [353])
+    plan = make_plan(data_path=[str(tmp_path / "c")], order="neox", sequence_length=8,
+                     global_batch_size=1, train_iters=iterations, split="100,0,0")  # fmt: skip
+    assert plan.datasets[0].built == 44
+    assert plan.max_train_iters_without_repeat == 43
+    assert ("the loader starts over after 43 samples" in plan.check_failures) == over
+    said = "loader starts over after 43 and serves 1 of them again: train 43 iterations"
+    assert any(said in text for text in plan.warnings) == over
+
+
 @pytest.mark.parametrize("split", ["80,10,10", "100,0,0"])
 def test_parts_of_whole_documents_begin_at_the_first_one(split: str, tmp_path: Path) -> None:
     """GPT-NeoX shuffles the numbers 0 to n - 1 of a part of n documents."""

@@ -579,9 +579,18 @@ def test_a_recipe_has_the_sources_weights_and_steps(corpora: list[str], tmp_path
     assert [s.path for s in recipe.sources] == corpora[:2]
     assert [s.proportion for s in recipe.stages[0].streams] == [5, 1]
     assert text.startswith("# without validation and test data")
+    twins = [str(tmp_path / folder / "c") for folder in "ab"]  # names do not tell them apart
+    for path in map(Path, twins):
+        path.parent.mkdir()
+        write_corpus(path, [9] * 20)
+    (tmp_path / "run.yaml").write_text(cli("--data-path", 1, twins[0], 2, twins[1], *words[5:],
+                                           "--print-config", "recipe")[1])  # fmt: skip
+    recipe = read_recipe(tmp_path / "run.yaml")
+    assert [(s.name, s.path) for s in recipe.sources] == [(path, path) for path in twins]
     for more, reason in (
         (["--split", "9,1,0"], "trains on all documents"),
         (["--consumed-samples", 6], "plan the whole run"),
+        (["--train-samples", 5], "plan the whole run"),
         (["--skip-steps", "3"], "add skip to the recipe"),
         (["--order", "epoch"], "write a recipe"),
     ):
