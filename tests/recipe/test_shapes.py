@@ -522,18 +522,20 @@ def test_no_mix_of_many_stages_repeats_before(folder: Path, data: st.DataObject)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "first", "planned"),
-    [((None, None), 25, 50), ((4, 4), 25, 50), ((4, 8), 38, 38)],
-)
+    ("sizes", "steps", "first", "planned"),
+    [((None, None), 60, 25, 50), ((4, 4), 60, 25, 50), ((4, 8), 60, 38, 38),
+     ((None, None), 25, None, None), ((None, None), 26, 25, None), ((None, None), 50, 25, None),
+     ((None, None), 51, 25, 50)],
+)  # fmt: skip
 def test_streams_with_batches_of_their_own_keep_their_mix(
-    sizes: tuple[int | None, ...], first: int, planned: int
+    sizes: tuple[int | None, ...], steps: int, first: int | None, planned: int | None
 ) -> None:
     """Two sources of 100 samples: alone, one lasts 25 steps of 4, and half of the run 50."""
     streams = tuple(
         Stream(source=name, proportion=Fraction(1), batch_size=size)
         for name, size in zip("ab", sizes, strict=True)
     )
-    length = Target(kind="iterations", value=Fraction(60))
+    length = Target(kind="iterations", value=Fraction(steps))
     recipe = Recipe(
         sources=tuple(RecipeSource(name=name, tokens=16 * 100 + 1) for name in "ab"),
         stages=(RecipeStage(name="s", streams=streams, batching="per_stream", length=length),),
