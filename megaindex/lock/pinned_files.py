@@ -184,9 +184,10 @@ def sound_paths(lock: Lock, search: Folder | None = None) -> list[str]:
     found = located(lock, search)
     missing = [s.path for s, p in zip(lock.sources, found, strict=True) if p is None]
     if missing:
+        more = len(missing) - 1
         raise MissingFile(
             f"{missing[0]}: {lock.path} names this pair, and its .idx or .bin does not exist"
-            + (f", nor those of {len(missing) - 1} other pairs" if len(missing) > 1 else "")
+            + (f", nor those of {more} other pair{'s' * (more > 1)}" if more else "")
             + "; restore it, or give the folder that it was moved to as search"
         )
     paths = [path for path in found if path is not None]

@@ -25,7 +25,7 @@ from megaindex.audit.lock_side import side_from_lock
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
 from megaindex.lock.lock_file import lock_text
-from megaindex.lock.pinned_files import all_token_hashes, file_facts, file_hash
+from megaindex.lock.pinned_files import all_token_hashes, file_facts, file_hash, sound_paths
 from megaindex.lock.recipe_settings import _same_run
 from megaindex.lock.settings import read_settings
 from megaindex.lock.shape import SECTIONS
@@ -363,6 +363,7 @@ def test_missing_and_moved_sources(tmp_path: Path) -> None:
         decoy = tmp_path / "deep" / "a"  # of the same size, with documents of other lengths
         shutil.copy(tmp_path / "deep" / "moved.bin", f"{decoy}.bin")
         shutil.copy("data/web.idx", f"{decoy}.idx")
+        (tmp_path / "without.idx").touch()  # its .bin
         assert rules("neox.lock", search=tmp_path) == []
         shutil.copy(tmp_path / "deep" / "moved.idx", f"{decoy}.idx")  # with other tokens
         Path(f"{decoy}.bin").write_bytes(bytes(os.path.getsize(f"{decoy}.bin")))
@@ -378,6 +379,19 @@ def test_missing_and_moved_sources(tmp_path: Path) -> None:
     finally:
         for suffix in (".idx", ".bin"):
             (tmp_path / "deep" / f"moved{suffix}").rename(f"data/code{suffix}")
+
+
+def test_missing_pairs_are_counted(tmp_path: Path) -> None:
+    shutil.copytree("data", tmp_path / "data")
+    lock = read_lock(shutil.copy("neox.lock", tmp_path))
+    for name, more in (
+        ("web", ""),
+        ("code", ", nor .* 1 other pair"),
+        ("chat", ".* 2 other pairs"),
+    ):
+        os.remove(tmp_path / "data" / f"{name}.bin")
+        with pytest.raises(MissingFile, match=f"data/web: .* does not exist{more}; restore it"):
+            sound_paths(lock)
 
 
 def test_an_existing_lock_is_refused_before_the_data_are_read() -> None:
