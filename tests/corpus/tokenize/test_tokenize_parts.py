@@ -28,7 +28,7 @@ from support.tokenizing import (
 )
 
 from megaindex.corpus.tokenize import encode, work_folder
-from megaindex.corpus.tokenize.inputs import InputFile
+from megaindex.corpus.tokenize.inputs import InputFile, find_sources
 from megaindex.corpus.tokenize.parts import Piece
 from megaindex.corpus.tokenize.reading import Lines, lines_before
 from megaindex.errors import FormatError
@@ -122,8 +122,29 @@ def test_a_byte_order_mark_is_dropped(tmp_path: Path) -> None:
         assert pair(tmp_path / f"a-{form}") == pair(tmp_path / f"b-{form}")
 
 
-def test_a_long_line_is_skipped_in_blocks(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sys.modules["megaindex.corpus.tokenize.reading"], "_SHORT", 16)
+def test_a_byte_order_mark_inside_a_file_is_text(tmp_path: Path) -> None:
+    marked = codecs.BOM_UTF8 + b"two"
+    (tmp_path / "a.txt").write_bytes(b"one\n" + marked)
+    for size in (4, 100):
+        pieces = pieces_of(tmp_path / "a.txt", size)
+        assert [line for piece in pieces for line in Lines(piece)] == [(0, b"one"), (4, marked)]
+
+
+@pytest.mark.parametrize("form", ["lines", "files"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_a_file_that_was_read_is_done(tmp_path: Path, suffix: str, form: str) -> None:
+    """In bytes of the file, packed or not."""
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(packed(b"one\ntwo\n" * 50, suffix))
+    (source,) = find_sources([path], form)
+    reading = Lines(Piece(source=source, begin=0, end=source.size, nbytes=source.size))
+    assert len(list(reading)) == (100 if form == "lines" else 1)
+    assert reading.done == path.stat().st_size
+
+
+@pytest.mark.parametrize("short", [1, 16])
+def test_a_long_line_is_skipped_in_blocks(tmp_path: Path, monkeypatch: Any, short: int) -> None:
+    monkeypatch.setattr(sys.modules["megaindex.corpus.tokenize.reading"], "_SHORT", short)
     data = [b"x" * 1000, b"y" * 500, b"", b"z"]
     (tmp_path / "a.txt").write_bytes(b"\n".join(data))
     for size in (1, 7, 499, 1001, 5000):
