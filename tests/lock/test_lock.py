@@ -434,6 +434,16 @@ def test_hashes_of_large_corpora_are_few(monkeypatch: pytest.MonkeyPatch) -> Non
     chunks = [len(each) // 16 for each in lock.content["tokens"]["hashes"]]
     assert 2 < sum(chunks) <= 8 + len(chunks)
     assert rules("few.lock", tokens=True) == []
+    for whole, tokens in ((False, True), (True, False), (True, True)):
+        assert verify_lock("few.lock", whole=whole, tokens=tokens).full == (whole and tokens)
+    chunk = lock.content["tokens"]["chunk_bytes"]
+    undo = [flip("data/web.bin", at) for at in (chunk, 2 * chunk)]
+    try:
+        (found,) = verify_lock("few.lock", tokens=True).findings
+        assert (found.where, found.count) == (f"bytes {chunk} to {2 * chunk}", 2)
+    finally:
+        undo[1]()
+        undo[0]()
 
 
 def test_chunks_double_beyond_the_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -757,3 +767,23 @@ def test_a_quick_check_computes_the_first_the_middle_and_the_last_block_and_the_
              8: "steps 32 to 33 (samples 256 to 271)"}  # fmt: skip
     named = [each.where for each in verify_lock(path).findings if each.rule == "receipt of train"]
     assert named == ([where[place[1]]] if found else [])
+
+
+def test_the_steps_of_receipts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 4 steps in a run of 34, and behind the 5000 steps of a past."""
+    monkeypatch.setattr("megaindex.lock.make._LEAST_BLOCK", 32)
+    for name, first, last in (("flags", 0, 33), ("past", 5000, 5011)):
+        path = tmp_path / f"{name}.lock"
+        assert cli("lock", *RUNS[name].split(), "--out", path)[::2] == (0, "")
+        for step, begin, end in (
+            (first + 3, first, first + 3),
+            (first + 4, first + 4, first + 7),
+            (range(first + 3, first + 5), first, first + 7),
+            (last, last - (last - first) % 4, last),
+        ):
+            compared = verify_lock(path, step=step).compared
+            assert f"the receipt of steps {begin} to {end}" in compared
+        content = read_lock(path).content
+        path.write_bytes(lock_text(changed(content, ("subsets", "train", "receipts", "blocks", 1))))
+        (found,) = verify_lock(path, step=first + 5).findings
+        assert found.where.startswith(f"steps {first + 4} to {first + 7} (samples ")
