@@ -310,7 +310,10 @@ def test_an_append_that_failed_is_not_published(store: Store) -> None:
 def test_keys_and_values_of_the_wrong_kind(store: Store) -> None:
     right = keys_of([1, 2])
     with store.writer() as writer:
-        for keys in (right[:, 0], right[:, :1], right.astype(float), right.astype(np.uint32), "k"):
+        for keys in (
+            right[:, 0], right[:, :1], right[:, [0, 1, 1]], right.astype(float),
+            right.astype(np.uint32), "k",
+        ):  # fmt: skip
             with pytest.raises(InvalidArgument, match=r"keys must be uint64\[n, 2\]"):
                 writer.append(keys, values_of([1, 2]))
             with pytest.raises(InvalidArgument, match=r"keys must be uint64\[n, 2\]"):

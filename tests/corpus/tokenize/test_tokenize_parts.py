@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,10 +30,11 @@ from support.tokenizing import (
 )
 
 from megaindex.corpus.tokenize import encode, work_folder
-from megaindex.corpus.tokenize.inputs import InputFile, find_sources
-from megaindex.corpus.tokenize.parts import Piece
+from megaindex.corpus.tokenize.inputs import InputFile, check_settings, find_sources
+from megaindex.corpus.tokenize.parts import Piece, cut, row_groups
 from megaindex.corpus.tokenize.reading import Lines, lines_before
 from megaindex.errors import FormatError
+from megaindex.format.tokenizers import find_tokenizer
 
 # characters of one to four bytes, and those that could be taken for the end of a line
 CHARACTERS = st.sampled_from('ab \\"\t\r\v\x0b\x1c\x85\u2028éß漢🎉')
@@ -182,6 +185,35 @@ def test_the_result_is_independent_of_parts_and_batches(
         write_as_megatron(megatron_datasets, folder / "theirs", texts, encoder_of(bpe), eod=1)
         assert pair(folder / "ours") == pair(folder / "theirs")
         assert not (folder / "ours.parts").exists()
+
+
+def test_a_part_ends_with_the_piece_that_reaches_its_bytes(tmp_path: Path) -> None:
+    """Pieces of lines have the bytes of a part at most, those of Parquet are whole row groups."""
+    for name, size in (("a", 100), ("b", 30), ("c", 40), ("d", 39), ("e", 1)):
+        (tmp_path / f"{name}.txt").write_bytes(b"x" * size)
+    table = pa.table({"text": ["row"] * 5})
+    pq.write_table(table, tmp_path / "f.parquet", row_group_size=1, use_dictionary=False)
+    settings = check_settings(
+        find_tokenizer("bytes", add_special_tokens=True), ["text"], eod=None, append_eod=False,
+        dtype=None,
+    )  # fmt: skip
+    texts = find_sources([tmp_path / f"{name}.txt" for name in "abcde"], "lines")
+    assert [
+        [(Path(piece.source.path).stem, piece.begin, piece.end) for piece in part.pieces]
+        for part in cut(texts, settings, 40)
+    ] == [
+        [("a", 0, 40)],
+        [("a", 40, 80)],
+        [("a", 80, 100), ("b", 0, 30)],
+        [("c", 0, 40)],
+        [("d", 0, 39), ("e", 0, 1)],
+    ]
+    groups = find_sources([tmp_path / "f.parquet"], "parquet")
+    (size,) = set(row_groups(groups[0], ["text"]))
+    parts = [part.pieces for part in cut(groups, settings, 2 * size)]
+    assert [[(piece.begin, piece.end) for piece in part] for part in parts] == [
+        [(0, 2)], [(2, 4)], [(4, 5)]
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
