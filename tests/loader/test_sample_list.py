@@ -49,6 +49,8 @@ USES: list[Callable[[Any], Any]] = [
     lambda samples: [*samples, *samples],
     lambda samples: samples + [],  # noqa: RUF005
     lambda samples: [] + samples,  # noqa: RUF005
+    lambda samples: plain_rows(make_batch(2)) + samples,
+    lambda samples: samples + SampleList(make_batch(2)),
     lambda samples: samples * 2,
     lambda samples: samples[1:],
     lambda samples: [samples[-1]],
@@ -90,11 +92,17 @@ def in_place(samples: Any) -> None:
     samples[2]["labels"][1] = -1
 
 
+def drop_field(samples: Any) -> None:
+    del samples[0]["labels"]
+
+
 def drop_last(samples: Any) -> None:
     del samples[-1]
 
 
-@pytest.mark.parametrize("change", [change_first, add_to_first, swap_fields, in_place, drop_last])
+@pytest.mark.parametrize(
+    "change", [change_first, add_to_first, swap_fields, in_place, drop_field, drop_last]
+)
 def test_a_change_to_samples_is_collated(change: Callable[[Any], None]) -> None:
     ours, plain = SampleList(make_batch()), plain_rows(make_batch())
     change(ours)

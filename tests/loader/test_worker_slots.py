@@ -101,6 +101,25 @@ def test_what_is_sent_in_no_slot_is_not_overwritten(dataset: GPTDataset) -> None
         kept.append(buffers)
 
 
+def test_a_batch_is_copied_to_a_slot_of_its_shapes_that_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_dataset, "_fields", {})
+    sender = torch_dataset.SlotSender()
+    batch = {"is_first": np.eye(2, 3) > 0, "text": np.arange(6).reshape(2, 3)}
+    kept: list[Any] = [sender.tensors({**batch, "text": batch["text"] + k}) for k in range(20)]
+    for k, tensors in enumerate(kept):
+        assert tensors["is_first"].tolist() == batch["is_first"].tolist()
+        assert tensors["text"].tolist() == (batch["text"] + k).tolist()
+    assert len(sender._slots) == 16
+    memory = kept[5]["text"].data_ptr()
+    kept[5] = tensors = None
+    torch_dataset._fields.clear()
+    other = sender.tensors({"text": np.full((3, 1), 9)})
+    assert other["text"].tolist() == [[9], [9], [9]]
+    assert sender.tensors(batch)["text"].data_ptr() == memory
+
+
 def test_a_forked_child_does_not_free_slots(dataset: GPTDataset) -> None:
     batches = batches_of(dataset, 60)
     plain = expected(dataset, batches)
