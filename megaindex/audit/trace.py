@@ -22,6 +22,7 @@ from megaindex.format.pair import provenance_path
 from megaindex.format.provenance import UNKNOWN, Provenance, RecordedTokenizer, open_provenance
 from megaindex.format.tokenizers import Tokenizer, find_tokenizer, load
 from megaindex.index.array_index import distinct, served_tokens
+from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.index.skips import source_number
 from megaindex.io.paths import is_remote
 from megaindex.run.run import Run, TokenRuns
@@ -265,8 +266,8 @@ class _SourceDocuments:
 
 
 def _pairs(run: Run) -> list[_SourceDocuments]:
-    dialect = str(run.settings.get("framework", "megatron"))
-    dialect = dialect if dialect in ("neox", "paddlenlp") else "megatron"
+    row = FRAMEWORK_RULES.get(run.order)
+    dialect = "megatron" if row is None else row.file_dialect
     return [_SourceDocuments(source.name, source.path_prefix, dialect) for source in run.sources]
 
 

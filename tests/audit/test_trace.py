@@ -16,7 +16,13 @@ from support.corpora import write_corpus
 from support.inputs import for_each
 from support.tokenizing import run as tokenize
 
-from megaindex import FormatError, IndexedDataset, InvalidArgument, build_index
+from megaindex import (
+    FormatError,
+    IndexedDataset,
+    IndexedDatasetWriter,
+    InvalidArgument,
+    build_index,
+)
 from megaindex.audit import (
     origins,
     run_of_index,
@@ -213,6 +219,26 @@ def test_bad_input(
     status, out, err = cli("trace", "--recipe", "r.yaml", *words)
     assert (status, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize(("order", "dtype"), [("neox", "uint16"), ("paddlenlp", "uint32")])
+def test_pairs_are_read_in_the_dialect_of_the_framework(
+    order: str, dtype: str, tmp_path: Path
+) -> None:
+    """Megatron has no uint32, and no document bounds that end before the last sequence."""
+    with IndexedDatasetWriter(tmp_path / "p", dtype, dialect=order) as writer:
+        for number in range(20):
+            writer.add_document([ord("a") + number] * 16)
+    if order == "neox":
+        raw = (tmp_path / "p.idx").read_bytes()
+        short = raw[:26] + (11).to_bytes(8, "little") + raw[34:-80]  # 11 bounds, not 21
+        (tmp_path / "p.idx").write_bytes(short)
+    run = ["--data-path", tmp_path / "p", "--seq-length", 16, "--global-batch-size", 4,
+           "--order", order, "--epochs", 1]  # fmt: skip
+    spans = trace(*run, "--step", 0, "--text", "--tokenizer", "bytes")["spans"]
+    assert len(spans) >= 4
+    for span in spans:
+        assert span["text"] == chr(ord("a") + span["document"]) * span["length"]
 
 
 def test_a_run_of_pairs_with_and_without_provenance(folder: Path, tmp_path: Path) -> None:
