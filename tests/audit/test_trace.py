@@ -13,6 +13,7 @@ import pytest
 import xxhash
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.folders import inside
 from support.inputs import for_each
 from support.tokenizing import run as tokenize
 
@@ -24,6 +25,7 @@ from megaindex import (
     build_index,
 )
 from megaindex.audit import (
+    documents_of,
     origins,
     run_of_index,
     run_of_settings,
@@ -256,6 +258,8 @@ def test_a_run_of_pairs_with_and_without_provenance(folder: Path, tmp_path: Path
     found = trace(*run, "--rows", f"{tmp_path}/one/a.jsonl")
     assert {span["file"] for span in found["spans"]} == {str(tmp_path / "one/a.jsonl")}
     assert trace(*run, "--rows", "one/a.jsonl") == found
+    with inside(tmp_path / "two"):
+        assert trace(*run, "--rows", "../one/a.jsonl") == found
 
 
 def test_documents_of_pairs_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -395,7 +399,7 @@ def test_from_python(folder: Path) -> None:
     one = [s.sample for document in (3, 7) for s in steps_of(stream, document)]
     assert sorted(one) == found.sample.tolist()
     assert step_ranges([]) == []
-    assert step_ranges([5, 3, 4, 9]) == [(3, 5), (9, 9)]
+    assert step_ranges([5, 3, 4, 9, 7]) == [(3, 5), (7, 7), (9, 9)]
     assert issubclass(FormatError, ValueError)
 
 
@@ -408,6 +412,35 @@ def test_samples_behind_the_end_of_the_run_serve_nothing(tmp_path: Path) -> None
     assert runs_of(run, documents).document.tolist() == documents[:8].tolist()
     assert [serving.step for serving in steps_of(run, documents[7])] == [1]
     assert steps_of(run, documents[8]) == []
+
+
+@for_each("known", ["micro_batch_size", "data_parallel_size"])
+def test_a_rank_needs_both_sizes(known: str, tmp_path: Path) -> None:
+    index = build_index(write_corpus(tmp_path / "c", [8] * 9), sequence_length=8)
+    sizes: dict[str, Any] = {known: 2}
+    run = run_of_index(index, global_batch_size=4, **sizes)
+    assert {(each.rank, each.micro_batch) for each in documents_of(run, 0)} == {(None, None)}
+    with pytest.raises(InvalidArgument, match="a rank needs --micro-batch-size and --data-par"):
+        documents_of(run, 0, rank=0)
+
+
+def test_rows_of_a_file_that_grew_and_of_many_files(tmp_path: Path) -> None:
+    """A pair has two of its four rows, another all."""
+    names = ["a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl"]
+    with inside(tmp_path):
+        for name, rows in (("few", 2), ("all", 4)):
+            for file in names:
+                Path(file).write_text('{"text": "The moon read the book."}\n' * rows)
+            tokenize(tmp_path / name, names, eod=256)
+        run = ["--data-path", 1, "few", 1, "all", "--seq-length", 8, "--global-batch-size", 4,
+               "--train-iters", 20]  # fmt: skip
+        assert {span["line"] for span in trace(*run, "--rows", "a.jsonl:2-4")["spans"]} == {2, 3, 4}
+        _, _, err = cli("trace", *run, "--rows", "a.jsonl:2-5")
+        assert "a.jsonl:2-5: the last row of" in err
+        assert "with a document is 4, got 5; give rows up to 4" in err
+        _, _, err = cli("trace", *run, "--rows", "e.jsonl")
+    some = ", ".join(str(tmp_path / name) for name in names[:3])
+    assert f"e.jsonl: none of the 4 input files of the run, such as {some}; give the path" in err
 
 
 def test_at_most_two_hundred_spans_are_printed(tmp_path: Path) -> None:
