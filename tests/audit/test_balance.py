@@ -79,6 +79,33 @@ def test_the_curve_of_many_steps_has_their_means(
     assert model.step_time == pytest.approx(np.array(means))
 
 
+def test_the_rows_of_many_steps_are_spread_over_the_run(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 107 rows in steps of 12, 8 steps of 20."""
+    index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
+    stream = run_of_index(
+        index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
+    )
+    each = model_balance(stream, COST)
+    monkeypatch.setattr("megaindex.audit.balance._MOST_ROWS", 107)
+    model = model_balance(stream, COST)
+    assert (model.steps_modelled, model.rows) == (8, 96)
+    assert model.step_bounds.tolist() == [0, 2, 5, 7, 10, 12, 15, 17, 20]
+    chosen = each.step_time[[0, 2, 5, 7, 10, 12, 15, 17]] * each.rows
+    assert model.step_time * each.rows == pytest.approx(chosen)
+
+
+@pytest.mark.parametrize("move", [[], ["--move-skipped"]])
+def test_steps_that_are_not_made_are_left_out(prefix: Path, move: list[str]) -> None:
+    words = run_of(prefix, "--train-iters", 30, "--skip-steps", "2-4", *move, "--cost-model", "8:1")
+    status, out, err = cli("audit", *words, "--json")
+    assert status == 0, err
+    report = json.loads(out)["balance"]
+    assert report["steps_modelled"] == (30 if move else 27)
+    assert report["rows"] == 12 * report["steps_modelled"]
+
+
 def test_a_last_step_of_fewer_samples_is_left_out(prefix: Path) -> None:
     report = plan_json(*run_of(prefix, "--epochs", 1, "--tail", "pad", "--balance"))
     steps = report["train_iters"]
@@ -186,6 +213,9 @@ def test_what_is_refused(prefix: Path) -> None:
     status, _, err = cli("audit", *run_of(prefix, "--train-iters", 3), "--step", 1, "--balance")
     assert status == 2
     assert "not a look-up" in err
+    status, _, err = cli("audit", *words, "--train-iters", 3, "--micro-batch-size", 2, "--balance")
+    assert status == 2
+    assert "--balance needs the rows of each rank" in err
     index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
     stream = run_of_index(
         index, global_batch_size=4, micro_batch_size=3, data_parallel_size=1, num_steps=2

@@ -48,7 +48,7 @@ def test_a_neox_run(corpus: Any, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert f"order neox: {per_epoch:,} samples consumed, receipt" in text
     assert "(unchanged)" in text
-    assert "the old order would give 0x" in text
+    assert f"  (the old order would give 0x {100 * in_order['seen_0']:.2f} %  1x" in text
 
 
 def test_further_epochs(corpus: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +119,11 @@ def test_a_blend_that_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
     first = {row["data_path"]: row.get("from_its_first_epoch") for row in report["sources"]}
     assert first == {web: None, code: None, math: 50}
+    rows = {row["data_path"]: row for row in report["sources"]}
+    assert rows[web]["from_the_old_index"] == 50
+    (further,) = rows[code]["further_epochs"]
+    assert rows[code]["from_the_old_index"] + further["samples"] == 200
+    assert report["coverage_after_in_the_old_order"] is None
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert f"from sample 700: 200 of {code}" in text

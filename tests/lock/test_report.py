@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.corpora import write_corpus
+from support.inputs import for_each
 
 from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
@@ -107,6 +108,28 @@ def test_of_many_copies_and_groups_of_them_ten_are_named(
     page = replace(report, sources=sources).to_markdown()
     assert re.findall(r"^(web.* have) the same fingerprint", page, re.MULTILINE) == named
     assert re.findall("So do (.*) more groups of sources; --json lists all", page) == more
+
+
+@for_each(
+    ("words", "samples", "steps", "skipped", "masked"),
+    [
+        ([], 149, 38, 0, 0),
+        (["--skip-steps", "2-4"], 137, 35, 3, 0),
+        (["--skip-steps", "2-4", "--move-skipped"], 149, 38, 3, 0),
+        (["--skip-documents", "ids"], 149, 38, 0, 120),
+    ],
+)
+def test_skips_and_padding_are_reported(
+    lock: Path, words: list[str], samples: int, steps: int, skipped: int, masked: int
+) -> None:
+    """Of 60 documents of 40 tokens, 149 samples in steps of 4."""
+    Path("ids").write_text("3 4 5")
+    run = ["web", "--seq-length", "16", "--global-batch-size", "4", "--epochs", "1"]
+    run += ["--tail", "pad", "--out", "skips.lock", "--overwrite"]
+    assert main(["lock", *run, *words]) == 0
+    report = report_run("skips.lock")
+    assert (report.samples, report.steps, report.steps_skipped) == (samples, steps, skipped)
+    assert (report.padded_rows, report.sources[0].masked) == (3, masked)
 
 
 def test_audit_and_trace_take_a_lock(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
