@@ -180,6 +180,9 @@ def test_short_names() -> None:
         "d/*_text_document", ["x/web", "y/math_0"],
     )  # fmt: skip
     assert ShortNames.of(["a_b", "b_b", "_b"]).common == ""
+    assert ShortNames.of(["d/x/_b", "d/y/b_b"]).common == "d/*"
+    longer = ShortNames.of(["d/web_b", "d/web_b.c_b"])
+    assert (longer.common, longer.text("of d/web_b.c_b")) == ("d/*_b", "of web_b.c")
     for paths in (["/a/b/web"], ["/a", "/b"], ["a", "b/c"], [""], []):
         assert ShortNames.of(paths).common == ""
 
@@ -211,6 +214,34 @@ def test_a_table_is_divided_and_then_listed(width: int) -> None:
     lines = printed(table, width)
     assert max(map(len, lines)) <= width
     assert all(f"{10**12 + k:,}" in "\n".join(lines) for k in range(4))
+
+
+def test_tables_are_divided_where_their_columns_fit_exactly() -> None:
+    """Columns of 5 characters and 3 between them; rows of empty cells are in the first table
+    alone, unless a row goes on from the one above."""
+    table = FittedTable(TableColumn("split", "label"), "aaaaa", "bbbbb", "ccccc")
+    table.add_row("train", "1", "2", "3")
+    table.add_row("valid", "4", "", "6")
+    heads = {
+        width: ["".join(name[0] for name in line.split()) for line in lines if "split" in line]
+        for width in (29, 28, 21, 20, 13)
+        for lines in [printed(table, width)]
+    }
+    assert heads[29] == ["sabc"]
+    assert heads[28] == heads[21] == ["sab", "sc"]
+    assert heads[20] == heads[13] == ["sa", "sb", "sc"]
+    assert printed(table, 12)[:2] == ["split  train", "aaaaa  1"]
+    for rows in (2, 3):
+        assert [line[:5] for line in printed(table, 13)].count("valid") == rows
+        table.add_row("", "7", "8", "9")
+
+
+def test_a_name_in_a_table_has_at_least_16_characters() -> None:
+    table = FittedTable(TableColumn("path", "name"), "count")
+    table.add_row("abcdefghijklmnopqrst", "12345")
+    assert printed(table, 28)[2] == "abcdefghijklmnopqrst   12345"
+    assert printed(table, 24)[2] == "abcde…klmnopqrst   12345"
+    assert printed(table, 23) == ["path   abcde…klmnopqrst", "count  12345"]
 
 
 def test_a_table_with_words_is_listed_as_a_whole() -> None:
