@@ -73,6 +73,8 @@ def test_samples_of_a_schedule_step_by_step() -> None:
     schedule = BatchSchedule(stages=((0, 2), (5, 3), (10, 7)))
     assert [schedule.samples_after(n) for n in range(6)] == [0, 2, 4, 6, 9, 12]
     assert schedule.samples_after(1, start=12) == 19
+    assert [schedule.sizes(0, end) for end in (5, 6, 10, 11)] == [[2], [2, 3], [2, 3], [2, 3, 7]]
+    assert [schedule.sizes(begin) for begin in (4, 5, 9, 10)] == [[2, 3, 7], [3, 7], [3, 7], [7]]
 
 
 @pytest.mark.parametrize("consumed", [0, 4, 6, 12])
@@ -106,6 +108,7 @@ def test_thresholds_are_tokens_as_in_megatron() -> None:
         ("0:4 1023:8", "differ by at least one sample"),
         ("0:0", "at least 1"),
         ("0:x", "number"),
+        ("0:4 1e999:8", "number"),
         ("0:-3", "at least 1"),
     ],
 )
@@ -133,6 +136,13 @@ def test_a_ramp_up_without_samples_or_steps_divides_by_zero(ramp: tuple[int, int
 )
 def test_counts(text: str, count: int) -> None:
     assert parse_count(text, "--train-tokens") == count
+
+
+@for_each("text", ["1.5", "0.0001K", "-1", "-1K", "K"])
+def test_counts_that_are_not_whole_are_refused(text: str) -> None:
+    assert (parse_count("0", "--train-tokens"), parse_count("0.001K", "--train-tokens")) == (0, 1)
+    with pytest.raises(InvalidArgument, match=f"--train-tokens: '{text}' is not a whole number"):
+        parse_count(text, "--train-tokens")
 
 
 @given(size=st.integers(1, 9), total=st.integers(1, 60), step=st.integers(0, 60))
