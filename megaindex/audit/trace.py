@@ -22,8 +22,8 @@ from megaindex.format.pair import provenance_path
 from megaindex.format.provenance import UNKNOWN, Provenance, RecordedTokenizer, open_provenance
 from megaindex.format.tokenizers import Tokenizer, find_tokenizer, load
 from megaindex.index.array_index import distinct, served_tokens
-from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.index.skips import source_number
+from megaindex.index.spans import datasets_of
 from megaindex.io.paths import is_remote
 from megaindex.run.run import Run, TokenRuns
 from megaindex.validation import check_between
@@ -227,10 +227,10 @@ class Origin:
 class _SourceDocuments:
     """The documents of one source, and their provenance if there is one."""
 
-    def __init__(self, name: str, path_prefix: str, dialect: str) -> None:
+    def __init__(self, name: str, path_prefix: str, dataset: IndexedDataset | None) -> None:
         self.name = name
         self.path_prefix = path_prefix
-        self._dialect = dialect
+        self._dataset = dataset
 
     @cached_property
     def provenance(self) -> Provenance | None:
@@ -244,11 +244,13 @@ class _SourceDocuments:
 
     @cached_property
     def dataset(self) -> IndexedDataset:
+        if self._dataset is not None:
+            return self._dataset
         if not self.path_prefix:
             raise InvalidArgument(
                 f"{self.name}: the run has no path of the pair; give its sources a path_prefix"
             )
-        return IndexedDataset(self.path_prefix, dialect=self._dialect)
+        return IndexedDataset(self.path_prefix)
 
     @cached_property
     def bounds(self) -> I64:
@@ -266,9 +268,11 @@ class _SourceDocuments:
 
 
 def _pairs(run: Run) -> list[_SourceDocuments]:
-    row = FRAMEWORK_RULES.get(run.order)
-    dialect = "megatron" if row is None else row.file_dialect
-    return [_SourceDocuments(source.name, source.path_prefix, dialect) for source in run.sources]
+    datasets = datasets_of(run.index) or [None] * len(run.sources)
+    return [
+        _SourceDocuments(source.name, source.path_prefix, dataset)
+        for source, dataset in zip(run.sources, datasets, strict=True)
+    ]
 
 
 def origins(
@@ -288,7 +292,8 @@ def origins(
 
     Raises:
         FormatError: a provenance is damaged or of another pair.
-        InvalidArgument: no tokenizer is recorded, or another file has its path now.
+        InvalidArgument: no tokenizer is recorded, another file has its path now, or the tokens of a
+            pair are floats.
     """
     pairs, loaded = _pairs(run), cache(_load_tokenizer)  # which hashes its file
     for serving in servings:
@@ -302,6 +307,10 @@ def origins(
                     "--tokenizer"
                 )
             ids = pair.dataset.get(serving.document, serving.offset, serving.length)
+            if ids.dtype.kind not in "iu":
+                raise InvalidArgument(
+                    f"{pair.name}: its tokens are {ids.dtype}, and no ids of text; leave --text out"
+                )
             origin = replace(origin, text=loaded(chosen).decode(ids.tolist()))
         yield origin
 

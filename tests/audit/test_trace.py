@@ -279,10 +279,19 @@ def test_documents_of_pairs_that_cannot_be_opened(tmp_path: Path) -> None:
         "pair again, or delete the file\n"
     )
     index = build_index(IndexedDataset(tmp_path / "p"), sequence_length=8)
-    source = replace(run_of_index(index, global_batch_size=1).sources[0], path_prefix="")
-    bare = replace(run_of_index(index, global_batch_size=1), sources=(source,))
+    sources = run_of_index(index, global_batch_size=1).sources
+    without = replace(index, datasets=())
+    named = run_of_index(without, global_batch_size=1, sources=sources)
+    (tmp_path / "p.provenance").unlink()
+    (origin,) = origins(named, steps_of(named, 0), text=True, tokenizer="bytes")
+    assert origin.text == bytes(range(8)).decode()
+    bare = replace(named, sources=(replace(sources[0], path_prefix=""),))
     with pytest.raises(InvalidArgument, match="the run has no path of the pair; give its sources"):
         list(origins(bare, steps_of(bare, 0), text=True, tokenizer="bytes"))
+    write_corpus(tmp_path / "f", [8] * 4, np.float64)
+    floats = run_of_index(build_index(tmp_path / "f", sequence_length=8), global_batch_size=1)
+    with pytest.raises(InvalidArgument, match="its tokens are float64, and no ids of text"):
+        list(origins(floats, steps_of(floats, 0), text=True, tokenizer="bytes"))
 
 
 def test_steps_are_wrapped_at_80_columns() -> None:
