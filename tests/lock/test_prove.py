@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +233,11 @@ def test_a_checkpoint_of_a_loader_is_compared_by_the_lock_of_its_run() -> None:
     for lock in (plain, locked("steps.lock", skip)):
         with pytest.raises(InvalidArgument, match="masks 2 documents that the lock does not name"):
             compare_records(lock, states)
-    assert compare_records(whole, states).holds
-    assert not (proof := compare_records(whole, states)).added
-    assert not proof.removed
+    assert (proof := compare_records(whole, states)).holds
+    assert (proof.added, proof.removed, proof.second.samples_moved) == ((), (), 0)
+    ended = compare_records(whole, run(whole, 18 * SIZE, 1))
+    assert (ended.holds, ended.end) == (True, STEPS * SIZE)  # without the moved samples behind it
+    assert (ended.second.samples_skipped, ended.second.samples_moved) == (3 * SIZE, SIZE)
     steps = run(locked("steps.lock", skip), 9 * SIZE, 2)
     proof = compare_records(plain, steps)
     assert proof.holds, proof
@@ -391,6 +394,11 @@ def test_differences_of_other_kinds_of_order_are_short() -> None:
     found = compare_records(lengths, past).differences
     named = [each for each in found if each.startswith("order: ")]
     assert named == ["order: order: 'sequence' in the first, 'stages' in the second"]
-    found = compare_records(recipe, past).differences
+    whole = compare_records(recipe, past)
+    found = whole.differences
     assert max(map(len, found)) < 500
+    for count, more in ((8, []), (9, ["difference: 1 more, see --json"])):
+        proof = replace(whole, differences=("d",) * count)
+        lines = [line for line in str(proof).splitlines() if line.startswith("difference: ")]
+        assert lines == ["difference: d"] * 8 + more
     assert any(each.endswith("... in the second") for each in found)

@@ -202,7 +202,9 @@ def test_a_changed_file_of_skipped_documents_is_named() -> None:
     Path("bad.ids").write_text("1 2 3")
     skipped = recipe(
         "skipped",
-        change=lambda text: text + "skip: {documents: bad.ids, source: web, from_step: 2}\n",
+        change=lambda text: (
+            text + "skip: [{steps: '3'}, {documents: bad.ids, source: web, from_step: 2}]\n"
+        ),
     )
     Path("state.json").write_text(json.dumps(checkpoint(skipped)))
     make_lock(recipe("first")).write("first.lock")
