@@ -188,16 +188,18 @@ class Lines:
                 self.done = file.tell()
                 yield block
 
-        try:
-            if source.format == "files":
-                whole = stream.read(LONGEST_LINE + 1)
+        def texts() -> Iterator[list[bytes]]:
+            if source.format != "files":
+                yield from _split(blocks())
+            elif whole := stream.read(LONGEST_LINE + 1):
                 if len(whole) > LONGEST_LINE:
                     raise LongLine
                 self.done = source.size
-                yield _without_mark(0, [whole])
-                return
-            position = 0
-            for lines in _split(blocks()):
+                yield [whole]
+
+        position = 0
+        try:
+            for lines in texts():
                 count += len(lines)
                 yield _without_mark(position, lines)
                 position += sum(map(len, lines))

@@ -255,6 +255,17 @@ def test_a_bad_file_always_stops(
 
 
 @pytest.mark.parametrize("form", ["lines", "files"])
+def test_a_packed_file_without_text(tmp_path: Path, form: str) -> None:
+    """An empty file that is not packed is refused before."""
+    source = tmp_path / "a.txt.gz"
+    source.write_bytes(gzip.compress(b"x"))
+    assert run(tmp_path / "o", [source], format=form).documents == 1
+    source.write_bytes(gzip.compress(b""))
+    with pytest.raises(FormatError, match=r"a\.txt\.gz: the gzip stream holds 0 bytes; leave it"):
+        run(tmp_path / "p", [source], format=form)
+
+
+@pytest.mark.parametrize("form", ["lines", "files"])
 def test_the_longest_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setattr(reading, "LONGEST_LINE", 10)
     monkeypatch.setattr(reading, "_SHORT", 1)
