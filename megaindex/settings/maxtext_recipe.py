@@ -8,7 +8,12 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.settings.batch_schedule import BatchSchedule
-from megaindex.settings.maxtext_yaml import DataFiles, MaxTextConfig, read_maxtext_config
+from megaindex.settings.maxtext_yaml import (
+    DataFiles,
+    MaxTextConfig,
+    all_weights_are_0,
+    read_maxtext_config,
+)
 from megaindex.settings.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 from megaindex.settings.run_settings import Target
 
@@ -44,13 +49,12 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Recipe | None:
     config = read_maxtext_config(words, devices)
     if config.is_megatron:
         return None
-    values = config.values
     files = config.files("grain_train_files")
     epochs = config.count("num_epoch")
     weights = [Fraction(1) if each.weight is None else each.weight for each in files]
     drawn = [(each, weight) for each, weight in zip(files, weights, strict=True) if weight > 0]
     if not drawn:
-        raise InvalidArgument(f"{values.called('grain_train_files')}: all weights are 0")
+        raise all_weights_are_0(config, "grain_train_files")
     return Recipe(
         sequence_length=config.count("max_target_length"),
         batch=BatchSchedule.constant(config.batch),

@@ -284,7 +284,7 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
     if not config.is_megatron:
         return None
     values = config.values
-    train = config.files("grain_train_files")
+    train = _blend(config, "grain_train_files")
     split = values.values.get("mmap_npy_split")
     shares = [share for share in str(split or "").split(",") if share.strip()]
     if len(shares) > 2:
@@ -301,11 +301,11 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
         "eval_iters": config.count("eval_steps") if evaluates else 0,
     }
     if evaluates and not shares:
-        settings["train_data_path"] = _blend(train)
-        settings["valid_data_path"] = _blend(config.files("grain_eval_files"))
+        settings["train_data_path"] = train
+        settings["valid_data_path"] = _blend(config, "grain_eval_files")
     else:
         split = ",".join([*shares, "0"]) if shares else "1,0,0"
-        settings |= {"data_path": _blend(train), "split": split}
+        settings |= {"data_path": train, "split": split}
     if evaluates:
         settings |= {
             "eval_interval": config.number("eval_interval"),
@@ -314,9 +314,17 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
     return Settings(**settings)
 
 
-def _blend(files: Sequence[DataFiles]) -> tuple[str, ...]:
+def _blend(config: MaxTextConfig, name: str) -> tuple[str, ...]:
     """Return the words of a blend; entries of weight 0 are left out."""
+    files = config.files(name)
     if len(files) == 1:
         return (files[0].prefix,)
     drawn = [each for each in files if each.weight]
+    if not drawn:
+        raise all_weights_are_0(config, name)
     return tuple(word for each in drawn for word in (str(float(each.weight or 0)), each.prefix))
+
+
+def all_weights_are_0(config: MaxTextConfig, name: str) -> InvalidArgument:
+    """Return the error of files none of which is read."""
+    return InvalidArgument(f"{config.values.called(name)}: all weights are 0; raise one of them")

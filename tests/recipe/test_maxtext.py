@@ -176,7 +176,11 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
         (("steps=",), "steps= has no value"),
         (("grain_packing_type=foo",), "grain_packing_type must be one of first_fit"),
         (("grain_train_files=web;code,1",), "web has no weight; write PATH,WEIGHT"),
-        (("grain_train_files=web,0;code,0",), "grain_train_files: all weights are 0"),
+        (("grain_train_files=web,0;code,0",), "grain_train_files: all weights are 0; raise one"),
+        (
+            ("grain_file_type=mmap_npy", "grain_train_files=x|web,0;y|code,0"),
+            "grain_train_files: all weights are 0; raise one",
+        ),
         (("grain_train_files=web,-1;code,1",), "the weight of web must be at least 0, got -1"),
         (("grain_train_files=web:0",), "web:0 is not one file"),
         (("grain_train_files=.",), "is not one file; join its shards with `megaindex merge`"),
