@@ -428,7 +428,7 @@ def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
     if not short:
         return
     worst = max(short, key=lambda row: (row.drawn_by_blend or 0) - (row.built or 0))
-    # a buffer, in thousandths, that requests of every source what is drawn of it
+    # in thousandths, the buffer that requests of every source what is drawn of it now
     assert isinstance(sizing.buffer, float)
     shares = [(row.requested or 0) / sizing.buffer for row in rows]
     ratio = max((row.drawn_by_blend or 0) / max(1, n) for row, n in zip(rows, shares, strict=True))
@@ -440,8 +440,8 @@ def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
     yield (
         f"variance_buffer {sizing.buffer} is too small: {worst.split} draws more samples than are "
         f"built from {len(short)} of {len(rows)} sources, such as {worst.name} "
-        f"({worst.drawn_by_blend} of {worst.built}); {outcome}: pass --variance-buffer "
-        f"{enough:.3f}, or exact"
+        f"({worst.drawn_by_blend} of {worst.built}); {outcome}: pass --variance-buffer exact, or "
+        f"{enough:.3f} or more, and plan again, since a larger one may also draw more"
     )
 
 

@@ -218,7 +218,7 @@ def test_many_sources_exceed_the_buffer_as_megatron_says(core: Any, tmp_path: Pa
                "--global-batch-size", 1, "--train-iters", 1000, "--coverage", "none"]  # fmt: skip
         plan = plan_json(*run)
         warned = any("too small" in text for text in plan["warnings"])
-        enough = re.findall(r"pass --variance-buffer (\S+), or", str(plan["warnings"]))
+        enough = re.findall(r"exact, or (\S+) or more, and plan", str(plan["warnings"]))
         assert [float(buffer) > 1.005 for buffer in enough] == [True] * warned
         for buffer in enough:
             larger = plan_json(*run, "--variance-buffer", buffer)
@@ -244,7 +244,24 @@ def test_the_buffer_named_requests_what_is_drawn(tmp_path: Path) -> None:
     assert [row["requested"] for row in plan["datasets"]] == [1, 1, 1, 1]
     (text,) = (text for text in plan["warnings"] if "too small" in text)
     assert "1 of 4 sources, such as " + prefixes[0] + " (3 of 1)" in text
-    assert text.endswith("pass --variance-buffer 3.002, or exact")
+    assert "pass --variance-buffer exact, or 3.002 or more, and plan again" in text
+
+
+def test_a_larger_buffer_may_draw_more(tmp_path: Path) -> None:
+    """Of 10 samples, 6 are of the source of weight 15 of 30, at a buffer of 1.509 more."""
+    prefixes = [str(tmp_path / f"{k:02}") for k in range(16)]
+    for prefix in prefixes:
+        write_corpus(Path(prefix), [SEQ + 1])
+    run = ["--train-data-path", *words(prefixes, [15.0] + [1.0] * 15), "--seq-length", SEQ,
+           "--global-batch-size", 1, "--train-iters", 10, "--eval-iters", 0]  # fmt: skip
+    buffers = ["1.005"]
+    while len(buffers) < 9:
+        said = str(plan_json(*run, "--variance-buffer", buffers[-1])["warnings"])
+        if not (enough := re.findall(r"exact, or (\S+) or more, and plan", said)):
+            break
+        buffers += enough
+    assert 2 < len(buffers) < 9
+    assert sorted({*map(float, buffers)}) == [*map(float, buffers)]
 
 
 def test_paths_without_weights_hold_one_epoch(tmp_path: Path) -> None:
