@@ -80,13 +80,14 @@ class Parser(argparse.ArgumentParser):
         words = {a.dest: str(a.metavar) for a in _actions_of(self) if not a.option_strings}
         for name, value in vars(options).items():
             flag = words.get(name) or "--" + name.replace("_", "-").replace("sequence", "seq")
-            empty = value == "" or (name in words and isinstance(value, list) and "" in value)
+            empty = value == "" or (isinstance(value, list) and "" in value)
             if isinstance(value, int) and not isinstance(value, bool):
                 check_setting(name, value, flag)
                 if value > INT64_MAX:
                     raise InvalidArgument(f"{flag} must be below 2**63, got {shown(value)}")
             elif empty and name != "script_args":  # such as that of an unset variable
-                raise InvalidArgument(f"{flag} is empty; give a value, or leave it out")
+                part = "" if value in ("", [""]) else f"value {value.index('') + 1} of "
+                raise InvalidArgument(f"{part}{flag} is empty; give a value, or leave it out")
             elif name in ("epochs", "more_epochs") and value is not None:
                 for part in value.split(","):  # one for each source
                     check_epochs(flag, part)
