@@ -112,15 +112,15 @@ def write_old_format(prefix: str, rows: list[list[int]]) -> None:
 
 
 def test_the_longest_sequence_of_the_old_format(tmp_path: Path) -> None:
-    write_old_format(str(tmp_path / "c"), [[7]])
+    write_old_format(str(tmp_path / "c"), [[7], [7]])
     idx = (tmp_path / "c.idx").read_bytes()
     for tokens in (2**31 - 1, 2**31):
-        size = np.array([tokens], "<i8").tobytes()  # behind the header, 0, 1 and 0
-        (tmp_path / "c.idx").write_bytes(idx[:80] + 2 * size + idx[96:])
-        os.truncate(tmp_path / "c.bin", 4 * tokens)  # sparse
+        end, size = (np.array([count], "<i8").tobytes() for count in (1 + tokens, tokens))
+        (tmp_path / "c.idx").write_bytes(idx[:96] + end + idx[104:112] + size + idx[120:])
+        os.truncate(tmp_path / "c.bin", 4 * (1 + tokens))  # sparse
         if tokens < 2**31:
-            assert LegacyDataset(str(tmp_path / "c")).sequence_lengths.tolist() == [tokens]
-    with pytest.raises(FormatError, match="at most 2147483647 can be indexed"):
+            assert LegacyDataset(str(tmp_path / "c")).sequence_lengths.tolist() == [1, tokens]
+    with pytest.raises(FormatError, match="sequence 1 has 2147483648 tokens, at most 2147483647"):
         LegacyDataset(str(tmp_path / "c"))
 
 
