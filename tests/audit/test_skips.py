@@ -323,7 +323,9 @@ def test_flags_and_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
               "--global-batch-size", "8", "--order", "epoch"]  # fmt: skip
     planned = megaindex(*tokens, "--skip-steps", "4", "--skip-documents", "bad")
     assert "1 step dropped, 8 samples" in planned
-    assert "the tokens were not counted" in planned
+    assert "loss masked from step 0 on; the tokens were not counted" in planned
+    planned = megaindex(*tokens, "--skip-documents", "bad", "--remove-skipped")
+    assert "documents removed from step 0 on; the tokens were not counted" in planned
     for wrong, reason in (
         (["--skip", "more/skip.yaml"], "unknown setting moves"),
         (["--skip", "run.yaml"], "unknown setting sequence_length"),
