@@ -215,6 +215,8 @@ def test_numbers_keep_their_type() -> None:
     assert_plain([check_exact("x", Fraction(np.int64(3), np.int64(4)))])
     assert check_fraction("x", 0.1) == check_fraction("x", np.float64(0.1)) == Fraction(1, 10)
     assert_plain([check_fraction("x", Fraction(np.int64(3), np.int64(4)))])
+    longest = Fraction(10**4300, 3)  # which Python does not write
+    assert check_fraction("x", longest) == longest
     assert check_integer("x", True) == 1
     assert type(check_integer("x", True)) is int
     assert type(check_number("x", np.float32(0.5))) is float
