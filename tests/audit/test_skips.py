@@ -326,8 +326,10 @@ def test_flags_and_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "loss masked from step 0 on; the tokens were not counted" in planned
     planned = megaindex(*tokens, "--skip-documents", "bad", "--remove-skipped")
     assert "documents removed from step 0 on; the tokens were not counted" in planned
+    (folder / "more" / "twice.yaml").write_text("steps: 2-3\nsteps: 4-5\n")
     for wrong, reason in (
         (["--skip", "more/skip.yaml"], "unknown setting moves"),
+        (["--skip", "more/twice.yaml"], "steps is given twice"),
         (["--skip", "run.yaml"], "unknown setting sequence_length"),
         (["--skip", "gone.yaml"], "does not exist"),
         (["--move-skipped"], "--move-skipped needs --skip-steps"),

@@ -104,6 +104,7 @@ def test_paths_of_a_split_are_weighed_alike_by_default() -> None:
         ({"num_nodes": 0}, 20),
         ({"num_gpus": 0}, 20),
         ({"num_gpus": 4}, 12),
+        ({"num_gpus": 1}, 3),
         ({"num_nodes": 1, "num_gpus": 4}, 4),
         ({"include": "a"}, None),
         ({"exclude": "a"}, None),
