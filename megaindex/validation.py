@@ -202,7 +202,7 @@ def check_weights(
     """Return the weights of ``count`` sources, each checked by `check_weight`; not all are 0."""
     if len(values) != count:
         raise InvalidArgument(
-            f"{name} must be {count} numbers, one for each source, got {len(values)}"
+            f"{name} must be {count_of(count, 'number')}, one for each source, got {len(values)}"
         )
     weights = [check_weight(f"{name}[{k}]", value, zero=zero) for k, value in enumerate(values)]
     if not any(weights):

@@ -103,7 +103,7 @@ def test_epochs_of_each_source() -> None:
         ({"data_path": ("a",)}, "found --data-path and --tokens-per-epoch"),
         ({"tokens_per_epoch": ("0",)}, "--tokens-per-epoch must be at least 1"),
         ({"tokens_per_epoch": ("lots",)}, "--tokens-per-epoch: 'lots' is not a whole number"),
-        ({"weights": ("1", "2")}, "--weights must be 1 numbers, one for each source, got 2"),
+        ({"weights": ("1", "2")}, "--weights must be 1 number, one for each source, got 2"),
         ({"weights": ("a",)}, r"--weights\[0\] must be positive and finite, got 'a'"),
         ({"weights": ("0",)}, r"--weights\[0\] must be positive and finite, got 0.0"),
         ({"weights": ("-1",)}, r"--weights\[0\] must be positive and finite, got -1.0"),
