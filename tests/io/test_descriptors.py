@@ -13,6 +13,7 @@ from support.files import open_below
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.mapping import DescriptorCache
+from megaindex.io.paths import open_regular
 
 
 @pytest.fixture
@@ -149,3 +150,14 @@ def test_a_child_process_uses_what_is_open(cache: DescriptorCache, files: list[s
 def test_room_for_one_at_least() -> None:
     with pytest.raises(InvalidArgument, match="capacity must be at least 1"):
         DescriptorCache(0)
+
+
+def test_what_is_no_regular_file_does_not_stay_open(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="a folder, not a regular file"):
+        open_regular(str(tmp_path / "folder"))
+    assert open_below(str(tmp_path)) == []
+    descriptor = open_regular(str(tmp_path / "file"))
+    assert open_below(str(tmp_path)) == [str(tmp_path / "file")]
+    os.close(descriptor)

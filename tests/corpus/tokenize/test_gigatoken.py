@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -194,7 +195,7 @@ def test_special_tokens_lie_around_each_text(tmp_path: Path, trained: Path, temp
 def test_ids_without_special_tokens_are_those_of_tokenizers(tmp_path: Path, trained: Path) -> None:
     file = write(tmp_path, trained, ACCEPTED["NFC"])
     plain = module.find_tokenizer(file.path, encoder="gigatoken", add_special_tokens=False)
-    assert_equal(plain, random_texts(300))
+    assert_equal(plain, random_texts(300), [chr(code) for code in (0x80, sys.maxunicode)])
 
 
 def test_a_tokenizer_that_it_cannot_load_is_refused(
