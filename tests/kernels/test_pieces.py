@@ -243,6 +243,7 @@ def test_mates_are_those_of_a_fair_draw(n: int) -> None:
         ({"layers": (0, 3, 2**62)}, "belong together"),
         ({"layers": (0, 4, 2**62)}, "belong together"),
         ({"layers": (0, 2, 99)}, "belong together"),
+        ({"layers": (2, 2, 5)}, "belong together"),  # above one of 5, in bins of 8
         ({"runs": (0, 0, 99)}, "belong together"),
         ({"runs": (0, 1, -5)}, "belong together"),
         ({"layers": (2, 1, 2**63 - 1)}, "belong together"),
