@@ -20,7 +20,7 @@ from support.inputs import for_each
 import megaindex
 from megaindex.index.draws import GreedyDraws
 from megaindex.plan import make_plan
-from megaindex.plan.model import MaskEffect, SkipEffect, epochs_text
+from megaindex.plan.model import MaskEffect, SkipEffect, epochs_text, sizes_text
 from megaindex.recipe import read_recipe
 
 SIZED = {"tokens_per_epoch": 100_000, "sequence_length": 64, "global_batch_size": 8}
@@ -352,3 +352,9 @@ def test_sources_without_loss_are_counted_beyond_the_tenth(sources: int, more: s
         f"loss of {total} tokens masked from step 3 on: s{sources - 1} {sources}, "
     )
     assert line.endswith(f"s{sources - 10} {sources - 9}{more}")
+
+
+def test_up_to_three_sizes_are_named() -> None:
+    assert sizes_text([8, 8]) == "8"
+    assert sizes_text([32, 8, 16]) == "8 or 16 or 32"
+    assert sizes_text([32, 8, 16, 64]) == "8 … 64"

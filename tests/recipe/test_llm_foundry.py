@@ -110,6 +110,16 @@ def test_one_folder_is_one_stream(folder: Path, one: str) -> None:
     assert read_llm_foundry("run.yaml").stages[0].weighting is None
 
 
+def test_streams_are_weighted_by_size_if_none_says_how_much(folder: Path) -> None:
+    alone = CONFIG.replace(", proportion: 0.75", "")
+    (folder / "run.yaml").write_text(alone.replace(", proportion: 0.25", ""))
+    (stage,) = read_llm_foundry("run.yaml").stages
+    assert stage.weighting is not None
+    (folder / "run.yaml").write_text(alone.replace(", proportion: 0.25", ", repeat: 2"))
+    with pytest.raises(InvalidArgument, match="epoch_size, .* is divided by proportions, got 80"):
+        read_llm_foundry("run.yaml")
+
+
 def test_what_a_configuration_leaves_out(folder: Path) -> None:
     """The length of the model, Streaming's seed, complete batches alone; 0 is a seed."""
     assert read("    max_seq_len: ${variables.max_seq_len}\n").sequence_length == 64

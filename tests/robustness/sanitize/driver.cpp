@@ -647,7 +647,9 @@ void drive_pieces() {
   for (int round = 0; round < 60; ++round) {
     const bool large = round % 20 == 0;  // several threads, and lengths of 4096 pieces and more
     const int64_t documents = large ? 200'000 : below(300);
-    const int64_t capacity = large ? 24 + below(20) : 1 + below(40), most = below(3) * below(9);
+    const bool is_word = round % 5 == 1;  // capacities about that of a word of rooms
+    const int64_t capacity = large ? 24 + below(20) : is_word ? 63 + below(3) : 1 + below(40);
+    const int64_t most = below(3) * below(9);
     const auto rule = static_cast<LongDocuments>(below(3));
     std::vector<int32_t> sizes(static_cast<size_t>(documents));
     for (auto& size : sizes) size = static_cast<int32_t>(below(below(9) ? 30 : 400));
