@@ -298,11 +298,12 @@ class _Demo:
         owners = np.searchsorted(starts, unseen, side="right") - 1
         documents, tokens = np.unique(owners, return_counts=True)
         dropped = index.num_samples - consumed
+        rest = unseen.size - dropped * index.sequence_length
         self._console.print(
             f"left over: {unseen.size:,} of {dataset.num_tokens:,} tokens "
             f"({100 * unseen.size / dataset.num_tokens:.2f} %): {dropped} samples that do not fill "
-            f"a last batch and {unseen.size - dropped * index.sequence_length} tokens that do not "
-            f"fill a last sample, in {documents.size} of {len(dataset):,} documents:"
+            f"a last batch and {rest:,} tokens that do not fill a last sample, "
+            f"in {documents.size:,} of {len(dataset):,} documents:"
         )
         provenance = open_provenance(str(self._prefix))
         assert provenance is not None, "the tokenizer wrote it"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from megaindex.engine import Engine
     from megaindex.index.order_settings import Order
 
+_MAY_BE_EMPTY = ("script_args", "shuffle_names")
 _ELSEWHERE = {"--html": "`megaindex audit RUN --html FILE` writes the page of a run"}
 _MOST_SPREAD = 24  # items of a list in JSON that may have several lines each
 
@@ -85,7 +86,7 @@ class Parser(argparse.ArgumentParser):
                 check_setting(name, value, flag)
                 if value > INT64_MAX:
                     raise InvalidArgument(f"{flag} must be below 2**63, got {shown(value)}")
-            elif empty and name != "script_args":  # such as that of an unset variable
+            elif empty and name not in _MAY_BE_EMPTY:  # such as that of an unset variable
                 part = "" if value in ("", [""]) else f"value {value.index('') + 1} of "
                 raise InvalidArgument(f"{part}{flag} is empty; give a value, or leave it out")
             elif name in ("epochs", "more_epochs") and value is not None:
