@@ -644,12 +644,15 @@ void drive_pieces() {
             "pieces of the longest documents");
     }
   }
+  for (const int64_t capacity : {2, 64, 65, 66, 4160, 4161, 4162}) {  // words of a set of rooms
+    std::vector<int64_t> counts(static_cast<size_t>(capacity + 1));
+    counts[1] = 1;  // leaves the most room
+    check(pack_pieces(counts.data(), capacity, 0, 1, true).layers.size() == 1, "one short piece");
+  }
   for (int round = 0; round < 60; ++round) {
     const bool large = round % 20 == 0;  // several threads, and lengths of 4096 pieces and more
     const int64_t documents = large ? 200'000 : below(300);
-    const bool is_word = round % 5 == 1;  // capacities about that of a word of rooms
-    const int64_t capacity = large ? 24 + below(20) : is_word ? 63 + below(3) : 1 + below(40);
-    const int64_t most = below(3) * below(9);
+    const int64_t capacity = large ? 24 + below(20) : 1 + below(40), most = below(3) * below(9);
     const auto rule = static_cast<LongDocuments>(below(3));
     std::vector<int32_t> sizes(static_cast<size_t>(documents));
     for (auto& size : sizes) size = static_cast<int32_t>(below(below(9) ? 30 : 400));
