@@ -338,7 +338,12 @@ def test_arguments_of_another_kind_are_refused(change: dict[str, Any], message: 
         ([0.5, 1j], 2, 4, "weights must be real numbers"),
         (["a", "b"], 2, 4, "weights must be numbers"),
         ([0.5, 0.5], 3, 4, "at most the 2 weights given"),
-        ([0.5, 0.5], 0, 4, r"from 1 to 255 \(uint8\) and at most the 2 weights given, got 0"),
+        (
+            [0.5, 0.5],
+            0,
+            4,
+            r"num_datasets must be from 1 to 255 \(uint8\) and at most the 2 weights given, got 0",
+        ),
         ([0.5, 0.5], 2, 5, "must hold 5 draws"),
         ([1.0] * 256, 256, 4, r"from 1 to 255 \(uint8\)"),
     ],

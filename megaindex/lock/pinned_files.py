@@ -19,6 +19,7 @@ from megaindex.lock.lock_file import Lock, LockedFile, LockedSource
 from megaindex.lock.shape import HASH_DIGITS, LEAST_CHUNK
 from megaindex.objects.files import read_ranges, stat_path
 from megaindex.progress import Bar, silent
+from megaindex.validation import count_of
 
 Folder = str | os.PathLike[str]
 
@@ -187,7 +188,7 @@ def sound_paths(lock: Lock, search: Folder | None = None) -> list[str]:
         more = len(missing) - 1
         raise MissingFile(
             f"{missing[0]}: {lock.path} names this pair, and its .idx or .bin does not exist"
-            + (f", nor those of {more} other pair{'s' * (more > 1)}" if more else "")
+            + (f", nor those of {count_of(more, 'other pair')}" if more else "")
             + "; restore it, or give the folder that it was moved to as search"
         )
     paths = [path for path in found if path is not None]

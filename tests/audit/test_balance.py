@@ -19,6 +19,7 @@ from megaindex.audit import audit, run_of_index
 from megaindex.audit.balance import BINS, model_balance
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
+from megaindex.run.run import Run
 
 COST = CostModel(linear=8, attention=1)
 
@@ -35,14 +36,11 @@ def run_of(prefix: Path, *more: object) -> list[object]:
 
 
 def test_against_plain_loops(prefix: Path) -> None:
-    index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
-    stream = run_of_index(
-        index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
-    )
+    stream = twenty_steps(prefix)
     model = model_balance(stream, COST)
     work, documents = [], []
     for sample in range(240):
-        lengths = index.locate([sample]).length.tolist()
+        lengths = stream.index.locate([sample]).length.tolist()
         documents.append(len(lengths))
         lengths[-1] -= 1  # the label
         work.append(8 * 16 + sum(n**2 for n in lengths))
@@ -63,14 +61,19 @@ def test_against_plain_loops(prefix: Path) -> None:
     assert model.step_bounds.tolist() == list(range(21))
 
 
+def twenty_steps(prefix: Path) -> Run:
+    """20 steps of 12 samples, in micro batches of 2 on 3 ranks."""
+    index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
+    return run_of_index(
+        index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
+    )
+
+
 def test_the_curve_of_many_steps_has_their_means(
     prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 20 steps in 3 points: of 6, 7 and 7 steps."""
-    index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
-    stream = run_of_index(
-        index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
-    )
+    stream = twenty_steps(prefix)
     each = model_balance(stream, COST)
     monkeypatch.setattr("megaindex.audit.balance._POINTS", 3)
     model = model_balance(stream, COST)
@@ -83,10 +86,7 @@ def test_the_rows_of_many_steps_are_spread_over_the_run(
     prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 107 rows in steps of 12, 8 steps of 20."""
-    index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
-    stream = run_of_index(
-        index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
-    )
+    stream = twenty_steps(prefix)
     each = model_balance(stream, COST)
     monkeypatch.setattr("megaindex.audit.balance._MOST_ROWS", 107)
     model = model_balance(stream, COST)
@@ -240,10 +240,7 @@ def test_squares_of_a_step_fit_64_bits(tmp_path: Path, rows: int) -> None:
 
 def test_ranks_that_share_a_row(prefix: Path) -> None:
     """Two ranks a row: time is lost to the slowest of all six."""
-    index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
-    stream = run_of_index(
-        index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
-    )
+    stream = twenty_steps(prefix)
     shared = {
         name: model_balance(
             stream, CostModel(linear=8, attention=1, context_parallel_size=2, partition=name)
@@ -254,7 +251,7 @@ def test_ranks_that_share_a_row(prefix: Path) -> None:
     assert shared["document"].by_round == alone.by_round
     work = np.zeros((240, 2))
     for sample in range(240):
-        spans = index.locate([sample])
+        spans = stream.index.locate([sample])
         for begin, end in zip(*(each.tolist() for each in spans.bounds_in_samples()), strict=True):
             for place in range(begin, min(end, 16)):
                 work[sample, int(4 <= place < 12)] += 2 * (place - begin) + 1

@@ -240,7 +240,13 @@ def test_names_are_escaped(tmp_path: Path) -> None:
             "Choose a whole number of",
         ),
         ("epoch", "2", "seen twice or more, at most 2 times", "boundaries of epochs"),
-        ("paddlenlp", "3.3", "seen twice or more, at most 4", "or end the run with a whole epoch"),
+        (
+            "paddlenlp",
+            "3.3",
+            "seen twice or more, at most 4",
+            "--separate-final-epoch never`; this page then shows the share never seen), or end the "
+            "run with a whole epoch.",
+        ),
     ],
 )
 def test_findings_of_one_source(

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support import messages, outputs
 
 if __name__ == "__main__":
+    os.environ["COLUMNS"] = "80"
     for page in (messages, outputs):
         text = page.PAGE.read_text()
         with tempfile.TemporaryDirectory() as folder:

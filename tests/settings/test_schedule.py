@@ -105,6 +105,7 @@ def test_thresholds_are_tokens_as_in_megatron() -> None:
         ("0", "TOKENS:BATCH"),
         ("5B:3", "start at 0"),
         ("0:4 0:8", "differ by at least one sample"),
+        ("0:4 10:8", "differ by at least one sample"),
         ("0:4 1023:8", "differ by at least one sample"),
         ("0:0", "at least 1"),
         ("0:x", "number"),

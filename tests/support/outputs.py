@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from support.command_line import cli
 from support.corpora import write_corpus, write_pairs
+from support.messages import COMMAND
 
 PAGE = Path(__file__).parents[1] / "golden" / "outputs.txt"
-COMMAND = "$ megaindex "
 FILE = "$ cat "
 _VARIES = {
     r"in \d+\.\d+ s\b": "in 0.01 s",
@@ -73,9 +72,8 @@ torchrun --nproc_per_node $GPUS pretrain_gpt.py --seq-length 256 --micro-batch-s
 
 
 def prepare() -> None:
-    """Write the files of the page into the working folder, and set the width of its lines."""
-    os.environ["COLUMNS"] = "80"
-    write_pairs(web=300, code=120, other=300)
+    """Write the files of the page into the working folder."""
+    write_pairs(web=300, code=120)
     write_corpus(Path("few"), [40, 0, 77, 500, 8, 31, 300, 64] * 4, np.uint16)
     for name, text in FILES.items():
         Path(name).write_text(text)
