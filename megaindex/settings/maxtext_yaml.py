@@ -135,18 +135,30 @@ class MaxTextConfig:
         """Return the entries of ``grain_train_files`` or ``grain_eval_files``."""
         mixture = self.values.text("grain_train_mixture_config_path")
         if name == "grain_train_files" and mixture:
-            path = inside(self.folder, mixture)
-            entries = Section(path, load_mapping(path, f"{FLAG}: grain_train_mixture_config_path"))
-            sections = {key: entries.section(key) for key, _ in entries.items()}
-            weights = {key: section.fraction("weight") for key, section in sections.items()}
-            return [
-                self._entry(key, section.text("path"), weights[key], section.where)
-                for key, section in sections.items()
-            ]
+            return self._mixture(mixture)
         parts = [part for part in self.values.text(name).split(";") if part.strip()]
         if not parts:
             raise InvalidArgument(f"{self.values.called(name)} is missing: the files of the data")
         return [self._part(part.strip(), len(parts) > 1, name) for part in parts]
+
+    def _mixture(self, file: str) -> list[DataFiles]:
+        """Return the entries of the file that ``grain_train_mixture_config_path`` names."""
+        where = self.values.called("grain_train_mixture_config_path")
+        if self.values.text("grain_file_type") != "arrayrecord":
+            raise InvalidArgument(
+                f"{where}: MaxText reads it for grain_file_type arrayrecord alone; write its files "
+                "into grain_train_files"
+            )
+        path = inside(self.folder, file)
+        entries = Section(path, load_mapping(path, f"{FLAG}: grain_train_mixture_config_path"))
+        files = []
+        for key in entries.values:
+            section = entries.section(key)
+            weight = section.fraction("weight")
+            if weight is None:
+                raise InvalidArgument(f"{section.called('weight')} is missing: MaxText needs it")
+            files.append(self._entry(key, section.text("path"), weight, section.where))
+        return files
 
     def _part(self, part: str, weighted: bool, name: str) -> DataFiles:
         where = self.values.called(name)
@@ -287,8 +299,8 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
     train = _blend(config, "grain_train_files")
     split = values.values.get("mmap_npy_split")
     shares = [share for share in str(split or "").split(",") if share.strip()]
-    if len(shares) > 2:
-        raise values.error("mmap_npy_split", "two shares, of training and evaluation")
+    if len(shares) > 3 or any(share.strip("0. ") for share in shares[2:]):
+        raise values.error("mmap_npy_split", "two shares, of training and evaluation, then 0")
     evaluates = config.number("eval_interval") > 0
     settings: dict[str, Any] = {
         "order": "megatron",
@@ -300,11 +312,17 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
         "train_iters": config.steps,
         "eval_iters": config.count("eval_steps") if evaluates else 0,
     }
+    evaluated = _blend(config, "grain_eval_files") if evaluates else train
     if evaluates and not shares:
         settings["train_data_path"] = train
-        settings["valid_data_path"] = _blend(config, "grain_eval_files")
+        settings["valid_data_path"] = evaluated
+    elif evaluated != train:
+        raise InvalidArgument(
+            f"{values.called('mmap_npy_split')}: the shares are those of one blend here; write "
+            "grain_train_files and grain_eval_files alike, or leave the split out"
+        )
     else:
-        split = ",".join([*shares, "0"]) if shares else "1,0,0"
+        split = ",".join([*shares[:2], "0"]) if shares else "1,0,0"
         settings |= {"data_path": train, "split": split}
     if evaluates:
         settings |= {

@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_corpus(tmp_path / name, np.array(lengths))
     (tmp_path / "base.yml").write_text("steps: 5\nnum_epoch: 3\ndata_shuffle_seed: 7\n")
     (tmp_path / "run.yml").write_text(CONFIG)
+    (tmp_path / "mix.json").write_text('{"a": {"path": "web"}}')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -138,10 +139,15 @@ def test_evaluation_files_of_megatron_order(folder: Path) -> None:
     blend = [*words[:2], "grain_train_files=x|web,1;y|chat,0;z|code,3"]
     run = resolve(read_settings({"maxtext_config": blend, "world_size": 4}))
     assert [source.path for source in run.data.train] == ["web", "code"]
-    shares = [*words, "eval_steps=2", "mmap_npy_split=90,10"]
-    run = resolve(read_settings({"maxtext_config": shares, "world_size": 4}))
-    assert [source.path for source in run.data.train] == ["web"]
-    assert run.data.split is not None
+    one = [*words, "eval_steps=2", "grain_eval_files=z|web"]
+    splits = []
+    for split in ("90,10", "90,10,0", "90,10,0.0"):
+        shares = [*one, f"mmap_npy_split={split}"]
+        run = resolve(read_settings({"maxtext_config": shares, "world_size": 4}))
+        assert [source.path for source in run.data.train] == ["web"]
+        splits.append(run.data.split)
+    assert splits[0] is not None
+    assert splits[1:] == splits[:1] * 2
     for interval, evaluates in ((-1, False), (0, False), (1, True)):
         words[-1] = f"eval_interval={interval}"
         found = read_settings({"maxtext_config": [*words, *files[-2:]], "world_size": 4})
@@ -186,6 +192,23 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
         (("grain_train_files=.",), "is not one file; join its shards with `megaindex merge`"),
         (("eval_interval=3", "grain_eval_files=web,1;code,1"), "evaluates on one source, got 2"),
         (("grain_file_type=mmap_npy", "mmap_npy_split=1,1,1"), "mmap_npy_split must be two"),
+        (("grain_file_type=mmap_npy", "mmap_npy_split=1,1,0,0"), "mmap_npy_split must be two"),
+        (
+            (
+                "grain_file_type=mmap_npy",
+                "grain_train_files=x|web",
+                "grain_eval_files=x|code",
+                "eval_interval=2",
+                "eval_steps=2",
+                "mmap_npy_split=9,1",
+            ),
+            "mmap_npy_split: the shares are those of one blend here",
+        ),
+        (("grain_train_mixture_config_path=mix.json",), r"mix.json: a.weight is missing"),
+        (
+            ("grain_file_type=mmap", "grain_train_mixture_config_path=mix.json"),
+            "grain_train_mixture_config_path: MaxText reads it for grain_file_type arrayrecord",
+        ),
         (("a=[",), r"a=\[: while parsing"),
         (("grain_train_file=web",), "no setting grain_train_file; did you mean grain_train_files"),
     ],
