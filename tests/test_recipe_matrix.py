@@ -40,7 +40,7 @@ CLUSTERS = ((1, 1), (1, 12), (2, 3), (3, 2), (4, 3), (6, 1), (12, 1))
 """(ranks, micro batch): each divides every batch."""
 
 REFUSED = (
-    "do not fill one batch|less than one batch|is exhausted in step|"
+    "cannot fill a batch|less than one batch|is exhausted in step|"
     "limits of its sources leave|use batching stratified or random|"
     "is exhausted at sample|allows no whole batch"
 )

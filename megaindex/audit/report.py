@@ -17,7 +17,7 @@ from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan.model import SkipEffect, effect_of, json_value
 from megaindex.run.run import Run
-from megaindex.validation import check_kind, percent
+from megaindex.validation import check_kind, count_of, percent
 
 _LEAST_RISE = 0.25
 """Least rise of the mean earlier exposures that counts as a jump."""
@@ -369,7 +369,8 @@ def _repeats(sources: list[SourceCounts]) -> Iterator[str]:
         )
     rest = len(repeated) - _MOST_NAMED
     if rest > 0:
-        yield f"{rest:,} more sources repeat; the table of sources lists the steps."
+        verb = "repeats" if rest == 1 else "repeat"
+        yield f"{count_of(rest, 'more source')} {verb}; the table of sources lists the steps."
     if repeated and len(repeated) < len(sources):
         yield f"{len(sources) - len(repeated):,} of {len(sources):,} sources never repeat."
 

@@ -95,13 +95,13 @@ def steps_of(run: Run, document: int, source: int = 0) -> list[Serving]:
     return list(servings(run, runs_of(run, [document], source)))
 
 
-def source_of(run: Run, text: str | None) -> int:
+def source_of(run: Run, text: str | None, flag: str = "--source") -> int:
     """Return the number of a source given by name or by number; of a run of one, None is that one.
 
     Raises:
-        InvalidArgument: it is unknown, or missing with several sources.
+        InvalidArgument: it is unknown, or missing with several sources; the message names ``flag``.
     """
-    return source_number(text, [source.name for source in run.sources], "--source")
+    return source_number(text, [source.name for source in run.sources], flag)
 
 
 def runs_of(run: Run, documents: npt.ArrayLike, source: int = 0) -> TokenRuns:

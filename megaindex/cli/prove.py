@@ -63,7 +63,7 @@ def _prove_absence(options: argparse.Namespace) -> int:
         run,
         read_ids(path),
         from_step=options.from_step,
-        source=source_of(run, source),
+        source=source_of(run, source, "--absent"),
         checkpoints=_steps(options.checkpoints),
     )
     if options.json:

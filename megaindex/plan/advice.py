@@ -31,6 +31,7 @@ from megaindex.run.sizing import Sizing, own_buffers, own_sources
 from megaindex.run.target import ResolvedTarget
 from megaindex.settings.run_settings import RunSettings
 from megaindex.settings.settings import ADAPTERS, adapter_call
+from megaindex.validation import count_of
 
 _COMMON_BUFFER = 1.005
 _SHOWN_WARNINGS = 3
@@ -418,8 +419,8 @@ def _uneven_epochs(run: RunSettings, rows: Sequence[Row]) -> Iterator[str]:
     worst = max(short, key=lambda row: (row.drawn or 0) / (row.distinct or 1))
     yield (
         f"{worst.split}: train_epochs draws equally from all paths, whatever their size: "
-        f"{len(short)} of {len(rows)} sources are repeated, such as {worst.name} ({worst.drawn} "
-        f"drawn, {worst.samples_per_epoch} in its epoch); use train_iters, with weights by size"
+        f"{_of(short, rows)} repeated, such as {worst.name} ({worst.drawn} drawn, "
+        f"{worst.samples_per_epoch} in its epoch); use train_iters, with weights by size"
     )
 
 
@@ -664,10 +665,14 @@ def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
     if repeated:
         worst = max(repeated, key=lambda row: row.epochs or 0)
         yield (
-            f"{worst.split}: {len(repeated)} of {len(rows)} sources are repeated, such as "
-            f"{worst.name} ({worst.drawn} drawn, {worst.samples_per_epoch} in an epoch); lower "
+            f"{worst.split}: {_of(repeated, rows)} repeated, such as {worst.name} "
+            f"({worst.drawn} drawn, {worst.samples_per_epoch} in an epoch); lower "
             "--eval-iters or widen --split to evaluate on each sample once"
         )
+
+
+def _of(some: Sequence[Row], rows: Sequence[Row]) -> str:
+    return f"{len(some)} of {count_of(len(rows), 'source')} {'is' if len(some) == 1 else 'are'}"
 
 
 def _empty_sources(run: RunSettings, rows: Sequence[Row]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_lim
 from megaindex.settings.batch_schedule import BatchSchedule, Steps, StepSizes, steps_of
 from megaindex.settings.past import PastRead
 from megaindex.settings.recipe import LENGTH_KEYS, Recipe, RecipeStage, Rounds, shown
+from megaindex.validation import count_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -565,7 +566,7 @@ class _LayoutBuilder:
                     self.masked, end = end - wanted, wanted
         if made + steps < 1:
             raise InvalidArgument(
-                f"stage {stage.name}: its {wanted - begin} samples do not fill one batch of "
+                f"stage {stage.name}: {count_of(wanted - begin, 'sample')} cannot fill a batch of "
                 f"{batch.samples_after(1, begin) - begin}; make it longer"
                 + (", or use tail pad" if is_last else "")
             )

@@ -86,7 +86,7 @@ def test_what_is_refused() -> None:
     for words, said in (
         (("ids",), "--from-step"), (("ids", "--from-step", "60"), "from 0 to 59, got 60"),
         (("ids", "--from-step", "-1"), "from 0 to 59"),
-        (("ids:code", "--from-step", "1"), "unknown source code"),
+        (("ids:code", "--from-step", "1"), "--absent: unknown source code"),
         (("none", "--from-step", "1"), "none"),
         (("ids", "--from-step", "1", "--checkpoints", "1,x"), "--checkpoints must be steps"),
         (("ids", "--from-step", "1", "--checkpoints", "61"), "from 0 to 60, got 61"),

@@ -291,7 +291,7 @@ def test_empty_and_tiny_evaluation_sets_are_forecast(tmp_path: Path) -> None:
     words = ["--data-path", tmp_path / "few", "--seq-length", 64, "--global-batch-size", 8]
     plan = plan_json(*words, "--train-iters", 5, "--split", "97,2,1", "--eval-iters", 1)
     assert any("test: no token in" in text and "without end" in text for text in plan["warnings"])
-    assert any("valid: 1 of 1 sources are repeated" in text for text in plan["warnings"])
+    assert any("valid: 1 of 1 source is repeated" in text for text in plan["warnings"])
     neox = plan_json(*words, "--train-iters", 5, "--split", "969,30,1", "--order", "neox")
     assert any("no evaluation of it" in text for text in neox["warnings"])
 

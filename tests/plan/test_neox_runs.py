@@ -320,7 +320,7 @@ def test_of_a_source_with_one_sample_that_sample_comes_again(tmp_path: Path) -> 
     assert (one.built, one.drawn, one.distinct, more.drawn) == (1, 5, 1, 4)
     assert one.coverage.tokens == pytest.approx((1 / 9, 0, 0, 0, 0, 8 / 9))
     (uneven,) = (text for text in plan.warnings if text.startswith("train: train_epochs draws"))
-    assert f"1 of 2 sources are repeated, such as {one.name} (5 drawn, 1 in its epoch)" in uneven
+    assert f"1 of 2 sources is repeated, such as {one.name} (5 drawn, 1 in its epoch)" in uneven
     write_corpus(tmp_path / "two", [17])
     paths = {f"{split}_data_paths": ["@two", "@one", "@more"] for split in SPLITS}
     plan = make_plan(run_of({"corpora": {}, "prompts": {}, "keys": {**keys, **paths}}, tmp_path))

@@ -98,7 +98,7 @@ def resolved(recipe: Recipe, sizes: tuple[SourceSize, ...]) -> RecipeLayout | No
         return resolve_recipe(recipe, sizes)
     except InvalidArgument as error:
         if re.search(
-            r"do not fill one batch|than one batch|stages follow|no whole batch", str(error)
+            r"cannot fill a batch|than one batch|stages follow|no whole batch", str(error)
         ):
             return None
         raise
@@ -267,7 +267,7 @@ def test_batches_of_one_stream() -> None:
         ({"stages": [stage_of("x", {"a": 1}, steps(1))] * 2}, "two stages are called x"),
         ({"stages": [stage_of("x", {"a": 1}, steps(1), first_step=3)]}, "is to begin with step 3"),
         ({"stages": [stage_of("x", {"a": 1}, Target(kind="samples", value=Fraction(3)))]},
-         "its 3 samples do not fill one batch of 4"),
+         "3 samples cannot fill a batch of 4"),
         ({"stages": []}, "at least one source and one stage"),
         ({"exhaustion": "pad"}, "exhaustion must be one of"),
         ({"micro_batch_size": 3}, "global batch size 4 must be a multiple of"),

@@ -925,7 +925,7 @@ def test_shapes_that_do_not_fit_are_refused(folder: Path) -> None:
     assert open_recipe(replace(recipe, stages=stages(first, second, again))).layout.num_steps == 15
     assert open_recipe(replace(recipe, stages=stages(again), **changes)).layout.num_steps == 3
     few = replace(third, length=Target(kind="tokens", value=Fraction(33)))
-    assert "stage longest: its 1 samples do not fill one batch of 2" in refused(
+    assert "stage longest: 1 sample cannot fill a batch of 2" in refused(
         recipe, stages=stages(first, second, few)
     )
 
