@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.io.paths import inside, is_remote
 from megaindex.settings.batch_schedule import BatchSchedule
@@ -48,17 +49,38 @@ _WITHOUT_EFFECT = (
     "sampling_granularity", "allow_unsafe_types", "replication", "stream_name", "stream_config",
     "eos_token_id", "bos_token_id", "seq_parallel_replication", "auto_packing_replication",
     "max_leftover_bins_to_keep", "allow_pad_trimming", "pad_to_longest", "target_responses",
-    "preprocessing_fn", "hf_kwargs",
+    "preprocessing_fn", "hf_kwargs", "override_eos_token_id_mismatch_error",
+    "override_bos_token_id_mismatch_error",
 )  # fmt: skip
+_READ = (
+    "max_seq_len", "global_train_batch_size", "device_train_microbatch_size", "max_duration",
+    "eval_interval", "eval_subset_num_batches", "device_eval_batch_size", "train_loader",
+    "eval_loader", "train_subset_num_batches", "eval_first",
+)  # fmt: skip
+# settings that no file is read with, their value that changes nothing, and what to do instead
+_REFUSED = {
+    "train_subset_num_batches": (-1, "every epoch would end early; give the batches of all in "
+                                     "max_duration"),
+    "eval_first": (False, "a recipe does not evaluate before the first step"),
+}  # fmt: skip
+# parts of other sections that change which samples are read
+_CHANGES_SAMPLES = {
+    ("callbacks", "curriculum_learning"): "write a recipe with a stage for each of its mixtures",
+    ("algorithms", "seq_length_warmup"): "write a recipe with a stage for each sequence_length",
+}
+_DURATION = re.compile(
+    r"\s*(\d[\d_]*(?:\.\d*)?(?:e\+?\d{1,2})?)\s*(ep|ba|sp|tok)\s*", re.IGNORECASE
+)
 
 
 def read_llm_foundry(path: str | os.PathLike[str], *, devices: int | None = None) -> Recipe:
     """Return the run that a training configuration of LLM-Foundry describes.
 
     A stream's folder of MDS shards, ``local`` and ``split`` joined, is the prefix of a .bin/.idx
-    pair: of ``local: mds/web`` and ``split: train``, ``mds/web/train.bin`` and ``.idx``. The loader
-    ``finetuning`` takes the loss mask from the pair with ``_loss_mask`` behind that prefix. The
-    keys were those of LLM-Foundry 0.22 and Streaming 0.13.
+    pair: of ``local: mds/web`` and ``split: train``, ``mds/web/train.bin`` and ``.idx``. A document
+    of the pair, which is a sample of MDS, is a row, cut to max_seq_len. The loader ``finetuning``
+    takes the loss mask from the pair with ``_loss_mask`` behind that prefix. The keys were those of
+    LLM-Foundry 0.22 and Streaming 0.13.
 
     Args:
         path: the YAML file; relative folders in it are relative to its directory.
@@ -69,7 +91,9 @@ def read_llm_foundry(path: str | os.PathLike[str], *, devices: int | None = None
         InvalidArgument: a setting is missing or wrong, or has no counterpart here.
     """
     name, folder = os.fspath(path), Path(path).parent
-    top = Section(name, _resolved(load_mapping(path, "--llm-foundry-config"), name))
+    content = load_mapping(path, "--llm-foundry-config")
+    top = Section(name, _resolved(content, name))
+    _check_other_settings(content, top)
     loader = _loader(top, "train_loader")
     dataset = loader.section("dataset")
     length = dataset.integer("max_seq_len") or top.integer("max_seq_len")
@@ -83,19 +107,16 @@ def read_llm_foundry(path: str | os.PathLike[str], *, devices: int | None = None
     streams = _streams(dataset)
     size = check_between(top.called("global_train_batch_size"),
                          top.integer("global_train_batch_size"), 1)  # fmt: skip
-    micro = None
-    if top.values.get("device_train_microbatch_size", "auto") != "auto":
-        micro = top.integer("device_train_microbatch_size")
     seed = dataset.integer("shuffle_seed")
     return Recipe(
         sequence_length=length,
         batch=BatchSchedule.constant(size),
         sources=tuple(_source(key, each, loader, folder) for key, each in streams.items()),
-        stages=(_stage(dataset, streams, _duration(top)),),
+        stages=(_stage(loader, streams, _duration(top, size, length)),),
         seed=_SEED if seed is None else seed,
         tail="drop" if loader.flag("drop_last", True) else "pad",
         evaluation=_evaluation(top, folder, devices),
-        micro_batch_size=micro,
+        micro_batch_size=_micro_batch_size(top, size, devices),
         data_parallel_size=devices,
     )
 
@@ -135,13 +156,32 @@ def _resolved(content: Mapping[str, Any], file: str) -> dict[str, Any]:
         text = _REFERENCE.sub(lambda found: str(look_up(found[1])), value)
         return text if text == value else replaced(text, depth + 1)
 
-    return {
-        key: replaced(content[key])
-        for key in ("max_seq_len", "global_train_batch_size", "device_train_microbatch_size",
-                    "max_duration", "eval_interval", "eval_subset_num_batches",
-                    "device_eval_batch_size", "train_loader", "eval_loader")
-        if key in content
-    }  # fmt: skip
+    return {key: replaced(content[key]) for key in _READ if key in content}
+
+
+def _check_other_settings(content: Mapping[str, Any], top: Section) -> None:
+    """Refuse what changes the samples, or their number, in a way that a recipe does not."""
+    for key, (plain, remedy) in _REFUSED.items():
+        if top.values.get(key, plain) != plain:
+            raise InvalidArgument(f"{top.called(key)} must be {str(plain).lower()}: {remedy}")
+    for (part, name), remedy in _CHANGES_SAMPLES.items():
+        given = content.get(part)
+        if isinstance(given, Mapping) and name in given:
+            raise InvalidArgument(
+                f"{top.where}: {part}.{name} changes the samples in mid-run; {remedy}"
+            )
+
+
+def _micro_batch_size(top: Section, size: int, devices: int | None) -> int | None:
+    """Return the rows of a micro batch; None if LLM-Foundry finds them, or they divide no batch.
+
+    LLM-Foundry lowers them to the rows of a device, and its last micro batch may be smaller.
+    """
+    if top.values.get("device_train_microbatch_size", "auto") == "auto":
+        return None
+    micro = top.integer("device_train_microbatch_size")
+    rows = size if devices is None or size % devices else size // devices
+    return None if micro is None or (0 < micro < rows and rows % micro) else min(micro, rows)
 
 
 def _loader(top: Section, name: str) -> Section:
@@ -155,7 +195,12 @@ def _loader(top: Section, name: str) -> Section:
                 f"{dataset.called(key)}: a Hugging Face dataset has no token files; {TOKENIZE}, "
                 "and give a stream with local: PREFIX"
             )
-    dataset.known(*_DATASET, *_WITHOUT_EFFECT)
+    if dataset.values.get("mlm_probability") is not None:
+        raise InvalidArgument(
+            f"{dataset.called('mlm_probability')}: random tokens of the rows would be replaced; "
+            "set it to null"
+        )
+    dataset.known(*_DATASET, *_WITHOUT_EFFECT, "hf_name", "safe_load", "mlm_probability")
     if dataset.text("sampling_method", "balanced") != "balanced":
         raise InvalidArgument(
             f"{dataset.called('sampling_method')}: fixed draws the same samples in each epoch; a "
@@ -187,7 +232,7 @@ def _source(name: str, stream: Section, loader: Section, folder: Path) -> Recipe
     dataset = loader.section("dataset")
     prefix = _prefix(stream, folder)
     if loader.text("name") == "text":
-        return RecipeSource(name=name, path=prefix)
+        return RecipeSource(name=name, path=prefix, kind="finetuning", packed=False)
     if not dataset.flag("decoder_only_format", False):
         raise InvalidArgument(
             f"{dataset.called('decoder_only_format')} must be true: encoder-decoder models read "
@@ -205,8 +250,14 @@ def _source(name: str, stream: Section, loader: Section, folder: Path) -> Recipe
         path=prefix,
         kind="finetuning",
         loss_mask="" if everything else mask,
-        packed=dataset.values.get("packing_ratio") not in (None, 1, 1.0),
+        packed=_is_packed(loader),
     )
+
+
+def _is_packed(loader: Section) -> bool:
+    dataset = loader.section("dataset")
+    ratio = dataset.values.get("packing_ratio")
+    return loader.text("name") == "finetuning" and ratio not in (None, 1, 1.0)
 
 
 def _prefix(stream: Section, folder: Path) -> str:
@@ -225,12 +276,18 @@ def _prefix(stream: Section, folder: Path) -> str:
     return place
 
 
-def _stage(dataset: Section, streams: Mapping[str, Section], length: Target) -> RecipeStage:
+def _stage(loader: Section, streams: Mapping[str, Section], length: Target) -> RecipeStage:
+    dataset = loader.section("dataset")
     size = dataset.integer("epoch_size")
     drawn = tuple(Stream(source=name, **section.given(Stream)) for name, section in streams.items())
     by_size = size is not None and all(
         (each.proportion, each.repeat, each.choose) == (None, None, None) for each in drawn
     )
+    if _is_packed(loader) and (size is not None or any(each.choose for each in drawn)):
+        raise InvalidArgument(
+            f"{dataset.where}: epoch_size and choose count examples, of which packing_ratio puts "
+            "several into a row; leave one of them out"
+        )
     batching: Any = dataset.text("batching_method", "random")
     return RecipeStage(
         name="train",
@@ -243,19 +300,27 @@ def _stage(dataset: Section, streams: Mapping[str, Section], length: Target) -> 
     )
 
 
-def _duration(top: Section) -> Target:
-    """Return the length of ``max_duration``: an integer counts epochs."""
+def _duration(top: Section, size: int, length: int) -> Target:
+    """Return the length of ``max_duration``: an integer counts epochs.
+
+    Composer trains whole batches until the samples or tokens are reached.
+    """
     kind, value = _time(top, "max_duration")
+    if kind == "tokens" and top.section("train_loader").text("name") == "finetuning":
+        raise top.error("max_duration", "in ep, ba or sp: of rows with padding, tokens are unknown")
+    if kind in ("samples", "tokens"):
+        value = ceil_div(value, size if kind == "samples" else size * length)
+        kind = "iterations"
     return Target(kind=kind, value=Fraction(value))
 
 
 def _time(top: Section, name: str) -> tuple[TargetKind, int]:
     given = top.values.get(name)
-    found = re.fullmatch(r"\s*(\d+)\s*(ep|ba|sp|tok)\s*", f"{given}ep" if type(given) is int
-                         else str(given))  # fmt: skip
-    if found is None or int(found[1]) < 1:
+    found = _DURATION.fullmatch(f"{given}ep" if type(given) is int else str(given))
+    value = Fraction(found[1].replace("_", "")) if found else Fraction(0)
+    if found is None or value < 1 or value.denominator != 1:
         raise top.error(name, "a number with its unit ep, ba, sp or tok, such as 4800ba")
-    return _UNITS[found[2]], int(found[1])
+    return _UNITS[found[2].lower()], int(value)
 
 
 def _evaluation(top: Section, folder: Path, devices: int | None) -> RecipeEvaluation | None:
@@ -277,13 +342,20 @@ def _evaluation(top: Section, folder: Path, devices: int | None) -> RecipeEvalua
             "streams; keep one"
         )
     (stream,) = streams.values()
-    kind, interval = _time(Section(top.file, {"eval_interval": 1, **top.values}), "eval_interval")
+    top = Section(top.file, {"eval_interval": "1ep", **top.values})
+    kind, interval = _time(top, "eval_interval")
     if kind != "iterations":
-        raise top.error("eval_interval", "a number of batches, such as 500ba")
+        raise top.error(
+            "eval_interval", "a number of batches, such as 500ba, or without eval_loader"
+        )
     source = _source("validation", stream, loader, folder)
+    size = top.integer("device_eval_batch_size")
     if top.values.get("eval_subset_num_batches", -1) == -1:
-        return RecipeEvaluation(source=source, interval=interval)
-    batches, size = top.integer("eval_subset_num_batches"), top.integer("device_eval_batch_size")
+        if loader.flag("drop_last", False):
+            raise loader.error("drop_last", "false: here an evaluation reads every sample once")
+        batch = None if devices is None or size is None else size * devices
+        return RecipeEvaluation(source=source, interval=interval, batch_size=batch)
+    batches = top.integer("eval_subset_num_batches")
     if devices is None or size is None:
         raise InvalidArgument(
             f"{top.called('eval_subset_num_batches')} counts batches of device_eval_batch_size "

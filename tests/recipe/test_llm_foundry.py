@@ -87,13 +87,25 @@ def test_a_value_that_is_one_reference_keeps_its_type(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind", "value"),
-    [("3", "epochs", 3), ("48ba", "iterations", 48), ("1000tok", "tokens", 1000),
-     ("64sp", "samples", 64)],
+    [("3", "epochs", 3), ("48ba", "iterations", 48), ("1_0BA", "iterations", 10),
+     ("1023tok", "iterations", 1), ("1.025e3tok", "iterations", 2), ("64sp", "iterations", 4),
+     ("65SP", "iterations", 5), ("2e1tok", "iterations", 1)],
 )  # fmt: skip
 def test_durations(folder: Path, text: str, kind: str, value: int) -> None:
     length = read("max_duration: 2ep", f"max_duration: {text}").stages[0].length
     assert length is not None
     assert (length.kind, length.value) == (kind, value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "devices", "micro"),
+    [("auto", 4, None), (8, None, 8), (17, None, 16), (3, None, None), (4, 4, 4), (8, 4, 4),
+     (3, 4, None)],
+)  # fmt: skip
+def test_micro_batches(folder: Path, rows: object, devices: int | None, micro: int | None) -> None:
+    """LLM-Foundry lowers them to the rows of a device; of 3 in 4 rows the last one has 1."""
+    read("microbatch_size: 4", f"microbatch_size: {rows}")
+    assert read_llm_foundry("run.yaml", devices=devices).micro_batch_size == micro
 
 
 @pytest.mark.parametrize(
@@ -136,8 +148,6 @@ def test_what_a_configuration_leaves_out(folder: Path) -> None:
         ("drop_last: true", "drop_last: false", "pad"),
     ):
         assert read(old, new).tail == tail
-    assert [read("microbatch_size: 4", f"microbatch_size: {size}").micro_batch_size
-            for size in ("auto", 8)] == [None, 8]  # fmt: skip
     # a split of a stream, even none, takes the place of that of all
     (folder / "mds/web.idx").write_bytes((folder / "mds/web/train.idx").read_bytes())
     assert read('web", split: train, ', 'web/", split: null, ').sources[0].path == "mds/web"
@@ -151,10 +161,10 @@ def test_finetuning_takes_loss_masks(folder: Path) -> None:
         )
     for name, count in (("web", 60), ("code", 30)):
         write_corpus(folder / f"mds/{name}/train_loss_mask", np.full(count, 100))
-    recipe = read(
-        "name: text\n  dataset:\n",
-        "name: finetuning\n  dataset:\n    decoder_only_format: true\n    packing_ratio: auto\n",
-    )
+    packed = "    decoder_only_format: true\n    packing_ratio: auto\n"
+    text = CONFIG.replace("name: text\n  dataset:\n", f"name: finetuning\n  dataset:\n{packed}", 1)
+    Path("run.yaml").write_text(text.replace("    epoch_size: 80\n", ""))
+    recipe = read_llm_foundry("run.yaml")
     assert {(source.kind, source.packed) for source in recipe.sources} == {("finetuning", True)}
     assert recipe.sources[0].loss_mask == "mds/web/train_loss_mask"
     (folder / "mds/web/train_loss_mask.idx").unlink()
@@ -174,6 +184,45 @@ def test_batches_of_an_evaluation_need_the_number_of_devices(folder: Path) -> No
     evaluation = read(*change, devices=4).evaluation
     assert evaluation is not None
     assert (evaluation.iterations, evaluation.batch_size) == (2, 8)
+
+
+def test_packed_rows_are_not_counted_as_examples(folder: Path) -> None:
+    for name, count in (("web", 60), ("code", 30)):
+        write_corpus(folder / f"mds/{name}/train_loss_mask", np.full(count, 100))
+    packed = "    decoder_only_format: true\n    packing_ratio: auto\n"
+    loader = ("name: text\n  dataset:\n", f"name: finetuning\n  dataset:\n{packed}")
+    with pytest.raises(InvalidArgument, match="train_loader.dataset: epoch_size and choose count"):
+        read(*loader)
+    text = Path("run.yaml").read_text().replace("    epoch_size: 80\n", "")
+    for old, new, refused in (
+        ("2ep", "2ep", ""),
+        ("proportion: 0.75", "choose: 9", "epoch_size and choose count examples"),
+        ("2ep", "4tok", "max_duration must be in ep, ba or sp: of rows with padding, tokens are"),
+        ("proportion: 0.75", "repeat: 2", ""),
+    ):
+        Path("run.yaml").write_text(
+            text.replace(old, new).replace(
+                "proportion: 0.25", "proportion: 0.25" if new != "repeat: 2" else "repeat: 1"
+            )
+        )
+        if refused:
+            with pytest.raises(InvalidArgument, match=refused):
+                read_llm_foundry("run.yaml")
+        else:
+            assert read_llm_foundry("run.yaml").sources[0].packed
+
+
+def test_rows_are_the_samples_of_mds(folder: Path) -> None:
+    """A document is a row: Streaming counts them, and LLM-Foundry cuts them to max_seq_len."""
+    web = 'streams:\n      web: {local: "${variables.data}/web", split: train, proportion: 0.75}\n'
+    code = '      code: {local: "${variables.data}/code", proportion: 0.25, download_retry: 3}\n'
+    text = CONFIG.replace(web + code, "local: mds/web\n").replace("    epoch_size: 80\n", "")
+    Path("run.yaml").write_text(text)
+    opened = open_recipe(read_llm_foundry("run.yaml"))
+    assert opened.layout.num_samples == 112  # 2 epochs of 60, in 7 batches of 16
+    spans = opened.index.locate(np.arange(60))
+    assert np.array_equal(np.sort(spans.document), np.arange(60))
+    assert (set(spans.offset.tolist()), set(spans.length.tolist())) == ({0}, {65})
 
 
 def test_settings_without_effect_may_be_nested(folder: Path) -> None:
@@ -206,6 +255,26 @@ def test_the_command_plans_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("seed: 17", 'seed: "${variables.seed}${variables.seed}"', "leads to itself, or to too"),
         ("2ep", "2h", "max_duration must be a number with its unit"),
         ("2ep", "0ep", "max_duration must be a number with its unit"),
+        ("2ep", "1.5ep", "max_duration must be a number with its unit"),
+        ("max_duration", "eval_first: true\nmax_duration", "eval_first must be false"),
+        (
+            "max_duration",
+            "train_subset_num_batches: 10\nmax_duration",
+            "train_subset_num_batches must be -1: every epoch would end early",
+        ),
+        (
+            "max_duration",
+            "callbacks: {curriculum_learning: {schedule: []}}\nmax_duration",
+            "callbacks.curriculum_learning changes the samples in mid-run; write a recipe",
+        ),
+        (
+            "max_duration",
+            "algorithms: {seq_length_warmup: {}}\nmax_duration",
+            "algorithms.seq_length_warmup changes the samples in mid-run",
+        ),
+        ("shuffle: true", "shuffle: true\n    mlm_probability: 0.15", "mlm_probability: random"),
+        ("eval_interval: 5ba", "", "eval_interval must be a number of batches, .* got '1ep'"),
+        ("drop_last: false", "drop_last: true", "eval_loader.drop_last must be false"),
         ("5ba", "1ep", "eval_interval must be a number of batches"),
         ("global_train_batch_size: 16", "", "global_train_batch_size"),
         (", proportion: 0.25", "", "give all streams one, or none"),
