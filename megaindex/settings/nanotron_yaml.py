@@ -30,6 +30,7 @@ _TOKENS = (
 _PARALLELISM = (
     "dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication", "recompute_layer",
     "tp_recompute_allgather", "expert_parallel_size", "context_parallel_size",
+    "moe_layer_recompute",  # until June 2025
 )  # fmt: skip
 _STAGE = ("name", "start_training_step", "data", "sequence_length")
 _DATA = ("dataset", "seed", "num_loading_workers")
@@ -45,9 +46,9 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     """Return the run that a Nanotron configuration describes.
 
     A dataset folder is the prefix of a .bin/.idx pair; ``megaindex import nanotron`` writes the
-    .idx of a token file. Nanotron counts steps from 1, a recipe from 0. Each stage reads its
-    datasets on from where the stage before ended, while Nanotron starts them again in each stage.
-    Stages may have a sequence_length of their own, for which Nanotron raises NotImplementedError.
+    .idx of a token file. The pair is read at ``dataset_read_path`` where it is there, as Nanotron
+    reads a copy. Nanotron counts steps from 1, a recipe from 0. Each stage reads its datasets on
+    from where the stage before ended. Stages may have a sequence_length of their own.
 
     Args:
         path: the YAML file; relative folders in it are relative to its directory.
@@ -57,7 +58,7 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
         InvalidArgument: a setting is missing, wrong or unknown to Nanotron, or a dataset has no
             token files.
     """
-    top = Section(os.fspath(path), load_mapping(path, "--nanotron-config"))
+    top = Section(os.fspath(path), load_mapping(path, "--nanotron-config", last_wins=True))
     top.known(*_TOP)
     tokens, folder = top.section("tokens"), Path(path).parent
     tokens.known(*_TOKENS)
@@ -76,13 +77,16 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
             f"{begins[0] + 1}"
         )
     names = [section.text("name", f"stage {k}") for k, section in enumerate(sections)]
-    paths = dict.fromkeys(path for blend in blends for path in blend)
+    paths = {path: inside(folder, path) for blend in blends for path in blend}
+    for section in sections:
+        copies = _copies(section, folder)
+        paths |= {name: copies[name] for name in paths if name in copies}
     # Nanotron's loader takes the seed of the first stage's data
     seed = sections[0].section("data", default={}).integer("seed")
     return Recipe(
         sequence_length=_needed(tokens, "sequence_length"),
         batch=BatchSchedule.constant(global_batch_size(micro, parallel, accumulation)),
-        sources=tuple(RecipeSource(name=path, path=inside(folder, path)) for path in paths),
+        sources=tuple(RecipeSource(name=name, path=place) for name, place in paths.items()),
         stages=tuple(map(_stage, names, blends, begins, [*begins[1:], steps], lengths)),
         seed=_SEED if seed is None else seed,
         micro_batch_size=micro,
@@ -163,8 +167,24 @@ def _blend(stage: Section) -> dict[str, Fraction]:
                 f"{dataset.where}: {path!r} with weight {weight!r}: folders are text, weights "
                 "numbers of at least 0"
             )
-        blend[path] = blend.get(path, Fraction(0)) + share
+        name = path.rstrip("/")
+        blend[name] = blend.get(name, Fraction(0)) + share
     return {path: share for path, share in blend.items() if share > 0}
+
+
+def _copies(stage: Section, folder: Path) -> dict[str, str]:
+    """Return the prefixes of the folders whose pair is at their ``dataset_read_path``."""
+    dataset = stage.section("data").section("dataset")
+    read = dataset.values.get("dataset_read_path")
+    if read is None:
+        return {}
+    named = dataset.values["dataset_folder"]
+    folders = [named] if isinstance(named, str) else list(named)
+    copies = [read] if isinstance(read, str) else read
+    if not isinstance(copies, list) or len(copies) != len(folders):
+        raise dataset.error("dataset_read_path", f"one path for each of {len(folders)} folders")
+    places = zip(folders, (inside(folder, str(copy).rstrip("/")) for copy in copies), strict=True)
+    return {name.rstrip("/"): place for name, place in places if os.path.exists(f"{place}.idx")}
 
 
 def _needed(section: Section, name: str) -> int:

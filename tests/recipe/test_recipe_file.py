@@ -225,9 +225,30 @@ def test_what_a_nanotron_file_leaves_out(tmp_path: Path) -> None:
     assert last.length == Target(kind="iterations", value=Fraction(1))
 
 
+def test_nanotron_reads_copies_where_they_are(tmp_path: Path) -> None:
+    """A folder may end in a slash and be named with and without it; another of its copies is
+    missing. A key twice is YAML that Nanotron takes, and so do the files of its older versions."""
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy/a.idx").touch()
+    folders = "[s3://bucket/a/, b/], dataset_read_path: [copy/a/, copy/b]"
+    text = NANOTRON.replace("[a, b]", folders).replace("tp: 4", "tp: 4, moe_layer_recompute: true")
+    recipe = read_nanotron(written(tmp_path, f"{text}model: {{a: {{b: 1}}, a: {{b: 2}}}}\n"))
+    assert {source.name: source.path for source in recipe.sources} == {
+        "s3://bucket/a": str(tmp_path / "copy/a"),
+        "b": str(tmp_path / "b"),
+        "c": str(tmp_path / "c"),
+    }
+    assert [each.source for each in recipe.stages[1].streams] == ["b", "c"]
+    one = "a, dataset_read_path: copy/a"
+    text = NANOTRON.replace("[a, b], dataset_weights: [0.9, 0.1]", one)
+    assert read_nanotron(written(tmp_path, text)).sources[0].path == str(tmp_path / "copy/a")
+
+
 @for_each(
     ("old", "new", "says"),
     [
+        ("[a, b],", "[a, b], dataset_read_path: [c],", "read_path must be one path for each of 2"),
+        ("[a, b],", "[a, b], dataset_read_path: {a: b},", "must be one path for each of 2 folders"),
         ("start_training_step: 11", "start_training_step: 16", "annealing begins with step 16"),
         ("start_training_step: 1\n", "start_training_step: 2\n", "must have start_training_step 1"),
         ("dataset_weights: [0.9, 0.1]", "dataset_weights: [0.9]", "one weight for each of the 2"),
