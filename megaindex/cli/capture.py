@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         for name, value in call.counting.items():
             print(f"{name}={_line([value])}")
-        print(f"{_line(call.words)}\n\nwrote {options.out}: megaindex plan --megatron-args "
+        print(f"{_line(call.words)}\n\nwrote {options.out}: megaindex plan "
               f"{shlex.quote(options.out)}")  # fmt: skip
     return 0
 

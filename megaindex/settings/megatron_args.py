@@ -189,8 +189,9 @@ def _known_words(
             found.append(word if unknown is None else OpenWord(script.written(word), unknown))
             continue
         several, begins = is_several(word), is_unknown(word[:1])
-        sized = last in (*_NODES, *_GPUS) and not replaced & {"world_size", "data_parallel_size"}
-        single = (follows and last in _ONE_VALUE) or not place
+        counts = last in (*_NODES, *_GPUS)
+        sized = counts and not replaced & {"world_size", "data_parallel_size"}
+        single = (follows and (counts or last in _ONE_VALUE)) or not place
         if not sized and (last in _HONOURED or single or not (several or begins or word[0] == "-")):
             if several:
                 notes.append(
@@ -418,14 +419,14 @@ def _flags(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _world_size(flags: Flags, variables: Mapping[str, Any]) -> int | None:
-    """Return nodes x processes of the launcher, else the variable WORLD_SIZE."""
+    """Return nodes x processes of the launcher; of a command without one, WORLD_SIZE."""
     nodes, gpus = (
         next((flags[flag] for flag in names if flag in flags), None) for names in (_NODES, _GPUS)
     )
     count, each = _count(nodes or ["1"]), _count(gpus or [])
     if count is not None and each is not None:
         return count * each
-    held = variables.get("WORLD_SIZE")
+    held = variables.get("WORLD_SIZE") if nodes is None and gpus is None else None
     return _count([held]) if isinstance(held, str) else None
 
 

@@ -17,6 +17,7 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError, visible
 from megaindex.io.atomic import read_named
 from megaindex.io.paths import check_file, is_remote
 from megaindex.objects.files import stat_path
+from megaindex.settings.capture import is_capture
 from megaindex.settings.settings import argument_names, flag_of
 from megaindex.settings.yaml_sections import parse_yaml
 from megaindex.validation import check_choice, read_number, shown
@@ -304,4 +305,8 @@ def is_lock(raw: bytes) -> bool:
 
 def _is_script(text: str) -> bool:
     known = argument_names("megatron") - {"help"}
-    return bool(_SHELL.match(text)) or any(flag[2:] in known for flag in _FLAG.findall(text))
+    return (
+        is_capture(text)
+        or bool(_SHELL.match(text))
+        or any(flag[2:] in known for flag in _FLAG.findall(text))
+    )

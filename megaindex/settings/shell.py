@@ -51,6 +51,7 @@ _OF_BASH = re.compile(  # has a value that only Bash knows
     r"BASH\w*|SHELLOPTS|FUNCNAME|SHLVL|PIPESTATUS|GROUPS|OLDPWD|DIRSTACK|OPT(IND|ARG)|COLUMNS|"
     r"LINES|REPLY|MAPFILE|[_?!$-]"
 )
+_NUMBER = re.compile(r"\$(S?RANDOM|(EPOCH)?SECONDS|LINENO|E?UID|PPID|SHLVL)")
 _OWN_FOLDER = re.compile(r"\$\((cd\$\()?dirname\$(0|BASH_SOURCE)\)((>/dev/null(2>&1)?)?&&pwd\))?")
 _KEYWORD = re.compile(
     r"for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|coproc|time|[{}]|"
@@ -62,8 +63,8 @@ _HARMLESS = frozenset(  # commands that set nothing and start nothing
      "cat", "cp", "mv", "rm", "ln", "touch", "chmod", "date", "sleep", "wget", "pip"]
 )  # fmt: skip
 _REFUSED = re.compile(  # commands that set names, or change what others mean
-    r"(let|read|mapfile|readarray|getopts|builtin|command(?! -[vV])|wait(?= -)|pushd|popd|declare|"
-    r"typeset|local|readonly|shopt|alias|unalias|enable|hash|bind|printf(?! [\"']?[\w%])|"
+    r"(let|read|return|mapfile|readarray|getopts|builtin|command(?! -[vV])|wait(?= -)|pushd|popd|declare|"
+    r"typeset|local|readonly|shopt|alias|unalias|enable|hash|bind|printf(?= [-\U000f0000-\U0010ffef])|"
     r"(\[|test) (.* )?-v|trap .*\b(?i:DEBUG|ERR|RETURN)|"
     r"set(?! --( |$)|( [-+][euvxo]+| errexit| nounset| pipefail| xtrace)*$))(\s|$)", re.S
 )  # fmt: skip
@@ -126,6 +127,7 @@ class Script:
         self._why, self._ended = "", False
         self._options: set[str] = set()  # e and u of `set`
         self._decides = False  # the status of a condition, which ends no script
+        self._exported = {*environment}
         # variables, parameters "@"; "" stands for all others
         self.state: dict[str, Any] = {**environment, "@": list(arguments), "0": path}
         said, here = environment.get("PWD", ""), os.getcwd()
@@ -340,6 +342,7 @@ class Script:
                 redirected = "\n" in document or self._word() is not None
             elif match and raws[:1] in ([], ["export"]):
                 self._assign(match)
+                self._exported |= {match[1]} if raws and self._runs is not False else set()
                 self._check_export(raws, self._text[start : self._at])
             elif self._char() in _END:
                 break
@@ -398,6 +401,7 @@ class Script:
             (name in ("unset", "export") and not named) or is_unknown(name) or _LOADING.match(text)
         ):
             self._forget(self._why or text)
+        self._exported |= {*words[1:]} if name == "export" else set()
         if name == "set" and words[1:2] != ["--"]:  # what `set +e` ends is still heeded
             letters = {"errexit": "e", "nounset": "u"}
             self._options |= {*"".join(letters.get(w, w * (w[:1] == "-")) for w in words[1:])}
@@ -407,15 +411,31 @@ class Script:
             return self._compare(words[1:-1] if name == "[" else words[1:])
         if self._runs and name == "exit":
             self._exit()
+        elif self._runs and words[-3:-1] == ["bash", "-c"] and self._is_known(words[-1]):
+            self._run_in_bash(words[-1])
         elif self._runs:
             self.commands.append(Command(words, variables, tuple(dict.fromkeys(self._assumed))))
             self._ended = name == "exec" and len(words) > 1
         return None
 
+    def _is_known(self, text: str) -> bool:
+        """Return True for a text that lacks at most names without a value."""
+        unknown = self.unknown_in(text)
+        return unknown is None or unknown.undefined
+
+    def _run_in_bash(self, text: str) -> None:
+        """Run a text in another Bash, which has the exported variables."""
+        held = self.state, self._ended, self._options
+        kept = self._exported | {"", "PWD"}
+        given = {name: one for name, one in self.state.items() if name in kept}
+        self.state, self._options = {**given, "@": [], "0": "bash"}, set()
+        self._run(text)
+        self.state, self._ended, self._options = held
+
     def _sourced(self, words: list[str]) -> str | None:
         """Return the text that is evaluated in place of a command; None if it is not certain."""
         unknown, path = self.unknown_in("".join(words)), "".join(words[1:])
-        if words[0] == "eval" and (unknown is None or unknown.undefined):
+        if words[0] == "eval" and self._is_known("".join(words)):
             return " ".join(words[1:])
         moved = path[:1] != "/" and is_unknown(self._held("PWD") or "")
         if words[0] in ("source", ".") and len(words) == 2 and "/" in path and self._runs:
@@ -508,16 +528,21 @@ class Script:
         """Return the value of ``$((…))`` of integers; that of others may assign."""
         text = _IN_SUM.sub(lambda m: self._defined(self._held(m[1] or m[2]) or ""), piece[3:-2])
         names = {name: self._defined(self._held(name) or "") or "0" for name in _NAME.findall(text)}
-        plain = re.fullmatch(r"(?!.*(\+\+|--|//|\*\*))[\w\s+*/%()-]{1,400}", text, re.A | re.S)
+        shape = _MARK.sub("1", text)
+        plain = re.fullmatch(r"(?!.*(\+\+|--|//|\*\*))[\w\s+*/%()-]{1,400}", shape, re.A | re.S)
         undefined = "u" in self._options and any(self._held(name) is None for name in names)
-        integers = all(map(_INTEGER.fullmatch, names.values()))
-        if plain and integers and self._runs and not undefined:
+        integers = all(_INTEGER.fullmatch(_MARK.sub("1", value)) for value in names.values())
+        marks = _MARK.findall("".join([text, *names.values()]))
+        divides = re.search(r"[/%](?!\s*[1-9])", text)
+        certain = plain and integers and self._runs and not (undefined or (marks and divides))
+        if certain and not marks:
             with suppress(SyntaxError, ValueError, ArithmeticError, LookupError, AttributeError):
                 text = _NAME.sub(lambda match: f"({names[match[0]]})", text)
                 return str(_integer(ast.parse(f"({text})", mode="eval").body))
-        if self._runs and not is_unknown("".join([text, *names.values()])):
+        if self._runs and not marks:
             self._refuse(piece)  # it may be an error, after which a line is not run to its end
-        if self._runs is not False:
+        numbers = all(_NUMBER.fullmatch(self._of(mark).text) for mark in marks)
+        if self._runs is not False and not (certain and numbers):
             self._forget(self._why or piece)
         return self._mark(piece)
 
@@ -587,8 +612,8 @@ class Script:
             return self._text[begin]
         if not self._runs:
             return ""
-        self._spend(sum(100 + len(one) for one in value))
         items = [value] if isinstance(value, str) else value
+        self._spend(sum(100 + len(one) for one in items))
         if splits and not quoted:
             glob = re.search(r"[*?\[]", " ".join(items))
             items = [self._mark(piece)] if glob else items
@@ -637,8 +662,8 @@ class Script:
         self._mode = mode if needs or not mode else False
         word = self._plain_word("}", quoted=True)
         raw, self._mode, self._at = self._text[begin : self._at], mode, self._at + 1
-        if whole := re.fullmatch(r'"([^"\'\\$`\s]+)"', raw):
-            return whole[1], whole[1]
+        if whole := re.fullmatch(r'"([^"\'\\$`\s]*)"', raw):
+            return whole[1], _KEEP + whole[1]
         if re.search(r"[\"'\\~]", raw):
             self._refuse(raw)
         return raw, word

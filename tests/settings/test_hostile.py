@@ -149,14 +149,18 @@ def test_scripts_without_end_or_with_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "world_size"),
     [
-        ("--nproc_per_node --nnodes 2", 8),
+        ("", 8),
+        ("--nproc_per_node --nnodes 2", None),
         ("--nproc_per_node 8 --nnodes", 8),
-        ("--nproc_per_node " + "9" * 5000, 8),
+        ("--nproc_per_node gpu", None),
+        ("--nnodes 2", None),
+        ("--nproc_per_node " + "9" * 5000, None),
         ("--nproc_per_node ٣", 3),  # a number to int(), and so to torchrun
     ],
 )
-def test_launchers_without_a_number(words: str, world_size: int) -> None:
-    """The number of processes is the environment's where the launcher's flags give none."""
+def test_launchers_without_a_number(words: str, world_size: int | None) -> None:
+    """The environment has the number of processes where the command has no launcher: torchrun sets
+    its own, and some platforms set that of nodes."""
     text = f"--seq-length 8 --global-batch-size 4 --data-path /d/a --train-iters 2 {words}"
     settings = read_megatron(text, environment={"WORLD_SIZE": "8"})
     assert settings.world_size == world_size

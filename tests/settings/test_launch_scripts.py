@@ -17,6 +17,7 @@ from megaindex.cli import main
 from megaindex.errors import InvalidArgument
 from megaindex.settings.capture import Call, _read_call, read_capture
 from megaindex.settings.megatron_args import read_megatron
+from megaindex.settings.run_words import kind_of_file
 from megaindex.settings.settings import Settings
 from megaindex.settings.shell import Script
 
@@ -58,6 +59,10 @@ READ = [  # equal to Bash, not refused
     "cat > /dev/null <<END\nSEED=9 $(nothing)\nEND\nSEED=3",
     "SEED=3; unset OTHER; trap 'echo bye' EXIT",
     'echo "SEED=9" ; SEED=3; OUT="run-$(date +%s)"; mkdir -p "/tmp" || exit 1',
+    "X=0; SEED=$((X + 3)); PORT=$((RANDOM % 1000 + 20000)); ARGS+=(--master_port $PORT)",
+    'SEED=7; X=${NOPE:-""}; ARGS+=(--seed $SEED$X)',
+    "printf '=%.0s' {1..100}; SEED=4",
+    "set -e; SEED=5; bash -c 'false; SEED=6'",
     "source ./settings.sh",
     '. "$(dirname "$0")/settings.sh"',
     'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"; source "$HERE/settings.sh"',
@@ -282,6 +287,46 @@ def test_a_computed_value_of_another_argument_is_read(tmp_path: Path) -> None:
         read_megatron(str(script), {})
 
 
+def test_a_computed_number_of_processes_is_replaced(tmp_path: Path) -> None:
+    """By a world size or a data-parallel size that is given; else it is needed."""
+    script = tmp_path / "launch.sh"
+    count = "N=$(nvidia-smi -L | wc -l)\ntorchrun {} pretrain_gpt.py --seq-length 8 --micro-batch-size 1"
+    for words in ("--nproc_per_node $N", "--nproc-per-node=$N", '--nnodes "$N" --nproc_per_node 8'):
+        script.write_text(count.format(words))
+        for given in (Settings(world_size=16), Settings(data_parallel_size=4)):
+            assert read_megatron(str(script), {}, over=given).seq_length == 8
+        with pytest.raises(InvalidArgument, match=r"needs `\$\(nvidia-smi -L"):
+            read_megatron(str(script), {})
+
+
+def test_blends_of_many_sources_are_appended_line_by_line(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    lines = "".join(
+        f'T="${{T}} 14486363187 ${{D}}/stack_{k:04}_text_document"\n' for k in range(90)
+    )
+    command = "torchrun --nproc_per_node 1 pretrain_gpt.py --seq-length 8 --data-path $T\n"
+    script.write_text(f"T=\nD=/{'long' * 20}\n{lines}{command}")
+    path = read_megatron(str(script), {}).data_path
+    assert path is not None
+    assert path[-1] == f"/{'long' * 20}/stack_0089_text_document"
+    assert len(path) == 180
+
+
+def test_a_text_that_another_bash_runs_has_the_exported_variables(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text(
+        'export RUN="torchrun --nproc_per_node 4"\nSEQ=16\n{}'
+        "srun -N 1 bash -c '$RUN --node_rank $SLURM_PROCID pretrain_gpt.py --seq-length $SEQ' | tee x"
+    )
+    text = script.read_text()
+    script.write_text(text.format("export SEQ\n"))
+    found = read_megatron(str(script), {})
+    assert (found.seq_length, found.world_size) == (16, 4)
+    script.write_text(text.format("export OTHER=3\n"))
+    with pytest.raises(InvalidArgument, match=r"--seq-length holds \$SEQ, which is not defined"):
+        read_megatron(str(script), {})
+
+
 def test_capture_starts_no_launcher_and_tells_commands_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,8 +375,9 @@ def test_what_was_captured_is_printed(
         "WORLD_SIZE=8",
         "train.py --seq-length 8",
         "",
-        "wrote captured.json: megaindex plan --megatron-args captured.json",
+        "wrote captured.json: megaindex plan captured.json",
     ]
+    assert kind_of_file("captured.json") == "script"
 
 
 def test_a_program_that_is_not_there_is_not_captured(

@@ -16,7 +16,9 @@ from megaindex.settings.shell import Script, is_unknown
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 
 EXAMPLES = int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "600"))
-RECORDER = 'torchrun() { printf "%s\\0" "<" "$@" >> "$OUT"; }\nA=x; B=7; C=(1)\n'
+RECORDER = (
+    'torchrun() { printf "%s\\0" "<" "$@" >> "$OUT"; }; export -f torchrun\nA=x; B=7; C=(1)\n'
+)
 WORDS = [
     *("x", "7", "--flag", "'s $A'", '"m $A n"', "$1", '"$@"', "$#", "x$By", "$(echo 5)", "{1,2}"),
     *("${A:-d}", '"${B:+y}"', "${C-e}", "${D:=z}", '"${C[@]}"', "${C[@]}", "${C[*]}", "$((B*2))"),
@@ -51,6 +53,7 @@ WORDS = [
         "a#b",
         "${D?}",
     ),
+    *('${D:-""}', '"${D:-""}"', '${A:+""}', "$((RANDOM * 0 + 4 / B))", "$((B % RANDOM))"),
 ]
 SIMPLE = [
     *("N=W", "N=WW", "N+=W", "N=(W W)", "N+=(W)", "export N=W", "torchrun W W", "false W", "shift"),
@@ -81,6 +84,8 @@ SIMPLE = [
         "return",
     ),
     *("[ -f /no ] || exit 1", "local N=W", "source ./no.sh", "trap 'N=1' EXIT", "N=$(false)"),
+    *("printf '=%s' W > /dev/null", "export N=W\nbash -c 'torchrun $A $B ${C[@]} $# $1'"),
+    *("bash -c 'A=5; set -u; torchrun $A; exit 3'", 'X=3 bash -c "torchrun $N \\$N"', "export N"),
 ]
 TESTS = [
     *("[ W = W ]", "[[ W == W ]]", '[ -z "W" ]', "[[ -n W && W != x* ]]", '[ "W" -gt 3 ]', "true"),
@@ -158,7 +163,9 @@ def by_reader(text: str, words: list[str]) -> list[str] | None:
         return None
     calls = [one.words for one in found.commands if one.words[0] == "torchrun"]
     flat = [word for one in calls for word in ("<", *one[1:])]
-    strange = any(is_unknown(one.words[0]) or one.assumed for one in found.commands)
+    strange = any(
+        is_unknown(one.words[0]) or one.assumed or one.words[0] == "bash" for one in found.commands
+    )
     return None if strange or any(is_unknown(word) for word in flat) else flat
 
 
