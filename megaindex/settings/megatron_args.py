@@ -13,6 +13,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS
 from megaindex.io.atomic import parse_object
 from megaindex.io.paths import is_remote
+from megaindex.settings.batch_schedule import parse_count
 from megaindex.settings.capture import CAPTURE, is_capture, read_capture
 from megaindex.settings.megatron_versions import IGNORED, NOTES, PROGRAMS, REFUSED, version_of
 from megaindex.settings.settings import (
@@ -24,7 +25,7 @@ from megaindex.settings.settings import (
 )
 from megaindex.settings.shell import Script, Unknown, is_several, is_unknown
 from megaindex.settings.yaml_sections import read_text
-from megaindex.validation import check_integer, shown
+from megaindex.validation import check_integer, read_number, shown
 
 Flags = Mapping[str, list[str]]
 
@@ -42,7 +43,11 @@ class OpenWord(str):
 
 def _named(*flags: str) -> dict[str, str]:
     """Return the settings of flags, most of which have the name of their flag."""
-    others = {"--encoder-seq-length": "seq_length", "--step-batch-size-schedule": "batch_schedule"}
+    others = {
+        "--encoder-seq-length": "seq_length",
+        "--step-batch-size-schedule": "batch_schedule",
+        "--ds-sequence-parallel-size": "context_parallel_size",
+    }
     return {flag: others.get(flag, flag[2:].replace("-", "_")) for flag in flags}
 
 
@@ -51,6 +56,7 @@ _WHOLE = _named(
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size",
     "--train-iters", "--eval-interval", "--eval-iters", "--eval-global-batch-size",
     "--eval-micro-batch-size", "--start-eval-at-iter", "--seed", "--train-data-exact-num-epochs",
+    "--ds-sequence-parallel-size",
 )  # fmt: skip
 _TEXT = _named(
     "--split", "--train-samples", "--step-batch-size-schedule", "--dataloader-type",
@@ -61,6 +67,10 @@ _LISTS = _named("--rampup-batch-size", "--iterations-to-skip")
 _SWITCHES = _named("--skip-train", "--full-validation", "--multiple-validation-sets")
 _BLEND_FILE, _SPLIT_FILE = "--data-args-path", "--per-split-data-args-path"
 _PHASES = "--phase-transition-iterations"
+_DEEPSPEED = frozenset((  # arguments of Megatron-DeepSpeed, which Megatron-LM never had
+    "--deepspeed", "--deepspeed_config", "--deepspeed-config", "--zero-stage",
+    "--ds-sequence-parallel-size", "--train-data-exact-num-epochs",
+))  # fmt: skip
 _NODES = ("--nnodes",)
 _GPUS = ("--nproc_per_node", "--nproc-per-node")
 _HONOURED = {*_WHOLE, *_TEXT, *_PATHS, *_LISTS, *_SWITCHES, _BLEND_FILE, _SPLIT_FILE, _PHASES}
@@ -115,6 +125,8 @@ def read_megatron(
     else:
         words, variables, notes = _evaluated(text, held, script_args, path, over or Settings())
     found = _ArgumentsReader(words, variables, over or Settings()).settings()
+    if is_unknown(str(variables.get("PWD"))) and _is_relative(found):
+        notes += ("the script changes its folder: the plan reads relative paths from this one",)
     found = replace(found, notes=(*notes, *found.notes))
     return merged(found, Settings(**settings_in_comments(text, "megatron", "--megatron-args")))
 
@@ -243,6 +255,7 @@ class _ArgumentsReader:
         self._known = self._planned_program()
         self._launcher = _flags(words[:begin]) if begin else _flags(words)
         self._flags = _flags(words[begin:])
+        self._is_deepspeed = not _DEEPSPEED.isdisjoint(self._flags)
         self._notes: list[str] = []
         self._ignored: list[str] = []
 
@@ -263,10 +276,12 @@ class _ArgumentsReader:
         if self._has(_PHASES, "phase_transition_iterations"):
             phases = _one(_PHASES, self._flags[_PHASES]).split(",")
             found["phase_transition_iterations"] = tuple(sorted(_numbers(_PHASES, phases)))
-        if "train_data_exact_num_epochs" in found:  # of Megatron-DeepSpeed, by default -1
+        if self._is_deepspeed:
             found["order"] = "megatron-legacy"
-            if found["train_data_exact_num_epochs"] < 0:
-                found["train_data_exact_num_epochs"] = None
+            if "--train-data-path" in self._flags:
+                found.pop("split", None)
+        if found.get("train_data_exact_num_epochs", 0) < 0:  # its default
+            found["train_data_exact_num_epochs"] = None
         found.update(self._blend_files())
         if not self._replaced.intersection(("world_size", "data_parallel_size")):
             found["world_size"] = _world_size(self._launcher, self._variables)
@@ -313,7 +328,7 @@ class _ArgumentsReader:
         if self._known and near and "--" + near[0] in _HONOURED:
             raise InvalidArgument(f"{flag} is not an argument of Megatron-LM{hint}")
         self._ignored.append(flag)
-        if self._known:
+        if self._known and not self._is_deepspeed:
             self._notes.append(
                 f"{flag} is not an argument of Megatron-LM 0.16.1 or main, which would refuse it"
                 f"{hint or '; the plan ignores it'}"
@@ -356,7 +371,7 @@ class _ArgumentsReader:
                 (blend[:1], blend[1:]),
                 (blend[:1], split[:1]),
                 (files, [flag for flag in split if flag != _SPLIT_FILE][:1]),
-                (split[:1], [flag for flag in ("--split",) if self._has(flag, "split")]),
+                (split[:1], [flag for flag in ("--split",) if self._splits()]),
                 (blend[:1], [flag for flag in ("--dataloader-fast-cache-load",) if flag in given]),
             ):
                 if one and other:
@@ -386,7 +401,34 @@ class _ArgumentsReader:
                     f"{flag} needs {needed}: Megatron-LM stops with an AssertionError; give both, "
                     "or neither"
                 )
+        if self._is_deepspeed:
+            self._check_deepspeed(found)
         self._check_interval(found)
+
+    def _splits(self) -> bool:
+        """Return True if --split divides one blend: Megatron-DeepSpeed ignores it without one."""
+        return self._has("--split", "split") and not self._is_deepspeed
+
+    def _check_deepspeed(self, found: dict[str, Any]) -> None:
+        """Refuse what Megatron-DeepSpeed stops at, or ends a run by."""
+        paths = self._flags.get("--data-path", [])
+        if self._has("--data-path", "data_path") and len(paths) > 1 and not _is_weight(paths[0]):
+            raise InvalidArgument(
+                "--data-path: Megatron-DeepSpeed takes one path, or a weight before each, and "
+                "stops with a ValueError; give weights"
+            )
+        lengths = {"train_samples", "train_iters", "train_tokens"}
+        if "--train-tokens" not in self._flags or self._replaced & lengths:
+            return
+        tokens = _whole("--train-tokens", self._flags["--train-tokens"])
+        samples = parse_count(found.get("train_samples") or "0", "--train-samples")
+        samples = samples or found.get("train_iters", 0) * found.get("global_batch_size", 2**62)
+        if samples * found.get("seq_length", 1) > tokens:
+            raise InvalidArgument(
+                f"--train-tokens {tokens} ends the run before the samples that Megatron-DeepSpeed "
+                "builds, which is not planned; pass --train-samples, for which datasets are built "
+                "that end with it"
+            )
 
     def _check_interval(self, found: dict[str, Any]) -> None:
         """Note a missing --eval-interval, for releases that have no default and need one."""
@@ -402,6 +444,16 @@ class _ArgumentsReader:
                 f"--eval-interval is missing: {version.framework} has no default and stops with a "
                 "TypeError; the plan evaluates every 1000 iterations"
             )
+
+
+def _is_relative(found: Settings) -> bool:
+    """Return True if data are read from a path that depends on the folder of the run."""
+    paths = [path for name in _PATHS.values() for path in getattr(found, name) or ()]
+    return not all(path[:1] == "/" or is_remote(path) or _is_weight(path) for path in paths)
+
+
+def _is_weight(word: str) -> bool:
+    return isinstance(read_number(word), float)
 
 
 def _flags(words: Sequence[str]) -> dict[str, list[str]]:

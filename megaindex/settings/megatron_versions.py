@@ -160,6 +160,10 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         "Megatron-LM refuses it; give --tensor-model-parallel-size",
         ("tensor_model_parallel_size",),
     ),
+    "--decrease-batch-size-if-needed": (
+        "it lowers the global batch to whole micro batches of all ranks; pass --global-batch-size",
+        ("global_batch_size",),
+    ),
     "--tensor-parallel-num-weight-shards": (
         "it takes ranks from data parallelism; pass --data-parallel-size",
         _PARALLEL,
@@ -170,10 +174,9 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
 IGNORED = frozenset((
     "--allow-ambiguous-pad-tokens", "--data-cache-path", "--dataloader-defer-npy-index-mmap",
     "--dataloader-fast-cache-load", "--dataloader-inter-document-masking", "--decoder-seq-length",
-    "--decrease-batch-size-if-needed", "--eod-mask-loss", "--exit-duration-in-mins",
-    "--exit-interval", "--fim-data", "--fim-eod-token", "--fim-fragment-rate",
-    "--fim-middle-token", "--fim-no-prefix", "--fim-pad-token", "--fim-prefix-token",
-    "--fim-rate", "--fim-split-sample", "--fim-spm-rate", "--fim-suffix-token",
+    "--eod-mask-loss", "--exit-duration-in-mins", "--exit-interval", "--fim-data",
+    "--fim-eod-token", "--fim-fragment-rate", "--fim-middle-token", "--fim-no-prefix",
+    "--fim-pad-token", "--fim-prefix-token", "--fim-rate", "--fim-split-sample", "--fim-spm-rate", "--fim-suffix-token",
     "--hybrid-context-parallel",
     "--no-create-attention-mask-in-dataloader", "--no-data-sharding", "--no-mmap-bin-files",
     "--num-dataset-builder-threads", "--num-workers", "--object-storage-cache-path",

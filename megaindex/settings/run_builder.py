@@ -157,10 +157,11 @@ def resolve(settings: Settings) -> RunSettings:
         parse_split(settings.split, order.name, "--split")
     sizes = batch_sizes(settings)
     version = _version(settings)
-    ramps = version is not None and version.ramps and settings.rampup_batch_size is not None
-    if ramps and settings.train_iters is not None:
+    ramps = order.name == "megatron-legacy" if version is None else version.ramps
+    if ramps and settings.rampup_batch_size is not None and settings.train_iters is not None:
+        name = "Megatron-LM" if version is not None else "Megatron-DeepSpeed"
         raise InvalidArgument(
-            "--rampup-batch-size needs --train-samples: Megatron-LM stops with an AssertionError; "
+            f"--rampup-batch-size needs --train-samples: {name} stops with an AssertionError; "
             "give --train-samples in place of --train-iters"
         )
     notes, ignored = _ramp_notes(settings, version)

@@ -63,9 +63,9 @@ _HARMLESS = frozenset(  # commands that set nothing and start nothing
      "cat", "cp", "mv", "rm", "ln", "touch", "chmod", "date", "sleep", "wget", "pip"]
 )  # fmt: skip
 _REFUSED = re.compile(  # commands that set names, or change what others mean
-    r"(let|read|return|mapfile|readarray|getopts|builtin|command(?! -[vV])|wait(?= -)|pushd|popd|declare|"
-    r"typeset|local|readonly|shopt|alias|unalias|enable|hash|bind|printf(?= [-\U000f0000-\U0010ffef])|"
-    r"(\[|test) (.* )?-v|trap .*\b(?i:DEBUG|ERR|RETURN)|"
+    r"(let|read|return|mapfile|readarray|getopts|builtin|command(?! -[vV])|wait(?= -)|pushd|popd|"
+    r"declare|typeset|local|readonly|shopt|alias|unalias|enable|hash|bind|"
+    r"printf(?= [-\U000f0000-\U0010ffef])|(\[|test) (.* )?-v|trap .*\b(?i:DEBUG|ERR|RETURN)|"
     r"set(?! --( |$)|( [-+][euvxo]+| errexit| nounset| pipefail| xtrace)*$))(\s|$)", re.S
 )  # fmt: skip
 _LOADING = re.compile(r"(source|\.|module|ml|conda|mamba|micromamba|spack|deactivate)(\s|$)")
@@ -409,14 +409,18 @@ class Script:
             return name != "false"
         if name in ("[", "test"):
             return self._compare(words[1:-1] if name == "[" else words[1:])
-        if self._runs and name == "exit":
-            self._exit()
-        elif self._runs and words[-3:-1] == ["bash", "-c"] and self._is_known(words[-1]):
-            self._run_in_bash(words[-1])
-        elif self._runs:
-            self.commands.append(Command(words, variables, tuple(dict.fromkeys(self._assumed))))
-            self._ended = name == "exec" and len(words) > 1
+        if self._runs:
+            self._start_program(words, variables)
         return None
+
+    def _start_program(self, words: list[str], variables: Mapping[str, Any]) -> None:
+        if words[0] == "exit":
+            self._exit()
+        elif words[-3:-1] == ["bash", "-c"] and self._is_known(words[-1]):
+            self._run_in_bash(words[-1])
+        else:
+            self.commands.append(Command(words, variables, tuple(dict.fromkeys(self._assumed))))
+            self._ended = words[0] == "exec" and len(words) > 1
 
     def _is_known(self, text: str) -> bool:
         """Return True for a text that lacks at most names without a value."""
@@ -634,7 +638,7 @@ class Script:
         if odd and self._runs is not False:
             self._refuse(self._why or self._text[match.start() : self._at])
         if held is None and not how and name not in ("@", "*", "#") and "u" in self._options:
-            self._exit(self._short(match[0]))
+            self._exit(self._short(self._text[match.start() : self._at]))
         mark = self._mark(self._text[match.start() : self._at], undefined=not how and held is None)
         if not self._runs or (held is None and not how and not match[2]):
             return mark
@@ -653,7 +657,7 @@ class Script:
         if how[-1] not in "-?+" or unsure:
             return mark
         if needs and how[-1] == "?":
-            self._exit(self._short(match[0]))
+            self._exit(self._short(self._text[match.start() : self._at]))
         return word if needs else held * (how[-1] != "+")
 
     def _operand(self, needs: bool) -> tuple[str, str]:

@@ -290,7 +290,7 @@ def test_a_computed_value_of_another_argument_is_read(tmp_path: Path) -> None:
 def test_a_computed_number_of_processes_is_replaced(tmp_path: Path) -> None:
     """By a world size or a data-parallel size that is given; else it is needed."""
     script = tmp_path / "launch.sh"
-    count = "N=$(nvidia-smi -L | wc -l)\ntorchrun {} pretrain_gpt.py --seq-length 8 --micro-batch-size 1"
+    count = "N=$(nvidia-smi -L | wc -l)\ntorchrun {} pretrain_gpt.py --seq-length 8"
     for words in ("--nproc_per_node $N", "--nproc-per-node=$N", '--nnodes "$N" --nproc_per_node 8'):
         script.write_text(count.format(words))
         for given in (Settings(world_size=16), Settings(data_parallel_size=4)):
@@ -316,7 +316,7 @@ def test_a_text_that_another_bash_runs_has_the_exported_variables(tmp_path: Path
     script = tmp_path / "launch.sh"
     script.write_text(
         'export RUN="torchrun --nproc_per_node 4"\nSEQ=16\n{}'
-        "srun -N 1 bash -c '$RUN --node_rank $SLURM_PROCID pretrain_gpt.py --seq-length $SEQ' | tee x"
+        "srun bash -c '$RUN --node_rank $SLURM_PROCID pretrain_gpt.py --seq-length $SEQ' | tee x"
     )
     text = script.read_text()
     script.write_text(text.format("export SEQ\n"))

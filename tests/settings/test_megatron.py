@@ -298,6 +298,79 @@ def test_exact_epochs_of_megatron_deepspeed_are_off_by_default() -> None:
     assert flags("--train-data-exact-num-epochs 2").train_data_exact_num_epochs == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--deepspeed",
+        "--deepspeed_config ds.json",
+        "--zero-stage=1",
+        "--ds-sequence-parallel-size 1",
+    ],
+)
+def test_scripts_of_megatron_deepspeed_have_its_order(words: str) -> None:
+    """Its own arguments are known, and --split has no meaning beside --train-data-path."""
+    text = "--seq-length 16 --train-samples 40 --no-query-key-layer-scaling --train-data-path a"
+    found = read_megatron(f"{text} {words} --split 9,1,0", {})
+    assert (found.order, found.split, found.notes) == ("megatron-legacy", None, ())
+    found = read_megatron(text, {})
+    assert (found.order, len(found.notes)) == ("megatron", 2)
+
+
+def test_megatron_deepspeed_divides_sequences_over_ranks() -> None:
+    text = "--seq-length 8 --micro-batch-size 2 --train-iters 5 --data-path a {}"
+    given = Settings(world_size=8)
+    for words, size in (("--ds-sequence-parallel-size 4", 4), ("--deepspeed", 16)):
+        run = resolve(merged(read_megatron(text.format(words), {}, over=given), given))
+        assert run.batch.final == size
+
+
+@pytest.mark.parametrize(
+    ("length", "refused"),
+    [
+        ("--train-samples 1000", False),
+        ("--train-samples 1001", True),
+        ("--train-iters 100 --global-batch-size 10", False),
+        ("--train-iters 101 --global-batch-size 10", True),
+        ("--train-iters 1", True),  # the batch is not known
+    ],
+)
+def test_megatron_deepspeed_ends_at_its_tokens(length: str, refused: bool) -> None:
+    text = f"--seq-length 128 --deepspeed --data-path a --train-tokens 128000 {length}"
+    if not refused:
+        assert "--train-tokens" in read_megatron(text, {}).ignored
+        return
+    with pytest.raises(InvalidArgument, match="--train-tokens 128000 ends the run before the sam"):
+        read_megatron(text, {})
+    assert read_megatron(text, {}, over=Settings(train_samples="900")).order == "megatron-legacy"
+
+
+def test_what_megatron_deepspeed_stops_at() -> None:
+    text = "--seq-length 8 --global-batch-size 4 --deepspeed --data-path {} --train-iters 5"
+    with pytest.raises(InvalidArgument, match="takes one path, or a weight before each"):
+        read_megatron(text.format("a b"), {})
+    for paths in ("a", "1 a", "1 a 2 b"):
+        assert read_megatron(text.format(paths), {}).order == "megatron-legacy"
+    ramp = text.format("a") + " --rampup-batch-size 2 2 8"
+    with pytest.raises(InvalidArgument, match="Megatron-DeepSpeed stops with an AssertionError"):
+        resolve(read_megatron(ramp, {}))
+    assert resolve(read_megatron(ramp.replace("--train-iters 5", "--train-samples 50"), {}))
+
+
+def test_a_script_that_changes_its_folder_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    for cd, path, noted in (
+        ("cd sub", "data/web", True),
+        ("cd sub", "1 /data/web", False),
+        ("cd sub", "/d s3://b/c", False),
+        ("cd sub", "1 web", True),
+        ("", "data/web", False),
+    ):
+        words = f"--seq-length 8 --global-batch-size 4 --train-iters 5 --data-path {path}"
+        script.write_text(f"{cd}\ntorchrun --nproc_per_node 1 pretrain_gpt.py {words}\n")
+        notes = read_megatron(str(script), {}).notes
+        assert any("changes its folder" in note for note in notes) == noted, (cd, path)
+
+
 def test_the_batch_that_megatron_counts_by_under_a_step_schedule() -> None:
     """Its global_batch_size is one micro batch on every rank, and sizes the evaluations."""
     text = (
