@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from megaindex.index.receipts import sample_receipts
 from megaindex.index.spans import Index, separates_documents
 
 _SAMPLES_AT_ONCE = 1 << 16
+_MOST_ALONE = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class Difference:
         samples_in_common: size of the intersection as multisets, whatever the positions.
         causes: causes that were found: settings, or damaged arrays.
         identities: identity of the run of each side; None for a side other than a lock.
+        num_sources: number of sources of the side with more of them.
     """
 
     names: tuple[str, str]
@@ -56,6 +59,7 @@ class Difference:
     samples_in_common: int
     causes: tuple[Cause, ...]
     identities: tuple[str | None, str | None] = (None, None)
+    num_sources: int = 1
 
     @property
     def equal(self) -> bool:
@@ -101,7 +105,8 @@ def compare(a: Side, b: Side) -> Difference:
     """Return the differences of two orders, and their causes.
 
     Samples are compared by 64-bit hashes of their token runs: different samples have equal hashes
-    with a chance of 2**-64.
+    with a chance of 2**-64. Sources are known by their fingerprints, the samples of others differ;
+    of a side without fingerprints, by their place in the list.
 
     Args:
         a, b: the orders; a `Side` is an index with the settings that it was built with.
@@ -110,7 +115,8 @@ def compare(a: Side, b: Side) -> Difference:
         InvalidArgument: one side is arrays without their dataset, and the other has no arrays.
     """
     first_index, second_index = _comparable(a, b)
-    first, second = sample_hashes(first_index), sample_hashes(second_index)
+    numbers = _source_numbers(a, b)
+    first, second = map(sample_hashes, (first_index, second_index), numbers)
     compared = min(first.size, second.size)
     differing = np.flatnonzero(first[:compared] != second[:compared])
     at = int(differing[0]) if differing.size else None
@@ -124,12 +130,22 @@ def compare(a: Side, b: Side) -> Difference:
         samples_in_common=_in_common(first, second),
         causes=explain(a, b, equal=equal),
         identities=(a.identity, b.identity),
+        num_sources=max(map(len, numbers)),
     )
 
 
-def sample_hashes(index: Index) -> U64:
+def _source_numbers(a: Side, b: Side) -> list[list[int]]:
+    """Return a number for each source of both sides, the same for the same content."""
+    ours, theirs = a.sources, b.sources
+    if ours is None or theirs is None:
+        return [list(range(len(separates_documents(side.index)))) for side in (a, b)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys([*ours, *theirs]))}
+    return [[numbers[name] for name in names] for names in (ours, theirs)]
+
+
+def sample_hashes(index: Index, sources: Sequence[int]) -> U64:
     """Return uint64[num_samples], a hash of the token runs of each sample, in order."""
-    keys = np.arange(2 * len(separates_documents(index)), dtype=np.uint64).reshape(-1, 2)
+    keys = np.array([(2 * number, 2 * number + 1) for number in sources], np.uint64)
     parts = [np.zeros(0, np.uint64)]
     for begin in range(0, index.num_samples, _SAMPLES_AT_ONCE):
         ids = np.arange(begin, min(index.num_samples, begin + _SAMPLES_AT_ONCE))
@@ -282,9 +298,27 @@ def _words(key: str, a: Side, b: Side) -> str:
         return f"{_EFFECTS[key]}; megaindex prove {names} compares the runs without their skips"
     if key == "order":
         return "; ".join(f"{side.settings[key]} {_order(side.settings[key])}" for side in (a, b))
+    if key == "corpus" and a.sources and b.sources:
+        return _corpora(a.sources, b.sources)
     if key == "num_epochs":
         return _epochs(a, b)
     return _EFFECTS.get(key, "it is part of what decides the arrays")
+
+
+def _corpora(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    """Return how the sources of two sides differ."""
+    if sorted(ours) == sorted(theirs):
+        return "the same sources in another order"
+    alone = [
+        f"source {number} is one of {side} alone"
+        for side, names, others in (("A", ours, theirs), ("B", theirs, ours))
+        for number, name in enumerate(names)
+        if name not in others
+    ]
+    if len(alone) == len(ours) + len(theirs):
+        return _EFFECTS["corpus"]
+    rest = f", and {len(alone) - _MOST_ALONE} more" * (len(alone) > _MOST_ALONE)
+    return f"{', '.join(alone[:_MOST_ALONE])}{rest}; the others are in both"
 
 
 def _order(order: str | list[str]) -> str:

@@ -25,7 +25,8 @@ from megaindex.index.array_index import ArrayIndex
 from megaindex.index.documents import members_of
 from megaindex.index.frameworks import select_documents
 from megaindex.index.order_settings import make_order
-from megaindex.index.spans import Index
+from megaindex.index.orders.keyed import shuffle_names
+from megaindex.index.spans import Index, separates_documents
 from megaindex.io.atomic import Damaged, read_named, read_object
 from megaindex.io.mapping import map_npy_file
 from megaindex.io.paths import as_storage_error, check_local, storage_error
@@ -67,6 +68,14 @@ class Side:
     recorded: bool = True
     damage: str = ""
     identity: str | None = None
+
+    @property
+    def sources(self) -> list[str] | None:
+        """Names of the sources by their content: fingerprints, as `shuffle_names` tells equal ones
+        apart; None if they are unknown."""
+        corpus, count = self.settings.get("corpus"), len(separates_documents(self.index))
+        found = [corpus] * count if isinstance(corpus, str) else corpus
+        return shuffle_names(found) if isinstance(found, list) and len(found) == count else None
 
 
 def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:

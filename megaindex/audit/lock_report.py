@@ -134,7 +134,7 @@ class RunReport:
             markdown_table(exposure),
             *self._of_all(),
             "Tokens never served, cut from long documents, served after their first time, and "
-            "served without loss:",
+            "served without loss because their documents are skipped:",
             markdown_table(rest),
             *self._duplicates(),
         ]
@@ -204,8 +204,11 @@ def report_run(
     skip = result.skip
     masked = {} if skip is None else {row.source: row.tokens for row in skip.masked or ()}
     skipped = 0 if skip is None else skip.steps_dropped + skip.steps_moved
-    tokens, made = result.exposure.total.tokens, result.exposure.step_tokens > 0
-    names = [source.name for source in run.sources]
+    tokens, steps = result.exposure.total.tokens, np.arange(run.num_steps)
+    made = (steps >= run.steps_elsewhere) & ~run.is_skipped(steps)
+    names, settings = [source.name for source in run.sources], dict(run.settings)
+    if "amend" in lock.content["settings"]:
+        settings["weights since the last change"] = settings.pop("weights", "")
     if lock.content["settings"]["kind"] == "run":  # named by their paths, here as in the lock
         names = [lock.content["sources"]["rows"][row][0] for row in train["sources"]]
     sources = [
@@ -237,7 +240,7 @@ def report_run(
         lock=lock.content.get("digest"),
         receipt=train["receipts"]["total"],
         order=run.order,
-        settings=dict(run.settings),
+        settings=settings,
         sequence_length=run.index.sequence_length,
         sequence_lengths=run.sequence_lengths,
         samples=int(np.diff(run.step_bounds)[made].sum()),

@@ -162,7 +162,7 @@ def print_origins(run: Run, found: Sequence[Origin], total: int) -> None:
         folder, slash, name = path.rpartition("/")
         files = ShortNames(f"{folder}{slash}*" if folder else "", {path: name})
     if found and found[0].text is not None:
-        print_lines(line for origin in found for line in _text_lines(origin))
+        print_lines(line for origin in found for line in _text_lines(run, origin))
     else:
         note = [Prose(f"files: {files.common}", "dim")] if files.common else []
         print_view(Group(_origin_table(run, found, files), *note))
@@ -201,15 +201,16 @@ def _token_range(serving: Serving) -> str:
     return f"{serving.offset} … {serving.offset + serving.length - 1}"
 
 
-def _text_lines(origin: Origin) -> Iterator[str]:
+def _text_lines(run: Run, origin: Origin) -> Iterator[str]:
     serving = origin.serving
+    source = f"{run.sources[serving.source].name}, " if len(run.sources) > 1 else ""
     place = "of unknown origin"
     if origin.file is not None:
         place = f"{_near(origin.file)}, {origin.row_name} {origin.row}"
     rank = "" if serving.rank is None else f"rank {serving.rank}, "
     yield (
-        f"step {serving.step}, {rank}sample {serving.sample}, document {serving.document}, tokens "
-        f"{_token_range(serving)}:"
+        f"step {serving.step}, {rank}sample {serving.sample}, {source}document {serving.document}, "
+        f"tokens {_token_range(serving)}:"
     )
     yield f"  {place}"
     for line in (origin.text or "").splitlines():
@@ -293,8 +294,9 @@ def print_difference(difference: Difference) -> None:
     text = [f"A  {a}", f"B  {b}", "", _verdict(difference), *_identities(difference)]
     if difference.samples is not None:
         text += ["", f"first difference: sample {difference.first_difference:,}"]
+        many = difference.num_sources > 1
         for side, runs in zip("AB", difference.samples, strict=True):
-            text += [f"  {side}  {line}" for line in _runs(runs)]
+            text += [f"  {side}  {line}" for line in _runs(runs, many)]
     if difference.causes:
         equal = "settings that differ, without effect on the order:"
         text += ["", equal if difference.equal else "cause:"]
@@ -324,7 +326,7 @@ def _verdict(difference: Difference) -> str:
         loss = "; the loss differs, see mask" if "mask" in others else ""
         if "removal" in others:
             loss += "; inputs and loss differ, see removal"
-        return f"equal: {count_a:,} samples, the same in every position{loss}"
+        return f"equal: {count_a:,} samples, the same in every position{loss}; tokens not compared"
     if difference.relation == "prefix":
         longer = "A" if count_a > count_b else "B"
         return (
@@ -344,10 +346,11 @@ def _verdict(difference: Difference) -> str:
     )
 
 
-def _runs(runs: Sequence[TokenRun]) -> list[str]:
+def _runs(runs: Sequence[TokenRun], many: bool) -> list[str]:
     found = []
     for each in runs[:_MOST_RUNS]:
         end = "its end" if each.length is None else f"{each.offset + each.length - 1}"
-        found.append(f"document {each.document}, tokens {each.offset} … {end}")
+        source = f"source {each.source}, " if many else ""
+        found.append(f"{source}document {each.document}, tokens {each.offset} … {end}")
     rest = len(runs) - _MOST_RUNS
     return [*found, f"and {rest} more"] if rest > 0 else found

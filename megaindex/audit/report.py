@@ -43,7 +43,7 @@ class Audit:
     Attributes:
         run: samples and steps of the run.
         exposure: counts of the tokens by times seen, over the steps.
-        jumps: steps at which exposure jumps.
+        jumps: steps at which exposure jumps; none of an evaluation, which trains nothing.
         balance: modelled work of the rows, None if no cost model was given.
         skip: effect of skipped steps and documents, None without. A masked document counts as seen:
             it is input, and carries no loss.
@@ -67,7 +67,8 @@ class Audit:
 
     def moments(self) -> list[tuple[str, Histograms]]:
         """Return named histograms: so far, if there are past steps, and after all steps."""
-        past = [("so far", self.exposure.past)] if self.run.past_steps else []
+        has_past = self.run.past_steps > self.run.steps_elsewhere
+        past = [("so far", self.exposure.past)] if has_past else []
         return [*past, ("after all steps", self.exposure.total)]
 
     @property
@@ -94,6 +95,7 @@ class Audit:
                 "past_steps": run.past_steps,
                 "consumed_samples": int(run.step_bounds[run.past_steps]),
                 "samples": run.samples_served,
+                "rounds": run.rounds,
                 "num_epochs_built": run.index.num_epochs,
                 "tokens_per_epoch": self.tokens,
                 "method": "exact, token by token",
@@ -169,7 +171,7 @@ def audit(
     return Audit(
         run=run,
         exposure=exposure,
-        jumps=tuple(_jumps(exposure)),
+        jumps=() if run.is_evaluation else tuple(_jumps(exposure)),
         balance=balance,
         skip=skip,
     )
@@ -304,9 +306,12 @@ def headline(audit: Audit) -> str:
     run = audit.run
     order = f"order {run.order}, " if run.order else ""
     past = f", of which {run.past_steps:,} are past" if run.past_steps else ""
+    if run.steps_elsewhere:
+        past = f", {run.steps_elsewhere:,} of them in another system, whose reading is not counted"
+    rounds = f", one of {run.rounds:,} rounds that are alike" if run.rounds > 1 else ""
     return (
         f"{order}{run.samples_served:,} samples of {run.lengths_text} tokens in "
-        f"{run.num_steps:,} steps{past}; corpus of {audit.tokens:,} tokens"
+        f"{count_of(run.num_steps, 'step')}{past}{rounds}; corpus of {audit.tokens:,} tokens"
     )
 
 
@@ -474,7 +479,8 @@ def cut_texts(audit: Audit) -> list[str]:
         if source.cut_tokens
     ]
     rest = len(texts) - _MOST_NAMED
-    more = f"{rest:,} more sources have tokens in no sample of an epoch."
+    verb = "has" if rest == 1 else "have"
+    more = f"{count_of(rest, 'more source')} {verb} tokens in no sample of an epoch."
     return [*texts[:_MOST_NAMED], *[more] * (rest > 0)]
 
 
@@ -483,6 +489,8 @@ def distance_text(audit: Audit) -> str:
     distances = audit.exposure.distances
     repeated = int(distances.sum())
     if repeated == 0:
+        if audit.run.rounds > 1:
+            return f"Each of the {audit.run.rounds:,} rounds serves the same tokens, each once."
         return "No token is served twice."
     cumulated = np.cumsum(distances)
     least = int(np.flatnonzero(distances)[0])

@@ -150,11 +150,37 @@ def check_source(run: Run, source: int) -> None:
 
 
 def _check_rank(run: Run, rank: int) -> None:
-    if run.micro_batch_size is None or run.data_parallel_size is None:
+    if _shapes(run) is None:
         raise InvalidArgument(
             "a rank needs --micro-batch-size and --data-parallel-size, by which ranks share a step"
         )
-    check_between("rank", rank, 0, run.data_parallel_size - 1, error=OutOfRange)
+    most = max(shape.data_parallel_size or 1 for shape in run.shapes)
+    check_between("rank", rank, 0, most - 1, error=OutOfRange)
+
+
+def _shapes(run: Run) -> I64 | None:
+    """Return int64[shapes, 3]: the shapes of a run; None if one of them is unknown."""
+    shapes = [shape for shape in run.shapes if None not in shape]
+    return np.array(shapes, np.int64) if len(shapes) == len(run.shapes) else None
+
+
+def unserved_texts(
+    run: Run, steps: range, found: Sequence[Serving], rank: int | None = None
+) -> Iterator[str]:
+    """Yield lines with the steps of a range that serve no token to all ranks, and why."""
+    numbers = np.arange(steps.start, steps.stop)
+    elsewhere, skipped = numbers < run.steps_elsewhere, run.is_skipped(numbers)
+    served = np.isin(numbers, [serving.step for serving in found])
+    for which, text in (
+        (elsewhere, "was made in another system, and its rows are unknown"),
+        (skipped, "is skipped; the samples of moved steps are served behind the end"),
+        (
+            ~(elsewhere | skipped | served) & (rank is None),
+            "has removed documents alone: all its rows are padding",
+        ),
+    ):
+        if which.any():
+            yield f"step {ranges_text(step_ranges(numbers[which]))} {text}"
 
 
 def servings(run: Run, runs: TokenRuns) -> Iterator[Serving]:
@@ -176,13 +202,15 @@ def _ranks(run: Run, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
 
     A last step with rows of padding spreads its samples over all micro batches.
     """
-    size, parallel = run.micro_batch_size, run.data_parallel_size
-    if size is None or parallel is None:
+    shapes = _shapes(run)
+    if shapes is None:
         return None, None
+    at = np.searchsorted(shapes[:, 0], run.step_bounds[step], "right") - 1
+    size, parallel = shapes[at, 1], shapes[at, 2]
     number = within // size
     if run.masked_rows:
         first, end = run.step_bounds[-2:].tolist()
-        each, longer = divmod(end - first, (end - first + run.masked_rows) // size)
+        each, longer = divmod(end - first, (end - first + run.masked_rows) // int(shapes[-1, 1]))
         is_last, cut = step == run.num_steps - 1, longer * (each + 1)
         spread = np.where(within < cut, within // (each + 1), longer)
         spread += np.where(within < cut, 0, (within - cut) // max(each, 1))
@@ -374,6 +402,7 @@ def documents_of_rows(run: Run, rows: str) -> dict[int, I64]:
     found: dict[int, I64] = {}
     spans: list[str] = []
     past: list[int] = []  # the last row with a document, of each source
+    filled = False
     for number, (pair, provenance) in enumerate(known):
         if provenance is None:
             continue
@@ -393,7 +422,9 @@ def documents_of_rows(run: Run, rows: str) -> dict[int, I64]:
             spans.append(text)
             past.append(end)
             if documents.size:
-                sequences = _inside(run, number, pair.sequences_of(documents))
+                all_of_them = pair.sequences_of(documents)
+                filled = filled or bool(all_of_them.size)
+                sequences = _inside(run, number, all_of_them)
                 found[number] = np.union1d(found.get(number, sequences), sequences)
     if found and last is not None and last > max(past):
         raise OutOfRange(
@@ -402,7 +433,9 @@ def documents_of_rows(run: Run, rows: str) -> dict[int, I64]:
         )
     if not any(sequences.size for sequences in found.values()):
         where = f"the pair has {spans[0]}"
-        if found:
+        if found and not filled:
+            where = "their documents are empty"
+        elif found:
             where = "their documents are in another part of the corpus, see --subset and --split"
         raise OutOfRange(f"{rows}: no document of this run came from these rows; {where}")
     return found

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from megaindex.audit.trace import documents_of, source_of, steps_of
+from megaindex.audit.trace import documents_of, source_of, steps_of, unserved_texts
 from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import (
     add_balance_arguments,
@@ -115,12 +115,17 @@ def _audit(run: Run, options: argparse.Namespace, command: str, date: str) -> No
 
 def _look_up(run: Run, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_servings
+    from megaindex.console import print_lines
 
-    if options.step is not None:
-        found = documents_of(run, parse_steps("--step", options.step), options.rank)
+    steps = None if options.step is None else parse_steps("--step", options.step)
+    if steps is not None:
+        found = documents_of(run, steps, options.rank)
     else:
         found = steps_of(run, options.document, source_of(run, options.source))
     if options.json:
         print_json({"servings": [serving.to_json() for serving in found]})
-    else:
+        return
+    if steps is not None:
+        print_lines(unserved_texts(run, steps, found, options.rank))
+    if found or steps is None:
         print_servings(run, found)

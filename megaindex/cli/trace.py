@@ -20,6 +20,7 @@ from megaindex.audit.trace import (
     source_of,
     step_ranges,
     unordered_runs,
+    unserved_texts,
 )
 from megaindex.cli.options import Parser, add_flags, print_json, take_run
 from megaindex.cli.plan import add_index_arguments, add_run_arguments, run_of_options
@@ -92,17 +93,7 @@ def _trace_steps(run: Run, steps: range, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_origins
     from megaindex.console import print_lines
 
-    sizes = np.diff(run.step_bounds[steps.start : steps.stop + 1])
-    elsewhere = np.flatnonzero(sizes == 0) + steps.start
-    if elsewhere.size:
-        which = ranges_text(step_ranges(elsewhere))
-        print_lines([f"step {which} was made in another system, and its rows are unknown"])
-    served = {serving.step for serving in found}
-    skipped = [step for step in steps if step not in served and sizes[step - steps.start]]
-    if skipped and run.skips is not None and options.rank is None:
-        which = ranges_text(step_ranges(skipped))
-        text = f"step {which} is skipped; the samples of moved steps are served behind the end"
-        print_lines([text])
+    print_lines(unserved_texts(run, steps, found, options.rank))
     if found:
         shown = list(origins(run, found[:_MOST_ROWS], **more))
         print_origins(run, shown, len(found))

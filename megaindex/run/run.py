@@ -249,6 +249,21 @@ class Run:
         sizes = np.diff(self.step_bounds)
         return int(sizes[0]) if (sizes == sizes[0]).all() else 0
 
+    @property
+    def is_evaluation(self) -> bool:
+        return self.every is not None or self.settings.get("subset", "train") != "train"
+
+    @cached_property
+    def steps_elsewhere(self) -> int:
+        """Number of steps at the beginning that another system made, whose rows are unknown."""
+        return int(np.searchsorted(self.step_bounds, self.step_bounds[0], "right")) - 1
+
+    def is_skipped(self, steps: I64) -> npt.NDArray[np.bool_]:
+        """Return bool[n]: True for steps that serve nothing in their place."""
+        if self.skips is None:
+            return np.zeros(steps.shape, bool)
+        return self.skips.is_hole(self.step_bounds[steps])
+
     def counts(self, begin: int, end: int) -> I64:
         """Return int64[sources]: samples of each that positions ``begin`` to ``end - 1`` serve.
 

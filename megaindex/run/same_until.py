@@ -12,6 +12,7 @@ import numpy as np
 from megaindex._types import I64, U64
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument
+from megaindex.index.counts import source_counts
 from megaindex.index.description import describe_index
 from megaindex.index.receipts import (
     DEFAULT_STRIDE,
@@ -113,16 +114,23 @@ def same_until(
     """Compare the samples of two runs at positions ``begin`` to ``end - 1``, and their steps.
 
     Samples are compared by the receipts of blocks of ``stride`` positions, and in the first block
-    that differs one by one. Steps are compared up to ``end_of_steps``, by default ``end``.
+    that differs one by one. Steps are compared up to ``end_of_steps``, by default ``end``. Sources
+    that one run has behind those of the other differ if it draws them before ``end_of_steps``.
 
     Raises:
         OutOfRange: a run has fewer positions.
     """
     where = _first_block(first, second, begin, end, stride)
     samples = () if where is None else tuple(_causes(first, second, where, begin, end))
-    pairs = zip_longest(first.fingerprints, second.fingerprints, fillvalue="nothing")
-    sources = (apart(f"fingerprint of source {n}", *pair) for n, pair in enumerate(pairs))
     last = end if end_of_steps is None else end_of_steps
+    both = min(len(first.fingerprints), len(second.fingerprints))
+    later = set[int]() if end_of_steps is not None else undrawn(first, second, begin, end)
+    pairs = zip_longest(first.fingerprints, second.fingerprints, fillvalue="nothing")
+    sources = (
+        apart(f"fingerprint of source {n}", *pair)
+        for n, pair in enumerate(pairs)
+        if n < both or n not in later
+    )
     return Comparison(
         begin=begin,
         end=end,
@@ -131,6 +139,16 @@ def same_until(
         samples=samples,
         steps=tuple(other_steps(first, second, last)),
     )
+
+
+def undrawn(first: Compared, second: Compared, begin: int, end: int) -> set[int]:
+    """Return the sources that one run alone has, and does not draw at the positions."""
+    longer = max(first, second, key=lambda each: len(each.fingerprints))
+    both, count = (f(len(each.fingerprints) for each in (first, second)) for f in (min, max))
+    if both == count:
+        return set()
+    drawn = source_counts(longer.index, begin, end, count)
+    return {n for n in range(both, count) if not drawn[n]}
 
 
 def _first_block(

@@ -44,6 +44,7 @@ class Absence:
             tokens of each document, and the last position; -1: none has.
         checkpoints: pairs of the steps that a checkpoint has made, and the documents it was trained
             on.
+        elsewhere: steps that another system made, which read what is not known.
     """
 
     source: str
@@ -56,6 +57,13 @@ class Absence:
     last_step: I64
     last_sample: I64
     checkpoints: tuple[tuple[int, int], ...] = ()
+    elsewhere: int = 0
+
+    @property
+    def not_established(self) -> list[str]:
+        """What the result does not say."""
+        past = f"what the {self.elsewhere:,} steps of another system read"
+        return [*[past] * bool(self.elsewhere), *NOT_ESTABLISHED]
 
     @property
     def present(self) -> int:
@@ -85,7 +93,7 @@ class Absence:
             ],
             "columns": ["document", "first_step", "last_step", "last_sample"],
             "documents": np.column_stack(columns).tolist(),
-            "not_established": list(NOT_ESTABLISHED),
+            "not_established": self.not_established,
         }
 
     def __str__(self) -> str:
@@ -102,7 +110,7 @@ class Absence:
         counts = (
             (self.removed, "removed from there on"),
             (self.outside, "in no part of the corpus that is trained on"),
-            (int((self.last_step == NEVER).sum()), "never read"),
+            (int((self.last_step == NEVER).sum()), "never read" + " here" * bool(self.elsewhere)),
         )
         yield from (f"{count:,} {what}" for count, what in counts if count)
         order = np.lexsort((self.documents, -self.last_sample))
@@ -116,9 +124,11 @@ class Absence:
             )
         if order.size > _SHOWN:
             yield f"  {order.size - _SHOWN:,} more, see --json"
+        here = f", without the {self.elsewhere:,} steps of another system" * bool(self.elsewhere)
         for step, documents in self.checkpoints:
-            yield f"checkpoint after {step:,} steps: trained on {documents:,} of the documents"
-        yield from (f"not established: {text}" for text in NOT_ESTABLISHED)
+            trained = f"trained on {documents:,} of the documents{here}"
+            yield f"checkpoint after {step:,} steps: {trained}"
+        yield from (f"not established: {text}" for text in self.not_established)
 
 
 def absence(
@@ -139,14 +149,19 @@ def absence(
         checkpoints: steps that checkpoints have made.
 
     Raises:
-        OutOfRange: the step does not exist.
+        OutOfRange: the step does not exist, or another system made it.
         InvalidArgument: a document does not exist.
     """
+    elsewhere = run.steps_elsewhere
+    least = elsewhere + (elsewhere > 0)
     for step in checkpoints:
-        if not 0 <= step <= run.num_steps:
-            raise OutOfRange(f"--checkpoints must be from 0 to {run.num_steps}, got {step}")
-    if not 0 <= from_step < run.num_steps:
-        raise OutOfRange(f"--from-step must be from 0 to {run.num_steps - 1}, got {from_step}")
+        if not least <= step <= run.num_steps:
+            raise OutOfRange(f"--checkpoints must be from {least} to {run.num_steps}, got {step}")
+    if not elsewhere <= from_step < run.num_steps:
+        why = "; what the steps of another system read is not known" * (0 <= from_step < elsewhere)
+        raise OutOfRange(
+            f"--from-step must be from {elsewhere} to {run.num_steps - 1}, got {from_step}{why}"
+        )
     ids = distinct(np.asarray(documents, np.int64).ravel())
     mine = _trained_on(run, ids, source)
     found = join_runs([unordered_runs(run, ids[mine], k) for k in _of_same_pair(run, source)])
@@ -169,6 +184,7 @@ def absence(
         first_step=first_step,
         last_step=last_step,
         last_sample=last,
+        elsewhere=elsewhere,
         checkpoints=tuple(
             (step, int((first_step[read] < step).sum())) for step in sorted(checkpoints)
         ),

@@ -56,6 +56,7 @@ from megaindex.run.same_until import (
     mix_difference,
     other_steps,
     same_until,
+    undrawn,
 )
 from megaindex.run.subset import step_bounds_of
 from megaindex.settings.mix_changes import MixChanges
@@ -156,6 +157,8 @@ class RecordProof:
         differences: other differences than those of the skips, the first of each kind.
         beside: of two locks, what differs and does not enter the identity: tokenizers, provenance,
             about; None: one record is a checkpoint.
+        order_compared: False if a checkpoint names no order of its own, and its receipts are not
+            those of the lock.
     """
 
     first: RunRecord
@@ -169,6 +172,7 @@ class RecordProof:
     behind: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
     beside: tuple[str, ...] | None = None
+    order_compared: bool = True
 
     @property
     def holds(self) -> bool:
@@ -185,6 +189,7 @@ class RecordProof:
             "tokens": self.content.tokens,
             "not_compared": list(self.content.not_compared),
             "behind": list(self.behind),
+            "order_compared": self.order_compared,
             "first_difference": self.first_difference and list(self.first_difference),
             "first": self.first.to_json(),
             "second": self.second.to_json(),
@@ -196,7 +201,12 @@ class RecordProof:
 
     def __str__(self) -> str:
         lines = [f"first: {self.first}", f"second: {self.second}", *self._identities()]
-        if self.first_difference is None:
+        if not self.order_compared:
+            lines.append(
+                "order: not compared, the checkpoint names none of its own, and its receipts are "
+                "others than the lock's"
+            )
+        elif self.first_difference is None:
             lines.append(f"order: the same without skips, {self.common_samples:,} samples compared")
         else:
             begin, end = self.first_difference
@@ -327,17 +337,20 @@ def compare_records(
             for plan, other in ((ours, theirs), (theirs, ours))
         )
     )
+    compared = all(plan.record.check.equal or not plan.borrows for plan in plans)
+    causes = found.causes if compared else (*found.sources, *found.steps)
     return RecordProof(
         first=ours.record,
         second=theirs.record,
         common_samples=max(0, common - first_sample),
         end=common,
-        first_difference=found.where,
+        first_difference=found.where and (found.where[0], min(found.where[1], common)),
+        order_compared=compared,
         added=tuple(_skips_without(theirs, ours)),
         removed=tuple(_skips_without(ours, theirs)),
         content=replace(content, not_compared=(*content.not_compared, *unknown[:1])),
         behind=tuple(_behind(plans, common)),
-        differences=(*found.causes, *content.differences),
+        differences=(*causes, *content.differences),
         beside=None if not is_whole else tuple(_beside(*records)),
     )
 
@@ -357,6 +370,8 @@ class _Plan:
     lock: Lock | None = None
     mix: MixChanges | None = None
     """Changes of the mix; None without any."""
+    borrows: bool = False
+    """True for a checkpoint that is compared with the order of a lock."""
 
     @property
     def order(self) -> Index:
@@ -408,6 +423,7 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
 
 def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan | None) -> _Plan:
     bounds = mix = opened = None
+    borrows = False
     stored = None if state.get("recipe") is None else StoredRecipe.read(state)
     if index is None and stored is not None:
         opened = open_recipe(stored.recipe_here)
@@ -415,7 +431,7 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
         index, mix = opened.index, opened.layout.recipe.mix_changes
         bounds = opened.layout.step_bounds()
     elif index is None and locked is not None:
-        index = _index_by_lock(state, locked)
+        index, borrows = _index_by_lock(state, locked), True
         if locked.record.identity == _stored_identity(state):
             bounds, mix = locked.step_bounds, locked.mix
     elif index is None:
@@ -442,6 +458,7 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
         held=held_by_state(state, index, fingerprints, facts, opened),
         stride=check.served.stride,
         mix=mix,
+        borrows=borrows,
     )
 
 
@@ -589,6 +606,9 @@ def _behind(plans: tuple[_Plan, _Plan], common: int) -> Iterator[str]:
             yield from same_until(first, second, common, stop).samples[:1]
         if not any(other_steps(first, second, common)):
             yield from other_steps(first, second, stop)
+    for number in sorted(undrawn(first, second, 0, common)):
+        which = "first" if number < len(first.fingerprints) else "second"
+        yield f"source {number} is one of the {which} alone"
     if common < max(ends):
         yield from apart("samples", *ends)
 

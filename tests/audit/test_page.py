@@ -323,10 +323,10 @@ def test_five_sources_that_repeat_are_named(repeated: int, tmp_path: Path) -> No
     assert [text.split(" repeats")[0] for text in said if " repeats from" in text] == names
     assert [text.split(": 40")[0] for text in said if ": 40 tokens (33.33%)" in text] == names
     for what in (
-        "repeat; the table of sources lists the steps",
-        "have tokens in no sample of an epoch",
+        "repeats; the table of sources lists the steps",
+        "has tokens in no sample of an epoch",
     ):
-        assert [t for t in said if what in t] == [f"1 more sources {what}."] * more
+        assert [t for t in said if what in t] == [f"1 more source {what}."] * more
     assert f"1 of {repeated + 1} sources never repeat." in said
     named = ", ".join([*names, *["1 more"] * more])
     assert f"{named}: served up to 1.33 times over, while parts of" in suggestions(result)[-1]
