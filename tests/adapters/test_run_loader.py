@@ -7,8 +7,9 @@ import itertools
 import json
 import logging
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 
 import megaindex
 from megaindex._lazy import torch_needed
-from megaindex.adapters import RunLoader, run_loader
+from megaindex.adapters import RunLoader, automodel, run_loader
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.loader import MicroBatchSampler, SampleOptions, join_states
 from megaindex.loader.row_fields import row_fields
@@ -324,6 +325,30 @@ def test_a_missing_trainer_is_named(
     with pytest.raises(InvalidArgument, match="needs .*, which cannot be imported"):
         importlib.import_module(f"megaindex.adapters.{adapter}").install()
     assert f"megaindex.adapters.{adapter}" not in sys.modules or adapter == "automodel"
+
+
+def test_the_compiler_of_automodel_gives_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after it is imported, wherever it is named; `uninstall` gives theirs back."""
+    names = [automodel.HOME, *automodel.USERS, "nemo_automodel"]
+    modules = {name: ModuleType(name) for name in names}
+    modules["nemo_automodel"].__spec__ = ModuleSpec("nemo_automodel", None)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def theirs() -> None: ...
+
+    for name in (automodel.HOME, automodel.USERS[0]):
+        modules[name].compile_helper = theirs  # type: ignore[attr-defined]
+    modules[automodel.USERS[1]].compile_helper = None  # type: ignore[attr-defined]
+    automodel.install()
+    automodel.install()
+    try:
+        for name in (automodel.HOME, automodel.USERS[0]):
+            assert modules[name].compile_helper() is megaindex.helpers
+        assert modules[automodel.USERS[1]].compile_helper is None
+    finally:
+        automodel.uninstall()
+    assert modules[automodel.HOME].compile_helper is theirs
 
 
 def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

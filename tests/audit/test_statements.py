@@ -158,6 +158,11 @@ def test_a_source_that_joins_later_leaves_the_past_as_it_was() -> None:
     text = said("prove", ours, "joined.lock")
     assert "behind sample 20 the runs differ: source 2 is one of the second alone" in text
     assert "no other difference, up to sample 20" in text
+    later = "  b: {steps: 10, batch: {global_batch_size: 8}, mix: {web: 3, code: 1}}"
+    recipe(stages + later, name="larger.yaml")
+    assert cli("lock", "larger.yaml", "--out", "larger.lock")[0] == 0
+    text = said("prove", ours, "larger.lock")
+    assert "behind sample 20 the runs differ: samples before step 11: 44 in the first, 48" in text
     recipe("  a: {steps: 20, mix: {web: 2, code: 1, math: 1}}", name="early.yaml", run=sources)
     assert cli("lock", "early.yaml", "--out", "early.lock")[0] == 0
     assert "fingerprint of source 2: 'nothing'" in said("prove", ours, "early.lock", status=1)

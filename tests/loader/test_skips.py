@@ -840,3 +840,13 @@ def test_a_run_that_serves_moved_samples_keeps_its_end() -> None:
     assert not skip_difference(ours, ours, consumed=21, decided=25)
     reason = skip_difference(ours, longer, consumed=21, decided=25)
     assert "serves moved samples already" in reason
+
+
+def test_a_file_of_ids_holds_at_least_one(tmp_path: Path) -> None:
+    for text, ids in (("0\n", [0]), ("3 1\n3", [1, 3])):
+        (tmp_path / "ids.txt").write_text(text)
+        assert read_ids(str(tmp_path / "ids.txt")).tolist() == ids
+    for text in ("", " \n\n"):
+        (tmp_path / "ids.txt").write_text(text)
+        with pytest.raises(InvalidArgument, match="must hold at least one id, got none"):
+            read_ids(str(tmp_path / "ids.txt"))

@@ -208,6 +208,7 @@ def test_epochs_of_sources_that_hold_no_sample(tmp_path: Path) -> None:
     )
     assert plan.caution == error
     assert plan.warnings.count(error) == 1
+    assert not [text for text in plan.warnings if "its loader counts" in text]
     few = {"corpora": {"few": [9] * 3}, "prompts": {}}
     with pytest.raises(InvalidArgument) as caught:
         make_plan(run_of({**few, "keys": {**EPOCHS, "train_data_paths": ["@few"]}}, tmp_path))

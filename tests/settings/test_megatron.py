@@ -13,6 +13,7 @@ from support.inputs import for_each
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.settings import shell
+from megaindex.settings.arguments import read_settings
 from megaindex.settings.megatron_args import read_megatron
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings, merged
@@ -464,6 +465,19 @@ def test_parameters_that_no_flag_replaces_are_named(tmp_path: Path) -> None:
         read_megatron(str(script), {})
     assert read_megatron(str(script), {}, list("abcde")).data_path == ("e",)
     assert read_megatron(str(script), {}, over=Settings(data_path=("x",))).data_path is None
+
+
+def test_parameters_are_one_quoted_text_or_words(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text('torchrun pretrain_gpt.py --seq-length $1 --data-path "$2" --split "$3"')
+    for words, path in (
+        ("8 web 9,1,0", "web"), (["8 web 9,1,0"], "web"), (["8", "a b", "9,1,0"], "a b"),
+    ):  # fmt: skip
+        settings = read_settings({"megatron_args": str(script), "script_args": words})
+        assert (settings.seq_length, settings.data_path) == (8, (path,))
+    script.write_text('torchrun pretrain_gpt.py --seq-length $1 --data-path "$2"')
+    settings = read_settings({"megatron_args": str(script), "script_args": ["8", "a b"]})
+    assert settings.data_path == ("a b",)
 
 
 def test_the_most_unknown_words_of_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
