@@ -186,6 +186,17 @@ def test_weights_at_the_ends_of_the_doubles(
     assert_same(actual, peers_greedy(megatron_helpers, weights, 2000))
 
 
+@for_each("n", [3, 70, 300])
+def test_a_negative_zero_is_a_weight_of_0(
+    compiled: Any, megatron_helpers: ModuleType, n: int
+) -> None:
+    weights = make_weights(lognormal, n, 1.0, n)
+    weights[[0, n // 2, n - 1]] = 0.0
+    expected = peers_greedy(megatron_helpers, weights, 20_000)
+    weights[[0, n // 2]] = -0.0
+    assert_same(blend(compiled.blend_greedy, weights, 0, 20_000, np.zeros(n, np.int64)), expected)
+
+
 @for_each("total", [1.0, 0.3, 2.0])
 @for_each("n", [2, 3, 4, 5, 100, 128])
 @for_each("family", [lopsided, equal, ramp, lognormal])
