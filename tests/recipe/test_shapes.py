@@ -983,6 +983,7 @@ def test_batch_sizes_of_streams_end_to_end(folder: Path) -> None:
     row = plain["steps"][0]
     assert (row["batch_size"], row["batch_sizes"], row["end_step"]) == (None, sizes, 9)
     assert (plain["steps"][1]["first_sample"], plain["steps"][1]["first_token"]) == (48, 384)
+    assert plan == make_plan(open_recipe(recipe).layout)
     assert "4 or 8 → 8 samples an iteration" in repr(plan)
     bounds = [0, *itertools.accumulate([*sizes, 8, 8])]
     assert run_of_recipe(recipe).step_bounds.tolist() == bounds
