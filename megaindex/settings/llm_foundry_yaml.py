@@ -162,7 +162,7 @@ def _resolved(content: Mapping[str, Any], file: str) -> dict[str, Any]:
 def _check_other_settings(content: Mapping[str, Any], top: Section) -> None:
     """Refuse what changes the samples, or their number, in a way that a recipe does not."""
     for key, (plain, remedy) in _REFUSED.items():
-        if top.values.get(key, plain) != plain:
+        if top.values.get(key) not in (None, plain):
             raise InvalidArgument(f"{top.called(key)} must be {str(plain).lower()}: {remedy}")
     for (part, name), remedy in _CHANGES_SAMPLES.items():
         given = content.get(part)

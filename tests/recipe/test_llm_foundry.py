@@ -225,6 +225,12 @@ def test_rows_are_the_samples_of_mds(folder: Path) -> None:
     assert (set(spans.offset.tolist()), set(spans.length.tolist())) == ({0}, {65})
 
 
+def test_settings_of_their_default_are_read(folder: Path) -> None:
+    for number in ("-1", "null"):
+        more = f"train_subset_num_batches: {number}\ncallbacks: {{lr_monitor: {{}}}}\n"
+        assert read("max_duration", f"eval_first: false\n{more}max_duration") == read()
+
+
 def test_settings_without_effect_may_be_nested(folder: Path) -> None:
     deep = "{a: " * 80 + "1" + "}" * 80
     assert read("num_workers: 8", f"num_workers: {deep}") == read()
