@@ -15,7 +15,12 @@ import pytest
 import torch
 from support.locked_runs import assert_receipt
 from support.megatron_blends import build, one_process, write_corpora
-from support.megatron_training import MegatronPretrainingRandomSampler, start, training
+from support.megatron_training import (
+    MegatronPretrainingRandomSampler,
+    MegatronPretrainingSampler,
+    start,
+    training,
+)
 from support.neox_running import arguments, loaders_of
 
 import megaindex.adapters.megatron as adapter
@@ -26,11 +31,13 @@ from megaindex.adapters.locked_run import LockedRun
 from megaindex.adapters.megatron.patches import _patch_samplers
 from megaindex.adapters.reports import Reports
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.balance import CostModel
 from megaindex.loader import join_states
 from megaindex.lock import Lock, make_lock
 
 __all__ = ["training"]  # a fixture
 
+COST = CostModel(linear=0, attention=1)
 SETTINGS = {"sequence_length": 16, "seed": 1, "global_batch_size": 4, "split": "90,10,0"}
 
 
@@ -279,6 +286,44 @@ def test_megatron_makes_the_steps_of_the_lock(
         monkey.setattr(args, "cls", MegatronPretrainingRandomSampler)
         with pytest.raises(InvalidArgument, match="lock needs --dataloader-type single"):
             loader()
+
+
+def test_megatron_bridge_makes_the_steps_of_the_lock(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its samplers are its own: their order is checked, skips and balance are refused."""
+    bridge: Any = ModuleType("megatron.bridge.data.samplers")
+
+    def build_pretraining_data_loader(dataset: Any, consumed: int, cls: Any) -> Any:
+        return SimpleNamespace(dataset=dataset, batch_sampler=cls(len(dataset), consumed, 1, 0, 1))
+
+    bridge.build_pretraining_data_loader = build_pretraining_data_loader
+    monkeypatch.setitem(sys.modules, bridge.__name__, bridge)
+    single, cyclic = MegatronPretrainingSampler, MegatronPretrainingRandomSampler
+    with one_process(training.core, tmp_path / "store") as core:
+        prefixes = write_corpora(tmp_path)[1:2]
+        run = {"train_iters": 40, "eval_iters": 1, "eval_interval": 40, **SETTINGS}
+        sizes, config = (160, 8, 0), {"blend": (prefixes, None), "split": "90,10,0"}
+        adapter.install(lock=make_lock(data_path=prefixes, **run))
+        train, valid, _ = build(core, sizes, None, **config)
+        start(training, 4)
+        assert [*bridge.build_pretraining_data_loader(train, 8, single).batch_sampler][0] == [8]
+        with pytest.raises(InvalidArgument, match="lock needs --dataloader-type single"):
+            bridge.build_pretraining_data_loader(train, 0, cyclic)
+        with pytest.raises(FormatError, match="samples consumed by whole steps must be"):
+            bridge.build_pretraining_data_loader(train, 6, single)
+        assert bridge.build_pretraining_data_loader(valid, 0, cyclic) is not None
+        assert "evaluation: left to Megatron" in str(status())
+        start(training, 8)
+        with pytest.raises(FormatError, match="global batch size of step 0 must be 4, got 8"):
+            bridge.build_pretraining_data_loader(train, 0, single)
+        skips = [Skip(steps="3")]
+        locked = make_lock(data_path=prefixes, **run, skip=skips)
+        for given in ({"skip": skips}, {"lock": locked}, {"balance": COST}):
+            adapter.install(**given)
+            name = "balance" if "balance" in given else "skip"
+            with pytest.raises(InvalidArgument, match=f"{name}: Megatron-Bridge has samplers"):
+                bridge.build_pretraining_data_loader(train, 0, single)
 
 
 @pytest.mark.usefixtures("all_modules")

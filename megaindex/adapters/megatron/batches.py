@@ -477,17 +477,42 @@ class BalancedSteps:
 
 
 def measured(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``build_pretraining_data_loader`` of Megatron-Bridge, whose training is measured."""
+    """Return ``build_pretraining_data_loader`` of Megatron-Bridge, whose training is measured, and
+    compared with a lock."""
 
     @functools.wraps(original)
     def build(dataset: Any, consumed_samples: int = 0, *args: Any, **kwargs: Any) -> Any:
+        for setting in ("skip", "balance"):
+            if getattr(core().policy, setting):
+                raise InvalidArgument(
+                    f"{setting}: Megatron-Bridge has samplers of its own, which are not served "
+                    f"with it; install without {setting}, a lock with skips included"
+                )
         loader = original(dataset, consumed_samples, *args, **kwargs)
         _measure(loader, dataset)
+        if loader is not None and core().policy.lock is not None:
+            _compare(loader, dataset, consumed_samples)
         if core().policy.keys and loader is not None and is_training(dataset):
             _follow_rows(loader, dataset, consumed_samples, 0)
         return loader
 
     return build
+
+
+def _compare(loader: Any, dataset: Any, consumed_samples: int) -> None:
+    """Compare a loader of Megatron-Bridge with the lock, of training alone.
+
+    Raises:
+        InvalidArgument: its sampler does not serve the samples in order.
+        FormatError: batch sizes or the place of the run differ.
+    """
+    if not is_training(dataset):
+        reason = "Megatron-Bridge reads it in an order of its own, which is not compared"
+        MEGATRON.leave("lock", "evaluation", reason)
+        return
+    _check_single(loader.batch_sampler, "lock")
+    locks.check_batches()
+    locks.check_resumed(None, consumed_samples)
 
 
 def _measure(loader: Any, dataset: Any) -> None:
