@@ -39,10 +39,12 @@ _cancel: list[Callable[[], None]] = []
 
 
 def install() -> None:
-    """Replace Automodel's ``compile_helper`` by a function that returns `megaindex.helpers`.
+    """Replace the ``compile_helper`` of Automodel 0.7 on by a function that returns
+    `megaindex.helpers`.
 
     Raises:
-        InvalidArgument: Automodel is not installed.
+        InvalidArgument: Automodel is not installed, or imports its compiled module by name, as
+            before 0.7.
     """
     _check_installed()
     if _patches or _cancel:
@@ -59,6 +61,12 @@ def uninstall() -> None:
 
 def _replace(home: ModuleType) -> None:
     theirs = home.compile_helper
+    if theirs.__annotations__.get("return") not in (ModuleType, "ModuleType", "types.ModuleType"):
+        _cancel.clear()
+        raise InvalidArgument(
+            "megaindex.adapters.automodel.install() is for Automodel 0.7 on: the one that is "
+            "installed imports its compiled helpers by name; update it, or leave install() out"
+        )
     for module in (home, *(sys.modules[name] for name in USERS if name in sys.modules)):
         if getattr(module, "compile_helper", None) is theirs:
             _patches.replace(module, "compile_helper", _compiled)

@@ -11,6 +11,7 @@ the model and before each checkpoint.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +26,11 @@ try:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from torchtitan.components.dataloader import BaseDataLoader
 except ImportError as error:
+    other = sys.modules.get("torchtitan") and str(error.name).startswith("torchtitan.")
+    reason = "has no such module: releases up to 0.3 are served" if other else "cannot be imported"
     raise InvalidArgument(
-        f"megaindex.adapters.torchtitan needs torchtitan, which cannot be imported: {error}; pip "
-        "install torchtitan"
+        f"megaindex.adapters.torchtitan needs torchtitan, which {reason}: {error}; pip install "
+        "torchtitan"
     ) from None
 
 __all__ = ["LockedDataLoader"]

@@ -100,6 +100,8 @@ def _evaluation(config: MaxTextConfig) -> RecipeEvaluation | None:
     interval, batches = config.number("eval_interval"), config.number("eval_steps")
     if interval < 1:
         return None
+    if config.number("eval_start_step"):
+        raise config.values.error("eval_start_step", "0: a recipe evaluates from the start on")
     files = config.files("grain_eval_files")
     if len(files) != 1:
         raise InvalidArgument(

@@ -17,6 +17,7 @@ from typing import Any
 
 from megaindex.arithmetic import global_batch_size
 from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
 from megaindex.io.paths import inside
 from megaindex.settings.settings import Settings
 from megaindex.settings.yaml_sections import TOKENIZE, Section, load_mapping
@@ -43,7 +44,9 @@ _DEFAULTS = {
     "eval_interval": -1,
     "eval_steps": -1,
     "eval_per_device_batch_size": 0.0,
+    "eval_start_step": 0,
     "expansion_factor_real_data": -1,
+    "blend_index_dir": "",
 }
 _TAKEN = (
     *_DEFAULTS, "base_config", "grain_train_files", "grain_eval_files", "mmap_npy_split",
@@ -235,7 +238,7 @@ def read_maxtext_config(words: Sequence[str], devices: int | None) -> MaxTextCon
             "expansion_factor_real_data",
             "-1: with others, hosts read other rows than they train on",
         )
-    if not values.flag("enable_data_shuffling"):
+    if not config.is_megatron and not values.flag("enable_data_shuffling"):
         raise values.error("enable_data_shuffling", "true: the order here is always shuffled")
     return config
 
@@ -290,7 +293,8 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
     """Return the settings of a run in Megatron's order, or None if the run is a recipe.
 
     With ``grain_file_type: mmap_npy`` MaxText reads the indices that Megatron-LM builds for the
-    samples of all steps.
+    samples of all steps. Its evaluation, which begins its samples anew in each round, is not
+    planned.
     """
     config = read_maxtext_config(words, devices)
     if not config.is_megatron:
@@ -301,46 +305,56 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
     shares = [share for share in str(split or "").split(",") if share.strip()]
     if len(shares) > 3 or any(share.strip("0. ") for share in shares[2:]):
         raise values.error("mmap_npy_split", "two shares, of training and evaluation, then 0")
-    evaluates = config.number("eval_interval") > 0
-    settings: dict[str, Any] = {
-        "order": "megatron",
-        "seq_length": config.count("max_target_length"),
-        "seed": config.number("data_shuffle_seed"),
-        "micro_batch_size": config.micro_batch_size,
-        "data_parallel_size": None if config.micro_batch_size is None else config.devices,
-        "global_batch_size": config.batch,
-        "train_iters": config.steps,
-        "eval_iters": config.count("eval_steps") if evaluates else 0,
-    }
-    evaluated = _blend(config, "grain_eval_files") if evaluates else train
-    if evaluates and not shares:
-        settings["train_data_path"] = train
-        settings["valid_data_path"] = evaluated
-    elif evaluated != train:
+    if len(train) > 1 and values.text("blend_index_dir"):
         raise InvalidArgument(
-            f"{values.called('mmap_npy_split')}: the shares are those of one blend here; write "
-            "grain_train_files and grain_eval_files alike, or leave the split out"
+            f"{values.called('blend_index_dir')}: a blend that was built before is not read; remove "
+            "it to plan the blend that MaxText builds"
         )
-    else:
-        split = ",".join([*shares[:2], "0"]) if shares else "1,0,0"
-        settings |= {"data_path": train, "split": split}
-    if evaluates:
-        settings |= {
-            "eval_interval": config.number("eval_interval"),
-            "eval_global_batch_size": config.eval_batch,
-        }
-    return Settings(**settings)
+    notes: tuple[str, ...] = ()
+    if config.number("eval_interval") > 0:
+        notes = ("the evaluation is not planned: MaxText begins its samples anew in each round",)
+    return Settings(
+        order="megatron",
+        seq_length=config.count("max_target_length"),
+        seed=config.number("data_shuffle_seed"),
+        micro_batch_size=config.micro_batch_size,
+        data_parallel_size=None if config.micro_batch_size is None else config.devices,
+        global_batch_size=config.batch,
+        train_iters=config.steps,
+        eval_iters=0,
+        data_path=train,
+        split=",".join([*shares[:2], "0"]) if shares else "1,0,0",
+        notes=notes,
+    )
 
 
 def _blend(config: MaxTextConfig, name: str) -> tuple[str, ...]:
     """Return the words of a blend; entries of weight 0 are left out."""
     files = config.files(name)
+    for each in files:
+        _check_documents(each.prefix)
     if len(files) == 1:
         return (files[0].prefix,)
     drawn = [each for each in files if each.weight]
     if not drawn:
         raise all_weights_are_0(config, name)
     return tuple(word for each in drawn for word in (str(float(each.weight or 0)), each.prefix))
+
+
+def _check_documents(prefix: str) -> None:
+    """Refuse a pair with documents of several sequences, which MaxText orders as a whole.
+
+    Raises:
+        FormatError, StorageError: the pair is damaged, or cannot be read.
+    """
+    if not os.path.exists(f"{prefix}.idx"):
+        return  # the plan names it
+    pair = IndexedDataset(prefix)
+    if len(pair.document_indices) - 1 != len(pair):
+        raise InvalidArgument(
+            f"{FLAG}: {prefix} has documents of several sequences: MaxText shuffles the documents, "
+            "Megatron-LM's order the sequences; write it anew with a sequence a document"
+        )
 
 
 def all_weights_are_0(config: MaxTextConfig, name: str) -> InvalidArgument:

@@ -160,6 +160,23 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         "Megatron-LM refuses it; give --tensor-model-parallel-size",
         ("tensor_model_parallel_size",),
     ),
+    "--data-efficiency-curriculum-learning": (
+        "DeepSpeed's loader serves other samples; leave it out to plan the datasets",
+        (),
+    ),
+    **dict.fromkeys(
+        (
+            "--train-desc-path",
+            "--train-doc-idx-path",
+            "--train-sample-idx-path",
+            "--train-shuffle-idx-path",
+        ),
+        (
+            "these arrays take the place of those built; leave them out, or compare them with "
+            "`megaindex diff-order`",
+            (),
+        ),
+    ),  # fmt: skip
     "--decrease-batch-size-if-needed": (
         "it lowers the global batch to whole micro batches of all ranks; pass --global-batch-size",
         ("global_batch_size",),
@@ -181,11 +198,12 @@ IGNORED = frozenset((
     "--hybrid-context-parallel",
     "--no-create-attention-mask-in-dataloader", "--no-data-sharding", "--no-mmap-bin-files",
     "--num-dataset-builder-threads", "--num-workers", "--object-storage-cache-path",
-    "--per-dataset-sequences-path", "--reset-attention-mask", "--reset-position-ids",
-    "--sample-rate", "--use-checkpoint-args", "--validation-set-names",
+    "--per-dataset-sequences-path", "--repeated-dataloader", "--reset-attention-mask",
+    "--reset-position-ids", "--sample-rate", "--use-checkpoint-args", "--validation-set-names",
 ))  # fmt: skip
 
 NOTES = {
+    "--repeated-dataloader": "begins the samples anew where they end, which the plan does not show",
     "--fim-data": "rearranges the tokens within samples: the plan counts tokens before that",
     "--exit-interval": "may end the run before the plan does",
     "--use-checkpoint-args": "takes arguments from a checkpoint, which the plan does not read",

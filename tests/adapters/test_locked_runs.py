@@ -307,7 +307,8 @@ def test_megatron_bridge_makes_the_steps_of_the_lock(
         adapter.install(lock=make_lock(data_path=prefixes, **run))
         train, valid, _ = build(core, sizes, None, **config)
         start(training, 4)
-        assert [*bridge.build_pretraining_data_loader(train, 8, single).batch_sampler][0] == [8]
+        loader = bridge.build_pretraining_data_loader(train, 8, single)
+        assert next(iter(loader.batch_sampler)) == [8]
         with pytest.raises(InvalidArgument, match="lock needs --dataloader-type single"):
             bridge.build_pretraining_data_loader(train, 0, cyclic)
         with pytest.raises(FormatError, match="samples consumed by whole steps must be"):

@@ -327,6 +327,13 @@ def test_a_missing_trainer_is_named(
     assert f"megaindex.adapters.{adapter}" not in sys.modules or adapter == "automodel"
 
 
+def test_another_torchtitan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchtitan", ModuleType("torchtitan"))
+    monkeypatch.delitem(sys.modules, "megaindex.adapters.torchtitan", raising=False)
+    with pytest.raises(InvalidArgument, match="has no such module: releases up to 0.3 are served"):
+        importlib.import_module("megaindex.adapters.torchtitan")
+
+
 def test_the_compiler_of_automodel_gives_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and after it is imported, wherever it is named; `uninstall` gives theirs back."""
     names = [automodel.HOME, *automodel.USERS, "nemo_automodel"]
@@ -335,7 +342,8 @@ def test_the_compiler_of_automodel_gives_our_kernels(monkeypatch: pytest.MonkeyP
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
 
-    def theirs() -> None: ...
+    def theirs() -> ModuleType:
+        raise AssertionError("it compiles")
 
     for name in (automodel.HOME, automodel.USERS[0]):
         modules[name].compile_helper = theirs  # type: ignore[attr-defined]
@@ -349,6 +357,10 @@ def test_the_compiler_of_automodel_gives_our_kernels(monkeypatch: pytest.MonkeyP
     finally:
         automodel.uninstall()
     assert modules[automodel.HOME].compile_helper is theirs
+    theirs.__annotations__["return"] = None
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="is for Automodel 0.7 on"):
+            automodel.install()
 
 
 def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from support.command_line import cli, plan_json
 from support.corpora import write_corpus
 
+from megaindex import IndexedDatasetWriter
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument
 from megaindex.recipe import open_recipe, read_maxtext
@@ -130,28 +132,36 @@ def test_mixture_files_and_evaluations(folder: Path) -> None:
         assert (evaluation and (evaluation.interval, evaluation.iterations)) == expected
 
 
-def test_evaluation_files_of_megatron_order(folder: Path) -> None:
-    words = ["run.yml", "grain_file_type=mmap_npy", "grain_train_files=x|web", "eval_interval=10"]
-    files = [*words, "eval_steps=2", "grain_eval_files=y|code"]
-    run = resolve(read_settings({"maxtext_config": files, "world_size": 4}))
-    assert [source.path for source in run.data.train] == ["web"]
-    assert [source.path for source in run.data.valid] == ["code"]
+def test_evaluation_in_megatron_order_is_not_planned(folder: Path) -> None:
+    """MaxText begins its samples anew in each round; a split leaves its documents out."""
+    words = ["run.yml", "grain_file_type=mmap_npy", "grain_train_files=x|web"]
+    plain = read_settings({"maxtext_config": words, "world_size": 4})
+    for interval, noted in ((-1, False), (0, False), (1, True)):
+        given = [*words, f"eval_interval={interval}", "grain_eval_files=y|code"]
+        found = read_settings({"maxtext_config": given, "world_size": 4})
+        assert (found.notes != (), replace(found, notes=()) == plain) == (noted, True)
     blend = [*words[:2], "grain_train_files=x|web,1;y|chat,0;z|code,3"]
     run = resolve(read_settings({"maxtext_config": blend, "world_size": 4}))
     assert [source.path for source in run.data.train] == ["web", "code"]
-    one = [*words, "eval_steps=2", "grain_eval_files=z|web"]
     splits = []
     for split in ("90,10", "90,10,0", "90,10,0.0"):
-        shares = [*one, f"mmap_npy_split={split}"]
+        shares = [*words, f"mmap_npy_split={split}", "enable_data_shuffling=false"]
         run = resolve(read_settings({"maxtext_config": shares, "world_size": 4}))
         assert [source.path for source in run.data.train] == ["web"]
         splits.append(run.data.split)
     assert splits[0] is not None
     assert splits[1:] == splits[:1] * 2
-    for interval, evaluates in ((-1, False), (0, False), (1, True)):
-        words[-1] = f"eval_interval={interval}"
-        found = read_settings({"maxtext_config": [*words, *files[-2:]], "world_size": 4})
-        assert (found.eval_iters, found.eval_interval) == ((2, 1) if evaluates else (0, None))
+
+
+def test_documents_of_several_sequences_have_another_order(folder: Path) -> None:
+    words = ["run.yml", "grain_train_files=x|many"]
+    with IndexedDatasetWriter(folder / "many", dtype="uint16") as pair:
+        pair.add_document(np.arange(9))
+        pair.add_document(np.arange(9), lengths=[4, 5])
+    with pytest.raises(InvalidArgument, match="many has documents of several sequences"):
+        read_settings({"maxtext_config": [*words, "grain_file_type=mmap_npy"], "world_size": 4})
+    mmap = [words[0], "grain_train_files=many", "grain_file_type=mmap"]
+    assert read_maxtext(mmap, 4) is not None
 
 
 def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,15 +204,12 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
         (("grain_file_type=mmap_npy", "mmap_npy_split=1,1,1"), "mmap_npy_split must be two"),
         (("grain_file_type=mmap_npy", "mmap_npy_split=1,1,0,0"), "mmap_npy_split must be two"),
         (
-            (
-                "grain_file_type=mmap_npy",
-                "grain_train_files=x|web",
-                "grain_eval_files=x|code",
-                "eval_interval=2",
-                "eval_steps=2",
-                "mmap_npy_split=9,1",
-            ),
-            "mmap_npy_split: the shares are those of one blend here",
+            ("grain_file_type=mmap_npy", "grain_train_files=x|web,1;x|code,1", "blend_index_dir=x"),
+            "blend_index_dir: a blend that was built before is not read",
+        ),
+        (
+            ("eval_interval=3", "grain_eval_files=web", "eval_start_step=3"),
+            "eval_start_step must be 0: a recipe evaluates from the start on, got 3",
         ),
         (("grain_train_mixture_config_path=mix.json",), r"mix.json: a.weight is missing"),
         (

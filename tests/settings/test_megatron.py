@@ -351,6 +351,11 @@ def test_what_megatron_deepspeed_stops_at() -> None:
         read_megatron(text.format("a b"), {})
     for paths in ("a", "1 a", "1 a 2 b"):
         assert read_megatron(text.format(paths), {}).order == "megatron-legacy"
+    for words in ("--data-efficiency-curriculum-learning", "--train-doc-idx-path a.npy"):
+        with pytest.raises(InvalidArgument, match=f"{words.split()[0]} is not planned"):
+            read_megatron(f"{text.format('a')} {words}", {})
+    (note,) = read_megatron(text.format("a") + " --repeated-dataloader", {}).notes
+    assert note.startswith("--repeated-dataloader begins the samples anew")
     ramp = text.format("a") + " --rampup-batch-size 2 2 8"
     with pytest.raises(InvalidArgument, match="Megatron-DeepSpeed stops with an AssertionError"):
         resolve(read_megatron(ramp, {}))
