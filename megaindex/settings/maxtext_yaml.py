@@ -307,8 +307,8 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
         raise values.error("mmap_npy_split", "two shares, of training and evaluation, then 0")
     if len(train) > 1 and values.text("blend_index_dir"):
         raise InvalidArgument(
-            f"{values.called('blend_index_dir')}: a blend that was built before is not read; remove "
-            "it to plan the blend that MaxText builds"
+            f"{values.called('blend_index_dir')}: a blend that was built before is not read; "
+            "remove it to plan the blend that MaxText builds"
         )
     notes: tuple[str, ...] = ()
     if config.number("eval_interval") > 0:

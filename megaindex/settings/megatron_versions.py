@@ -171,12 +171,8 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
             "--train-sample-idx-path",
             "--train-shuffle-idx-path",
         ),
-        (
-            "these arrays take the place of those built; leave them out, or compare them with "
-            "`megaindex diff-order`",
-            (),
-        ),
-    ),  # fmt: skip
+        ("these arrays take the place of those built; leave them out to plan the datasets", ()),
+    ),
     "--decrease-batch-size-if-needed": (
         "it lowers the global batch to whole micro batches of all ranks; pass --global-batch-size",
         ("global_batch_size",),
