@@ -55,7 +55,8 @@ def build_index(
         seed: seed of the order, 0 to 2**32 - 1.
         num_samples: samples requested, at least 1; the index has all samples of the epochs that
             contain them. Not together with ``epochs``.
-        epochs: number of epochs, also as a fraction (``1.5``, ``"3/2"``). Default: 1.
+        epochs: number of epochs; of a fraction (``1.5``, ``"3/2"``) the whole epochs that hold it
+            are built and counted, 2 of 1.5. Default: 1.
         documents: sequence ids of an epoch, a range or int[n]. Default: all.
         split: ``"969,30,1"``, in place of ``documents``: use the part ``subset``.
         subset: ``"train"``, ``"valid"`` or ``"test"``.

@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(parser, "--order", default="megatron")
     add_flags(parser, "--max-documents", "--long-documents", "--align")
     length = parser.add_mutually_exclusive_group()
-    add_flags(length, "--epochs", help="such as 1, 1.5 or 3/2; default: 1")
+    add_flags(length, "--epochs", help="whole epochs, a fraction is rounded up; default: 1")
     add_flags(length, "--num-samples")
     add_engine_arguments(parser)
     add_flags(parser, "--json")

@@ -170,7 +170,7 @@ def describe_pair(path_prefix: str) -> PairDescription:
         documents=max(0, len(arrays.bounds) - 1),
         empty_documents=_repeated(arrays.bounds),
         has_modes=len(arrays.modes) > 0,
-        faults=odd + _sentences(size_fault(header, index.size)),
+        faults=odd + _sentences(size_fault(header, index.size)) + _short(arrays, bin_nbytes),
     )
 
 
@@ -282,6 +282,20 @@ def _layout(arrays: IndexArrays, bin_nbytes: int | None) -> dict[str, Any]:
         contiguous &= bool(begins[0] == end and (begins[1:] == ends[:-1]).all())
         before, end = int(begins[-1]), int(ends[-1])
     return {"bytes_per_token": itemsize, "contiguous": contiguous, "rising": rising}
+
+
+def _short(arrays: IndexArrays, bin_nbytes: int | None) -> tuple[str, ...]:
+    """Return a sentence on a .bin that is missing, or ends before the sequences do."""
+    if bin_nbytes is None:
+        return (".bin: is missing",)
+    width, need = bytes_per_token(arrays, bin_nbytes) or 1, 0
+    for start in range(0, min(len(arrays.pointers), len(arrays.lengths)), _CHUNK):
+        begins = arrays.pointers[start : start + _CHUNK].astype(np.int64)
+        sizes = arrays.lengths[start : start + len(begins)].astype(np.int64)
+        need = max(need, int((begins + sizes * width).max()))
+    if need <= bin_nbytes:
+        return ()
+    return (f".bin: has {bin_nbytes:,} bytes, the sequences end at byte {need:,}",)
 
 
 def _repeated(bounds: npt.NDArray[np.int64]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument, visible
 from megaindex.format import IndexedDataset
-from megaindex.format.pair import check_not_a_half
+from megaindex.format.pair import check_output_prefix
 from megaindex.format.sink import written_paths
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.paths import refuse_zero_byte
@@ -55,8 +55,8 @@ def check_outputs(outputs: Sequence[str], inputs: Iterable[str], *, overwrite: b
     """Check the prefixes of output pairs against each other and against the paths of input files.
 
     Raises:
-        InvalidArgument: an output is an input or another output, or names half a pair; or a path
-            holds a zero byte.
+        InvalidArgument: an output is an input or another output, or names half a pair or a folder;
+            or a path holds a zero byte.
         StorageError: an output exists and may not be replaced.
     """
     inputs = tuple(inputs)
@@ -64,7 +64,7 @@ def check_outputs(outputs: Sequence[str], inputs: Iterable[str], *, overwrite: b
         refuse_zero_byte(path)
     taken = {os.path.realpath(path) for path in inputs}
     for prefix in outputs:
-        check_not_a_half(prefix)
+        check_output_prefix(prefix)
         for path in written_paths(prefix):
             real = os.path.realpath(path)
             if real in taken:

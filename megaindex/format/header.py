@@ -254,8 +254,12 @@ def _listing(dialect: DtypeTable) -> str:
 CHUNK = 1 << 18  # tokens checked or converted at once, which bounds temporaries
 
 
-def token_array(tokens: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def token_array(
+    tokens: npt.ArrayLike, dtype: np.dtype[Any], *, first: int = 0, of: str = "tokens"
+) -> npt.NDArray[Any]:
     """Return `tokens` as a one-dimensional array of its own dtype, whose values all fit `dtype`.
+
+    In messages it is ``of``, and its first value has the number ``first``.
 
     Raises:
         InvalidArgument: not one-dimensional, not numbers, or a value does not fit.
@@ -279,8 +283,8 @@ def token_array(tokens: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]
         misfit = _first_misfit(chunk, dtype)
         if misfit is not None:
             raise InvalidArgument(
-                f"tokens[{start + misfit}]={chunk[misfit]}: does not fit {dtype}, which holds "
-                f"{_range_of(dtype)}; choose a wider dtype for the writer"
+                f"{of}[{first + start + misfit}]={chunk[misfit]}: does not fit {dtype}, which "
+                f"holds {_range_of(dtype)}; choose a wider dtype (--dtype)"
             )
     return array
 

@@ -70,6 +70,15 @@ def check_not_a_half(path_prefix: str) -> None:
             )
 
 
+def check_output_prefix(path_prefix: str) -> None:
+    """Raise InvalidArgument for a prefix of a pair to write that names a file or a folder."""
+    check_not_a_half(path_prefix)
+    if not os.path.basename(path_prefix):
+        raise InvalidArgument(
+            f"path_prefix must end with the name of the pair, got {path_prefix!r}; add it"
+        )
+
+
 @dataclass(kw_only=True, eq=False, slots=True)
 class MappedPair:
     """A .bin and its .idx as read-only arrays, each of which owns its mapping.

@@ -66,6 +66,7 @@ class PairSink:
         self._overwrite = overwrite
         paths = (bin_path, *[self._provenance_path] * provenance, idx_path)
         self._files = AtomicFiles(paths, overwrite=overwrite)
+        AtomicFiles((self._provenance_path,), overwrite=overwrite)  # raises if one is there
         directory = os.path.dirname(bin_path) or "."
         self.index = IndexSpool(directory, multimodal=multimodal)
         self.provenance = ProvenanceSpool(directory) if provenance else None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
 from megaindex.format.header import CHUNK, code_of_dtype, get_dialect, integer_array, token_array
-from megaindex.format.pair import MappedPair, check_not_a_half, map_pair, pair_paths
+from megaindex.format.pair import MappedPair, check_output_prefix, map_pair, pair_paths
 from megaindex.format.sink import PairSink
 from megaindex.io.paths import Progress, ignore
 
@@ -54,7 +54,7 @@ class IndexedDatasetWriter:
         overwrite: bool = False,
     ) -> None:
         self._path_prefix = os.fspath(path_prefix)
-        check_not_a_half(self._path_prefix)
+        check_output_prefix(self._path_prefix)
         self._dialect = get_dialect(dialect)
         self._dtype_code = code_of_dtype(dtype, self._dialect)
         self._dtype = self._dialect.dtypes[self._dtype_code]

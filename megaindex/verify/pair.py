@@ -391,6 +391,9 @@ def check_provenance(
     if inputs and not faults:
         there = [n for n, file in enumerate(provenance.files) if _is_there(file)]
         counted["input files read"] = len(there)
+        imported = sum(file.tokenizer is None for file in provenance.files)
+        if imported:
+            counted["input files of imports, which are not compared"] = imported
         for number in there:
             difference = _input_fault(provenance, number)
             if difference is not None:

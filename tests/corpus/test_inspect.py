@@ -152,6 +152,19 @@ def test_pointers_that_no_token_width_explains(tmp_path: Path, second: int) -> N
     assert not pair.contiguous
 
 
+def test_a_bin_that_is_short_or_missing_is_a_fault(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a", [3, 0, 4], dtype=np.uint16)
+    whole = (tmp_path / "a.bin").read_bytes()
+    for size, faults in ((14, 0), (15, 0), (13, 1), (0, 1), (None, 1)):
+        if size is None:
+            (tmp_path / "a.bin").unlink()
+        else:
+            (tmp_path / "a.bin").write_bytes((whole + b"x")[:size])
+        found = [each for each in described(tmp_path / "a").faults if each.startswith(".bin")]
+        assert len(found) == faults, size
+    assert found == [".bin: is missing"]
+
+
 def test_a_bin_without_idx_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.bin").write_bytes(bytes(8))
     with pytest.raises(MissingFile, match="c.idx: missing"):

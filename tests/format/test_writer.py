@@ -14,6 +14,7 @@ import pytest
 from support.inputs import for_each
 
 from megaindex import IndexedDataset, IndexedDatasetWriter
+from megaindex.corpus.outputs import check_outputs
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, StorageError
 from megaindex.format import sink as sink_module
 from megaindex.format.header import HEADER_BYTES, integer_array
@@ -147,6 +148,27 @@ def test_unknown_types(tmp_path: Path, options: Any, rule: str) -> None:
 def test_a_prefix_has_no_suffix(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(InvalidArgument, match=r"must be the common prefix of .bin and .idx, .*a"):
         IndexedDatasetWriter(str(tmp_path / "a") + suffix)
+
+
+@pytest.mark.parametrize("prefix", ["", "folder/", "/"])
+def test_a_prefix_has_a_name(tmp_path: Path, prefix: str) -> None:
+    with pytest.raises(InvalidArgument, match="must end with the name of the pair, got"):
+        IndexedDatasetWriter(f"{tmp_path}/{prefix}" if prefix == "folder/" else prefix)
+    with pytest.raises(InvalidArgument, match="must end with the name of the pair, got"):
+        check_outputs([prefix], [], overwrite=True)
+
+
+def test_a_provenance_of_another_pair_is_not_left_beside_one(tmp_path: Path) -> None:
+    (tmp_path / "p.provenance").write_bytes(b"old")
+    with (
+        pytest.raises(StorageError, match=r"p\.provenance: already exists"),
+        IndexedDatasetWriter(tmp_path / "p"),
+    ):
+        pass
+    assert [each.name for each in tmp_path.iterdir()] == ["p.provenance"]
+    with IndexedDatasetWriter(tmp_path / "p", overwrite=True) as writer:
+        writer.add_document([1])
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["p.bin", "p.idx"]
 
 
 def test_a_writer_is_used_once_and_inside_with(tmp_path: Path) -> None:

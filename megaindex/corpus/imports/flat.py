@@ -173,6 +173,7 @@ def stored_or_sibling(
 ) -> np.dtype[Any]:
     """Return `asked`, else `stored` if the dialect has a code for it, else int32 for uint32."""
     if asked is None:
+        stored = stored.newbyteorder("=")
         has_code = stored in dialect.dtypes.values()
         asked = stored if has_code or stored.kind != "u" else f"i{stored.itemsize}"
     return dialect.dtypes[code_of_dtype(asked, dialect)]
@@ -217,6 +218,8 @@ def write_flat(
 
 def _same_bytes(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
     """Return True if tokens that fit need no conversion: equal types, or uint32 as int32."""
+    if not stored.isnative:
+        return False
     unsigned_as_signed = (stored.kind, dtype.kind) == ("u", "i")
     return stored == dtype or (unsigned_as_signed and stored.itemsize == dtype.itemsize)
 
@@ -231,7 +234,8 @@ def _copy_tokens(flat: FlatTokens, sink: PairSink, bar: Bar) -> None:
             return
         for start in range(0, stored.size, CHUNK):
             chunk = stored[start : start + CHUNK]
-            sink.write_tokens(token_array(chunk, sink.dtype))
+            of = f"{flat.path}: tokens"
+            sink.write_tokens(token_array(chunk, sink.dtype, first=start, of=of))
             progress(chunk.nbytes)
 
 
@@ -312,7 +316,8 @@ def write_stream(
 def _add_batch(sink: PairSink, batch: Batch) -> None:
     assert sink.provenance is not None, "imports have one"
     try:
-        tokens = token_array(batch.tokens, sink.dtype)
+        of = f"from {batch.file.row_name} {batch.first_row} on, tokens"
+        tokens = token_array(batch.tokens, sink.dtype, of=of)
         lengths = integer_array(batch.lengths, "document_lengths", 0, _LONGEST)
     except InvalidArgument as error:
         raise InvalidArgument(f"{batch.file.path}: {error}") from error

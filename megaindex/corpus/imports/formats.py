@@ -27,6 +27,7 @@ from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format.header import CHUNK
 from megaindex.format.legacy import open_legacy
 from megaindex.format.provenance import RowFile
+from megaindex.io.atomic import Damaged, read_object
 from megaindex.io.mapping import map_npy_file, map_readonly
 from megaindex.io.paths import as_storage_error, check_file, check_local, storage_error
 from megaindex.objects.files import stat_path
@@ -80,8 +81,10 @@ def open_numpy(
 ) -> FlatTokens:
     """Open the tokens of a `.npy` file, or of any file without a header.
 
+    OLMo and dolma write raw tokens into files of that name: its first bytes decide.
+
     Args:
-        path: `.npy`, or raw little-endian tokens of `stored_dtype`.
+        path: `.npy`, or raw tokens of `stored_dtype`.
         stored_dtype: integer type of raw tokens, such as "uint16"; not for a `.npy`.
         separator: id that ends each document, kept as its last token. Tokens after the last
             separator are a document too.
@@ -94,15 +97,15 @@ def open_numpy(
     Raises:
         MissingFile: a file does not exist.
         FormatError: a file is not an array of integers in one dimension.
-        InvalidArgument: `stored_dtype` is missing, or given for a `.npy`, or there is not exactly
-            one of `separator` and `boundaries`.
+        InvalidArgument: `stored_dtype` is missing, or given for a `.npy`; there is not exactly
+            one of `separator` and `boundaries`; or no token can be, or is, the separator.
     """
     if (separator is None) == (boundaries is None):
         raise InvalidArgument(
             "exactly one of separator (id that ends each document) and boundaries (.npy file of "
             "document ends) must be given"
         )
-    if path.endswith(".npy"):
+    if path.endswith(".npy") and _has_header(path):
         if stored_dtype is not None:
             raise InvalidArgument(
                 f"{path}: a .npy file has a dtype of its own, got stored dtype (--stored-dtype) "
@@ -110,12 +113,16 @@ def open_numpy(
             )
         tokens, offset = _map_npy(path)
     elif stored_dtype is None:
+        header = "has no .npy header; " * path.endswith(".npy")
         raise InvalidArgument(
-            f"{path}: raw tokens need a stored dtype (--stored-dtype); give e.g. uint16"
+            f"{path}: {header}raw tokens need a stored dtype (--stored-dtype); give e.g. uint16"
         )
     else:
         tokens, offset = open_tokens(path, token_dtype(stored_dtype)), 0
-    ends = _ends_at(tokens, separator) if boundaries is None else _in_chunks(_ends(boundaries))
+    if separator is None:
+        ends = _in_chunks(_ends(str(boundaries)))
+    else:
+        ends = _ends_at(path, tokens, separator)
     return FlatTokens(path=path, format="numpy", offset=offset, tokens=tokens, sequence_ends=ends)
 
 
@@ -146,6 +153,14 @@ def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
         sequence_ends=_in_chunks(pair.token_offsets[1:]),
         document_bounds=_in_chunks(pair.bounds[1:]),
     )
+
+
+def _has_header(path: str) -> bool:
+    """Return True if a file begins as one of format `.npy`, or is missing."""
+    check_local(path, "copy it to a disk")
+    check_file(path, "cannot read")
+    with as_storage_error(path, "cannot read"), open(path, "rb") as file:
+        return file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
 
 
 def _map_npy(path: str) -> tuple[npt.NDArray[Any], int]:
@@ -183,7 +198,14 @@ def _in_chunks(ends: npt.NDArray[np.int64]) -> Chunks:
     return chunks
 
 
-def _ends_at(tokens: npt.NDArray[Any], separator: int | None) -> Chunks:
+def _ends_at(path: str, tokens: npt.NDArray[Any], separator: int) -> Chunks:
+    bounds = np.iinfo(tokens.dtype)
+    if not bounds.min <= separator <= bounds.max:
+        raise InvalidArgument(
+            f"{path}: separator must be a {tokens.dtype}, from {bounds.min} to {bounds.max}, got "
+            f"{separator}; give the id that ends documents"
+        )
+
     def chunks() -> Iterator[npt.NDArray[np.int64]]:
         last = 0
         for start in range(0, len(tokens), CHUNK):
@@ -191,6 +213,11 @@ def _ends_at(tokens: npt.NDArray[Any], separator: int | None) -> Chunks:
             if found.size:
                 last = int(found[-1])
                 yield found
+        if not last and len(tokens):
+            raise InvalidArgument(
+                f"{path}: no token is the separator {separator}, so that the file would be one "
+                "document; give the id that ends documents, or boundaries"
+            )
         if last < len(tokens):
             yield np.array([len(tokens)], dtype=np.int64)
 
@@ -206,7 +233,8 @@ def open_columns(path: str, column: str | None = None) -> DocumentStream:
 
     Args:
         path: a `.parquet`, `.arrow` or `.feather` file, or a folder of them, read in the order of
-            their names. Arrow files may have the file or the stream format.
+            their names. Arrow files may have the file or the stream format. Of a folder of Hugging
+            Face's ``save_to_disk`` the files of its ``state.json`` are read, in that order.
         column: column of token lists; by default `tokens` or `input_ids`, or the only column.
 
     Returns:
@@ -243,12 +271,46 @@ def _files(path: str) -> list[str]:
         return [path]
     suffixes = (".parquet", ".arrow", ".feather")
     with as_storage_error(path, "cannot list"):
-        files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in suffixes)
+        there = sorted(str(file) for file in Path(path).iterdir())
+    files = _saved(path) or [
+        each
+        for each in there
+        if each.endswith(suffixes) and not os.path.basename(each).startswith("cache-")
+    ]
     if not files:
         raise MissingFile(
             f"{path}: holds no file that ends in {' or '.join(suffixes)}; check the path"
         )
+    described = (*_OF_DATASETS, *map(os.path.basename, files))
+    left = [each for each in map(os.path.basename, there) if each not in described]
+    if left:
+        logger.warning(
+            "%s: %d files and folders in it are skipped, first %s", path, len(left), left[0]
+        )
     return files
+
+
+_OF_DATASETS = ("state.json", "dataset_info.json")
+
+
+def _saved(folder: str) -> list[str]:
+    """Return the files of a folder that Hugging Face's datasets saved; none of another folder.
+
+    Raises:
+        FormatError: its `state.json` names none, or files elsewhere.
+    """
+    state = f"{folder}/state.json"
+    if not os.path.exists(state):
+        return []
+    try:
+        names = [str(each["filename"]) for each in read_object(state)["_data_files"]]
+    except (Damaged, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{state}: must list the files of the dataset in _data_files; save it again"
+        ) from error
+    if not names or any(os.path.basename(name) != name for name in names):
+        raise FormatError(f"{state}: _data_files must be names of files in its folder, got {names}")
+    return [os.path.join(folder, name) for name in names]
 
 
 def _reader(path: str) -> tuple[Any, Iterator[Any]]:

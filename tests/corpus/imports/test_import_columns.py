@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,29 @@ def test_an_unreadable_folder() -> None:
             pytest.raises(StorageError, match="folder: cannot list"),
         ):
             open_columns(str(folder))
+
+
+def test_a_saved_dataset_has_the_files_of_its_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not those that `map` cached beside them, nor what is in folders."""
+    saved, other = tmp_path / "saved", tmp_path / "other"
+    for folder in (saved, other):
+        (folder / "train").mkdir(parents=True)
+        for name, documents in (("data-1", [[1]]), ("data-0", [[2, 3]]), ("cache-9f", [[4]])):
+            write_columns(folder / f"{name}.arrow", pa.list_(pa.int32()), documents)
+    state = {"_data_files": [{"filename": "data-1.arrow"}, {"filename": "data-0.arrow"}]}
+    (saved / "state.json").write_text(json.dumps(state))
+    for folder, expected in ((saved, [[1], [2, 3]]), (other, [[2, 3], [1]])):
+        caplog.clear()
+        import_pair(open_columns(str(folder)), str(tmp_path / folder.name))
+        assert read(tmp_path / folder.name) == expected
+        assert "2 files and folders in it are skipped, first cache-9f.arrow" in caplog.text
+    for content in ("[]", "{}", '{"_data_files": []}', '{"_data_files": [{"filename": "../x"}]}',
+                    '{"_data_files": [3]}'):  # fmt: skip
+        (saved / "state.json").write_text(content)
+        with pytest.raises(FormatError, match=r"state\.json: (must list|_data_files must be)"):
+            open_columns(str(saved))
 
 
 def test_an_unreadable_file() -> None:
