@@ -296,6 +296,20 @@ def test_arrays_of_an_epoch_index_are_refused(prefix: Path) -> None:
     assert len(index.locate([])) == 0
 
 
+def test_a_sample_is_located_as_often_as_it_is_asked_for(prefix: Path) -> None:
+    """Also one that begins in the epoch before."""
+    for order in (EpochOrder(), EpochOrder(left_over="carry")):
+        index = build(prefix, epochs=6, order=order)
+        once = index.locate(np.arange(index.num_samples))
+        thrice = index.locate(np.repeat(np.arange(index.num_samples), 3))
+        for k in range(index.num_samples):
+            first, end = once.row_splits[k : k + 2]
+            for row in range(3 * k, 3 * k + 3):
+                begin, stop = thrice.row_splits[row : row + 2]
+                for ours, theirs in zip(once, thrice, strict=True):
+                    assert np.array_equal(ours[first:end], theirs[begin:stop])
+
+
 def test_threads_pickles_and_forks_read_the_same(
     prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
