@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from megaindex.plan.model import RecipePlan
 
 Folder = str | os.PathLike[str]
+
+logger = logging.getLogger("megaindex")
 
 
 class OpenedRun(ABC):
@@ -201,15 +204,24 @@ class _OpenedSettings(_OpenedDescription):
     def loader(self, **given: Any) -> Loader:
         with torch_needed("the loader"):
             from megaindex.loader.loader import loader_of
-        from megaindex.lock.make import identity_of
 
         return loader_of(
             self.run,
             fingerprints=self._fingerprints(),
-            identity=cache(lambda: identity_of(self._described, self.run, self.cache_dir)),
+            identity=cache(self._identity),
             evaluation=lambda: None,
             **_given(given),
         )
+
+    def _identity(self) -> str | None:
+        """Return the identity; None, with a warning, if an evaluation cannot be built."""
+        from megaindex.lock.make import identity_of
+
+        try:
+            return identity_of(self._described, self.run, self.cache_dir)
+        except InvalidArgument as error:
+            logger.warning("the states of this loader name no identity of the run: %s", error)
+            return None
 
     def _fingerprints(self) -> list[str]:
         from megaindex.builders.recipe import ValidationCache

@@ -352,8 +352,8 @@ def blend_index(
         name = names[short[0]] if names else f"source {short[0]}"
         raise InvalidArgument(
             f"{name}: {num_samples} samples of the blend draw {counts[short[0]]} of it, and "
-            f"{built[short[0]]} were built: the run fails or repeats samples; raise "
-            "--variance-buffer"
+            f"{built[short[0]]} were built: the run fails or repeats samples; follow the advice of "
+            "`megaindex plan`"
         )
     if short:
         _wrap(which, samples, built, uncounted)

@@ -655,19 +655,20 @@ def _splits(run: RunSettings, plan: SettingsPlan) -> Iterator[str]:
     stopping = {empty[0].split for empty in _stopping_blends(run, plan)}
     for split in ("valid", "test"):
         rows = plan.rows(split)
-        yield from _evaluation_rows([row for row in rows if row.drawn])
+        yield from _evaluation_rows(run, [row for row in rows if row.drawn])
         if split not in stopping:
             yield from _empty_sources(run, [row for row in rows if row.samples_per_epoch == 0])
 
 
-def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
+def _evaluation_rows(run: RunSettings, rows: Sequence[Row]) -> Iterator[str]:
     repeated = [row for row in rows if row.samples_per_epoch and (row.epochs or 0) > 1]
     if repeated:
         worst = max(repeated, key=lambda row: row.epochs or 0)
+        widen = "widen --split" if run.data.split else f"give more {worst.split} data"
         yield (
             f"{worst.split}: {_of(repeated, rows)} repeated, such as {worst.name} "
-            f"({worst.drawn} drawn, {worst.samples_per_epoch} in an epoch); lower "
-            "--eval-iters or widen --split to evaluate on each sample once"
+            f"({worst.drawn} drawn, {worst.samples_per_epoch} in an epoch); lower --eval-iters or "
+            f"{widen} to evaluate on each sample once"
         )
 
 
@@ -701,6 +702,8 @@ def _no_iteration(run: RunSettings, plan: SettingsPlan) -> str:
         before = f" after the {run.consumed_samples} samples before" if run.consumed_samples else ""
         return f"no iteration: the target is {plan.target}{before}; raise it"
     held = plan.samples_left_over
+    if run.target.kind in ("samples", "tokens"):
+        held = int(run.target.value) // (run.sequence_length if run.target.kind == "tokens" else 1)
     return (
         f"no full iteration: the target holds {held} samples, one batch {plan.global_batch_size}; "
         f"raise the target{' or use --tail pad' if held else ''}"

@@ -254,7 +254,7 @@ def megatron_flags(plan: SettingsPlan, run: RunSettings) -> str:
         flags.append(f"--mid-level-dataset-surplus {run.surplus!r}")
     elif (
         isinstance(run.variance_buffer, float)
-        and not adapter_settings(run)
+        and "variance_buffer" not in adapter_settings(run)
         and not applies_buffer(run)
     ):
         flags.append(f"--mid-level-dataset-surplus {_surplus(run.variance_buffer)}")
@@ -307,7 +307,11 @@ def _megatron_data(plan: SettingsPlan, run: RunSettings) -> list[str]:
     flags = []
     for split in SPLITS if own_sources(run) else SPLITS[:1]:
         if weighted := _weighted(plan, run, split):
-            pairs = ([path] if w is None else [repr(float(w)), path] for w, path in weighted)
+            bare = run.row.order != "megatron-legacy" or len(weighted) == 1
+            pairs = (
+                [path] if w is None and bare else [repr(1.0 if w is None else float(w)), path]
+                for w, path in weighted
+            )
             words = [word for pair in pairs for word in pair]
             flag = f"--{split}-data-path" if own_sources(run) else "--data-path"
             flags.append(f"{flag} {shlex.join(words)}")
@@ -339,7 +343,8 @@ def recipe_yaml(plan: SettingsPlan, run: RunSettings) -> str:
     names = short if len({*short}) == len({*paths}) else paths
     mix = dict.fromkeys(names, 0.0)  # a corpus that is given twice is one source
     for name, (weight, _) in zip(names, _weighted(plan, run, "train"), strict=True):
-        mix[name] += weight or 1.0
+        mix[name] += 1.0 if weight is None else weight
+    mix = {name: weight for name, weight in mix.items() if weight}
     phases = [(f"phase_{k}", phase.begin, phase.end) for k, phase in enumerate(plan.phases, 1)]
     batch = {
         "micro_batch_size": run.micro_batch_size,
@@ -349,6 +354,7 @@ def recipe_yaml(plan: SettingsPlan, run: RunSettings) -> str:
     named = {
         name: {"path": source.path} if source.path else {"tokens": source.tokens}
         for name, source in zip(names, sources, strict=True)
+        if name in mix
     }
     others = run.data.valid or run.data.test
     lines = [

@@ -90,7 +90,7 @@ def run_of_settings(
             changed = _changed_index(run, amend, total)
             index, sources = changed.index, _changed_sources(run, changed)
     else:
-        sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
+        sizing = sizing_of(exact, run.row, parts[subset], subset, progress, parts["train"])
         schedule, asked, total = _evaluations(run, subset, target, parts)
         index = _index(run, sizing, parts[subset], asked, total, cache_dir, most_samples, subset)
         consumed = 0
@@ -263,6 +263,7 @@ def _index(
             for part, num_samples in zip(parts, requested, strict=True)
         ]
 
+    named = [f"{subset}, {name}" for name in sizing.names]
     indices = sources(0)
     passes = loader_passes(run, [index.num_samples for index in indices], subset, consumed)
     if passes.is_empty:
@@ -275,7 +276,7 @@ def _index(
         if sizing.single:
             return first
         short = sizing.row.uncounted_samples
-        return blend_index(sizing.blend.draws, indices, size, short, sizing.names)
+        return blend_index(sizing.blend.draws, indices, size, short, named)
 
     index = blended(indices)
     if positions in ((), (ServedRange(0, consumed, 1),)):

@@ -454,7 +454,8 @@ class RecipeStage:
         if self.weighting is not None and any(own):
             raise InvalidArgument(
                 f"{where}: weights by {self.weighting.by} take the place of proportion, repeat "
-                f"and choose; remove {own[0]}, or the weights"
+                f"and choose; write every source without a value, such as {names[0]}:, or remove "
+                "the weights"
             )
         size = self.epoch_size
         if size is not None and (not self.by_proportion or not 1 <= size < 2**53):

@@ -269,6 +269,12 @@ def _data(settings: Settings) -> Data:
             f"{found}"
         )
     if given == ["--train-data-path"]:
+        for flag, value, remedy in (
+            ("--weights", settings.weights, "write the weights before the paths"),
+            ("--split", settings.split if settings.order != "neox" else None, "remove one of them"),
+        ):
+            if value is not None:
+                raise InvalidArgument(f"{flag} and --train-data-path exclude each other; {remedy}")
         splits: dict[str, Any] = {
             name: parse_blend(paths, None, f"--{name}-data-path")
             for name, paths in per_split.items()
