@@ -251,6 +251,7 @@ class Run:
 
     @property
     def is_evaluation(self) -> bool:
+        """True for validation and test sets, on which nothing is trained."""
         return self.every is not None or self.settings.get("subset", "train") != "train"
 
     @cached_property
