@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import numbers
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -265,9 +266,23 @@ def open_run(
     """
     if not run:
         raise InvalidArgument("open_run needs what names the run: a file, or prefixes of pairs")
-    named = named_run([word if isinstance(word, (str, os.PathLike)) else repr(word)
-                       for word in run], kind)  # fmt: skip
+    named = named_run([_word(word) for word in run], kind)
     return _of_description(str(named), description_of(named, settings), cache_dir)
+
+
+def _word(word: Any) -> Folder:
+    """Return a path, or a weight as text.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    if isinstance(word, (str, os.PathLike)):
+        return word
+    if isinstance(word, numbers.Integral):
+        return str(int(word))
+    if isinstance(word, numbers.Real):
+        return repr(float(word))
+    raise InvalidArgument(f"open_run takes files, prefixes and weights, got {shown(word)}")
 
 
 def _of_description(

@@ -151,7 +151,7 @@ class Reports:
 
     def serve_each(self, rows: Sequence[ServedDataset], summary: str = "") -> None:
         """Record datasets that megaindex serves, in one log record: a line for each, a summary."""
-        self.rows |= {(row.kind, row.name, ""): row for row in rows}
+        self.rows |= {(row.kind, row.name, row.cache or ""): row for row in rows}
         if self._is_logged():
             lines = [*map(str, rows), *([summary] if summary else [])]
             self._log("\n".join(f"megaindex: {line}" for line in lines))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
+from megaindex.format.header import integer_array
 from megaindex.format.pair import provenance_path
 from megaindex.format.provenance import UNKNOWN, Provenance, RecordedTokenizer, open_provenance
 from megaindex.format.tokenizers import Tokenizer, find_tokenizer, load
@@ -122,7 +123,7 @@ def runs_of(run: Run, documents: npt.ArrayLike, source: int = 0) -> TokenRuns:
 def unordered_runs(run: Run, documents: npt.ArrayLike, source: int = 0) -> TokenRuns:
     """Return the result of `runs_of` in any order, which for millions of runs is faster."""
     check_source(run, source)
-    ids = distinct(np.asarray(documents, np.int64).ravel())
+    ids = distinct(integer_array(np.ravel(documents), "documents", 0, 2**63 - 1))
     first = run.sources[source].first_document
     last = first + run.sources[source].sequence_lengths.size - 1
     outside = ids[(ids < first) | (ids > last)]

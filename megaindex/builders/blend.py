@@ -326,7 +326,7 @@ def _build(
 
 
 def _check_corpora(corpora: Sequence[Any]) -> None:
-    if isinstance(corpora, (str, os.PathLike, IndexedDataset)) or not len(corpora):
+    if isinstance(corpora, str) or not isinstance(corpora, Sequence) or not len(corpora):
         raise InvalidArgument("corpora must be a list of at least one prefix or dataset")
     if len(corpora) > MOST_SOURCES:
         raise InvalidArgument(

@@ -20,6 +20,7 @@ from megaindex.index.documents import Documents, DocumentSubset
 from megaindex.index.frameworks import Split, select_documents
 from megaindex.index.order_settings import Order, check_parameters, order_of
 from megaindex.index.subset_rule import SubsetRule, no_subset
+from megaindex.io.paths import listed_paths
 from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none, shown
 
 if TYPE_CHECKING:
@@ -261,6 +262,6 @@ def build_many(paths: Sequence[str], settings: BuildSettings, engine: Engine) ->
     Raises:
         MegaIndexError: the error of the first dataset that fails; running tasks are cancelled.
     """
-    tasks = [BuildTask(path=path, settings=settings) for path in dict.fromkeys(paths)]
+    tasks = [BuildTask(path=path, settings=settings) for path in dict.fromkeys(listed_paths(paths))]
     for _, built in engine.run(BuildTask.run, tasks):
         yield built

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +17,15 @@ from megaindex.format.pair import map_pair, pair_paths, provenance_path
 from megaindex.format.provenance import InputRows, Provenance, ProvenanceSpool, open_provenance
 from megaindex.format.sink import PairSink, written_paths
 from megaindex.format.writer import append_pair
+from megaindex.io.paths import listed_paths
 from megaindex.progress import Bar, silent
 
 logger = logging.getLogger("megaindex")
 
 
 def merge(
-    output: str,
-    inputs: Sequence[str],
+    output: str | os.PathLike[str],
+    inputs: Sequence[str | os.PathLike[str]],
     *,
     dtype: Any | None = None,
     dialect: str = "megatron",
@@ -54,6 +56,7 @@ def merge(
         FormatError: an input is damaged.
         StorageError: the output exists, or a file cannot be read or written.
     """
+    output, inputs = os.fspath(output), listed_paths(inputs)
     files = [path for prefix in inputs for path in written_paths(prefix)]
     check_outputs([output], files, overwrite=overwrite)
     return concatenate(

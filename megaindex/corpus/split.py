@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -15,7 +16,7 @@ from megaindex.format.pair import MappedPair, map_pair, pair_paths
 from megaindex.format.provenance import Provenance
 from megaindex.format.sink import PairSink, written_paths
 from megaindex.format.writer import append_documents
-from megaindex.io.paths import Progress
+from megaindex.io.paths import Progress, listed_paths
 from megaindex.progress import Bar, silent
 from megaindex.validation import check_between, check_choice
 
@@ -26,8 +27,8 @@ _STEP = 1 << 14  # sequences between two stored token counts
 
 
 def split(
-    source: str,
-    outputs: Sequence[str],
+    source: str | os.PathLike[str],
+    outputs: Sequence[str | os.PathLike[str]],
     cut: Callable[[MappedPair], list[Documents]],
     *,
     dialect: str = "megatron",
@@ -55,6 +56,7 @@ def split(
         FormatError: the pair is damaged.
         StorageError: an output exists, or a file cannot be read or written.
     """
+    source, outputs = os.fspath(source), listed_paths(outputs)
     pair = map_pair(source, dialect, multimodal=False)
     pair.check_documents()
     tokens = pair.check_everything()

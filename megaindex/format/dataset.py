@@ -119,7 +119,7 @@ class IndexedDataset:
     def _pair(self) -> MappedPair:
         pair = self._mapped
         if pair is None:  # two threads may both open it, and either mapping serves
-            pair = map_pair(self._path_prefix, self._dialect, multimodal=self._multimodal)
+            pair = map_pair(self._absolute, self._dialect, multimodal=self._multimodal)
             found = _identity_of(pair)
             if found != self._identity:
                 raise StorageError(
@@ -141,10 +141,10 @@ class IndexedDataset:
 
     @property
     def bin_info(self) -> FileInfo:
-        """Path, size and version of the .bin when the pair was opened."""
+        """Absolute path, size and version of the .bin when the pair was opened."""
         identity = self._identity
         version = identity.versions[1] if identity.versions else ""
-        return FileInfo(pair_paths(self._path_prefix)[0], identity.bin_nbytes, version)
+        return FileInfo(pair_paths(self._absolute)[0], identity.bin_nbytes, version)
 
     def validate(self) -> None:
         """Check every entry of the .idx once, in constant memory.
@@ -310,7 +310,7 @@ class IndexedDataset:
         return begin + offset, length
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._path_prefix, self._options(), self._identity)
+        return _reopen, (self._absolute, self._options(), self._identity)
 
     def lazy_arguments(self) -> tuple[str, PairIdentity, dict[str, Any]]:
         """Return the arguments of `lazy` that give this dataset; the path is absolute."""

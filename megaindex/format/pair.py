@@ -50,18 +50,20 @@ _INT64 = struct.Struct("<q")
 logger = logging.getLogger("megaindex")
 
 
-def pair_paths(path_prefix: str) -> tuple[str, str]:
+def pair_paths(path_prefix: str | os.PathLike[str]) -> tuple[str, str]:
     """Return the paths of the .bin and of the .idx."""
+    path_prefix = os.fspath(path_prefix)
     return path_prefix + ".bin", path_prefix + ".idx"
 
 
-def provenance_path(path_prefix: str) -> str:
+def provenance_path(path_prefix: str | os.PathLike[str]) -> str:
     """Return the path of the provenance of a pair."""
-    return path_prefix + ".provenance"
+    return os.fspath(path_prefix) + ".provenance"
 
 
-def check_not_a_half(path_prefix: str) -> None:
+def check_not_a_half(path_prefix: str | os.PathLike[str]) -> None:
     """Raise InvalidArgument if the prefix is the full name of one of the files."""
+    path_prefix = os.fspath(path_prefix)
     for suffix in (".bin", ".idx"):
         if path_prefix.endswith(suffix):
             raise InvalidArgument(

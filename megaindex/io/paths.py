@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -191,6 +191,13 @@ def absolute(path: str) -> str:
 def inside(folder: Path, path: str) -> str:
     """Return a path relative to a folder; an absolute path or URL unchanged."""
     return path if is_remote(path) else str(folder / plain(path))
+
+
+def listed_paths(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return paths as text; one that is given in place of a list is a list of one."""
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    return [os.fspath(path) for path in paths]
 
 
 def refuse_zero_byte(path: str) -> None:

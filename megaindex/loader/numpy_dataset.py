@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from megaindex.errors import OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleIds, SampleOptions
@@ -73,9 +74,11 @@ class NumpyDataset:
 
     def __getitem__(self, sample_id: int | slice | None) -> Fields:
         """Return the fields of one sample, arrays [S], or of a slice, [n, S]; raises as
-        `__getitems__`."""
+        `__getitems__`, and OutOfRange for a number below 0."""
         if isinstance(sample_id, slice):
             return self.__getitems__(range(len(self))[sample_id])
+        if sample_id is not None and sample_id < 0:
+            raise OutOfRange(f"sample must be from 0 to {len(self) - 1}, got {sample_id}")
         return {name: array[0] for name, array in self.__getitems__([sample_id]).items()}
 
     def rows(self, sample_ids: Sequence[int | None]) -> Fields:

@@ -449,7 +449,7 @@ class AutoTokens(TokenReader):
 def _remote_file_systems(datasets: Sequence[IndexedDataset]) -> list[str]:
     """Return the names of the file systems that are not local disks."""
     directories: dict[int, str] = {}  # by device number
-    for directory in {os.path.dirname(d.path_prefix) or "." for d in datasets}:
+    for directory in {os.path.dirname(d.bin_info.path) for d in datasets}:
         directories.setdefault(os.stat(directory).st_dev, directory)
     return sorted(
         file_system_type(directory) or "a file system of unknown type"

@@ -110,6 +110,8 @@ def verify_lock(
                     counted["samples"] = check.everything(there, whole=whole)
                 else:
                     steps = step if isinstance(step, range) else range(step, step + 1)
+                    if not len(steps) or steps.step != 1:
+                        raise OutOfRange(f"step must be steps one after another, got {steps}")
                     counted["samples"] = check.steps(there, subset, steps)
                 if tokens:
                     counted["bytes"] = check.tokens(there)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I32, I64
+from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
 from megaindex.index.counts import Cursors, cursors, source_counts
 from megaindex.index.documents import DocumentSubset, lengths_within, members_of
@@ -339,8 +340,9 @@ def run_of_index(
         sources: its sources, in the order of ``Spans.source``; one for an index of one dataset.
             Default: the datasets that the index holds, if it reads all of their documents.
         global_batch_size: samples of a step.
-        num_steps: steps in all. Default: the whole batches of the index.
-        consumed_samples: samples served so far; their steps are the past ones.
+        num_steps: steps in all, past ones included. Default: the whole batches of the index.
+        consumed_samples: samples served so far; their steps are the past ones, of which the last
+            may be short.
         micro_batch_size: samples of a micro batch of one rank; with ``data_parallel_size`` it
             decides the rank of each sample.
         data_parallel_size: ranks that share a step.
@@ -353,10 +355,14 @@ def run_of_index(
     global_batch_size = check_setting("global_batch_size", global_batch_size)
     num_steps = setting_or_none("num_steps", num_steps)
     consumed_samples = check_setting("consumed_samples", consumed_samples)
+    begun = ceil_div(consumed_samples, global_batch_size)
     if num_steps is None:
-        num_steps = index.num_samples // global_batch_size
+        num_steps = begun + max(0, index.num_samples - consumed_samples) // global_batch_size
+    end = num_steps * global_batch_size
+    if num_steps >= begun:
+        end = consumed_samples + (num_steps - begun) * global_batch_size
     schedule = BatchSchedule.constant(global_batch_size)
-    steps, past = steps_of(schedule, consumed_samples, num_steps * global_batch_size)
+    steps, past = steps_of(schedule, consumed_samples, end)
     return Run(
         index=index,
         sources=tuple(sources),

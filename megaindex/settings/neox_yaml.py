@@ -16,6 +16,7 @@ from typing import Any
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import DEFAULT_SPLIT, SPLITS, parse_split
 from megaindex.index.order_settings import NeoxDocumentsOrder
+from megaindex.io.paths import listed_paths
 from megaindex.settings.settings import Settings, argument_names, settings_in_comments
 from megaindex.settings.yaml_sections import load_mapping, read_text
 from megaindex.validation import check_integer, check_number, check_setting, shown
@@ -82,6 +83,7 @@ def read_neox(paths: Sequence[str | os.PathLike[str]]) -> Settings:
         InvalidArgument: a file is not a mapping, repeats a key of another, or has a value that NeoX
             refuses or that cannot be planned; the message names the file.
     """
+    paths = listed_paths(paths)
     config = merged_files(paths)
     try:
         settings = neox_settings(config)

@@ -23,6 +23,7 @@ the sizes of the sources; `megaindex.settings.recipe_file` reads and writes it a
 
 from __future__ import annotations
 
+import os
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,8 @@ class RecipeSource:
         if not self.name:
             raise InvalidArgument(f"source {self.path}: has no name; give it one")
         where = f"source {self.name}"
+        for setting in ("path", "labels", "loss_mask"):
+            object.__setattr__(self, setting, os.fspath(getattr(self, setting)))
         if (self.tokens is None) == (not self.path):
             raise InvalidArgument(f"{where}: give either a path or, to plan without files, tokens")
         if self.tokens is not None:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, FrameworkRules, sums_differ
@@ -25,6 +25,7 @@ from megaindex.settings.sources import Source
 from megaindex.validation import (
     DEFAULT_SEED,
     check_buffer,
+    check_choice,
     check_epochs,
     check_flag,
     check_fraction,
@@ -91,6 +92,7 @@ class Target:
     per_source: tuple[Fraction, ...] = ()
 
     def __post_init__(self) -> None:
+        check_choice("kind", self.kind, get_args(TargetKind))
         check = check_epochs if self.kind == "epochs" else check_fraction
         object.__setattr__(self, "value", check(self.kind, self.value))
         each = tuple(check(self.kind, value) for value in self.per_source)

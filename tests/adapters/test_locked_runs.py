@@ -288,6 +288,45 @@ def test_megatron_makes_the_steps_of_the_lock(
             loader()
 
 
+def test_megatron_builds_the_subsets_of_the_lock(training: Any, tmp_path: Path) -> None:
+    from megatron.core.datasets.gpt_dataset import MockGPTDataset
+
+    with one_process(training.core, tmp_path / "store") as core:
+        first, second, held = write_corpora(tmp_path)[1:4]
+        run = {"train_iters": 20, "eval_iters": 1, "eval_interval": 10, **SETTINGS, "split": None}
+        lock = make_lock(
+            train_data_path=["0.5", first, "0.5", second], valid_data_path=[held], **run
+        )
+        train, valid = ([first, second], [0.5, 0.5]), ([held], None)
+        adapter.install(lock=lock)
+        for subsets, left in (([train, valid, None], False), ([train, None, None], True)):
+            adapter.install(lock=lock)
+            build(core, (80, 12, 4), None, blend_per_split=subsets)
+            said = "lock valid: left to Megatron, the lock has it, and the run builds none"
+            assert (said in str(status())) == left
+        with pytest.raises(InvalidArgument, match="lock: the run builds no training data"):
+            build(core, (80, 12, 4), None, blend_per_split=[None, valid, None])
+        with pytest.raises(InvalidArgument, match="lock: mock data has no files"):
+            build(core, (80, 12, 4), None, cls=MockGPTDataset, split="90,10,0")
+        adapter.install(keys=True)
+        mock, *_ = build(core, (80, 12, 4), None, cls=MockGPTDataset, split="90,10,0")
+        start(training, 4)
+        with pytest.raises(InvalidArgument, match="keys: mock data has no content"):
+            training.importer.build_pretraining_data_loader(mock, 0)
+
+
+def test_a_path_that_a_blend_has_twice_has_two_rows(training: Any, tmp_path: Path) -> None:
+    with one_process(training.core, tmp_path / "store") as core:
+        first, second = write_corpora(tmp_path)[1:3]
+        blend = ([first, second, first], [0.2, 0.3, 0.5])
+        for _ in range(2):
+            adapter.install()
+            build(core, (100, 0, 0), tmp_path / "cache", blend=blend, split="100,0,0")
+            rows = [row for row in status().datasets if row.kind == "GPTDataset"]
+            assert [row.name for row in rows].count(f"{first} (train)") == 2
+            assert len(rows) == 3
+
+
 def test_megatron_bridge_makes_the_steps_of_the_lock(
     training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

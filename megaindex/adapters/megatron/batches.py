@@ -210,14 +210,14 @@ def samples_index(dataset: Any) -> Index:
             type(each), "GPTDataset", "_query_document_sample_shuffle_indices"
         ):
             raise InvalidArgument(
-                "balance and skip need the documents of each sample, which only GPTDataset "
-                f"and blends of it have, got {type(each).__name__}; install without them"
+                "lock, keys, balance and skip need the documents of each sample, which only "
+                f"GPTDataset and blends of it have, got {type(each).__name__}; install without them"
             )
     if any(each.shuffle_index is None for each in datasets) or (
         dataset is not datasets[0] and dataset.dataset_index is None
     ):
         raise InvalidArgument(
-            "balance and skip need the index arrays when the loader is made, and "
+            "lock, keys, balance and skip need the index arrays when the loader is made, and "
             "--dataloader-defer-npy-index-mmap leaves them for the first sample; remove that flag, "
             "or install without them"
         )
@@ -267,6 +267,8 @@ def _follow_rows(loader: Any, dataset: Any, consumed_samples: int, earlier: int)
     _check_single(sampler, "keys")
     positions = dataset.positions_of if isinstance(dataset, SkippedDataset) else None
     datasets = getattr(dataset, "datasets", [dataset])
+    if not all(hasattr(each.dataset, "path_prefix") for each in datasets):
+        raise InvalidArgument("keys: mock data has no content; give data, or install without keys")
 
     def open_index() -> tuple[Index, list[IndexedDataset]]:
         index = dataset.index if isinstance(dataset, SkippedDataset) else samples_index(dataset)

@@ -280,11 +280,16 @@ def build_datasets(self: Any) -> Any:
     amended = core().policy.amend
     if amended is not None:
         return blend.build(self, original, amended)
-    made = original(self)
     lock = core().policy.lock
+    if lock is not None and getattr(self.config, "mock", False):
+        raise InvalidArgument(
+            "lock: mock data has no files, and is of no lock; give the data, or install without lock"
+        )
+    made = original(self)
     if lock is None:
         return made
     locks.check_batches(is_built=True)
+    here = is_built_here(self.is_built_on_rank)
     for name, dataset, size in zip(SPLITS, made, self.sizes, strict=True):
         if isinstance(dataset, list):  # several validation sets, which no lock has
             MEGATRON.leave("lock", name, "several sets are not compared with a lock")
@@ -293,6 +298,12 @@ def build_datasets(self: Any) -> Any:
             datasets = getattr(dataset, "datasets", [dataset])
             prefixes = [each.dataset.path_prefix for each in datasets]
             lock.check(name, samples_index(dataset), prefixes, MEGATRON)
+        elif here and lock.has(name):
+            if name == "train":
+                raise InvalidArgument(
+                    "lock: the run builds no training data; give those of the lock"
+                )
+            MEGATRON.leave("lock", name, "the lock has it, and the run builds none")
     return made
 
 

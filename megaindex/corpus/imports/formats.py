@@ -100,6 +100,7 @@ def open_numpy(
         InvalidArgument: `stored_dtype` is missing, or given for a `.npy`; there is not exactly
             one of `separator` and `boundaries`; or no token can be, or is, the separator.
     """
+    path = os.fspath(path)
     if (separator is None) == (boundaries is None):
         raise InvalidArgument(
             "exactly one of separator (id that ends each document) and boundaries (.npy file of "
@@ -139,7 +140,7 @@ def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
     Raises:
         FormatError: the pair is damaged, or its documents do not cover its sequences.
     """
-    pair = open_legacy(path_prefix, dialect=dialect)
+    pair = open_legacy(os.fspath(path_prefix), dialect=dialect)
     if pair.bounds[-1] != len(pair.sizes):
         raise FormatError(
             f"{pair.idx_path}: its documents must end at sequence {len(pair.sizes)}, got "
@@ -246,6 +247,7 @@ def open_columns(path: str, column: str | None = None) -> DocumentStream:
         InvalidArgument: pyarrow is not installed, or the column does not exist.
         FormatError: a file cannot be read, or the column holds no lists of integers.
     """
+    path = os.fspath(path)
     check_local(path, "copy it to a disk")
     try:
         import pyarrow.parquet  # noqa: F401

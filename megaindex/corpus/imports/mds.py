@@ -54,6 +54,7 @@ def open_mds(
         FormatError: index.json or a shard is damaged.
         InvalidArgument: no column fits, or the shards' compression is not installed.
     """
+    folder = os.fspath(folder)
     shards = _read_index(folder, column, stored_dtype)
     types = {shard.column.dtype for shard in shards}
     if len(types) != 1:

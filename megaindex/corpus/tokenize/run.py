@@ -39,7 +39,7 @@ from megaindex.format.pair import check_not_a_half
 from megaindex.format.provenance import Provenance, ProvenanceSpool, RecordedTokenizer, RowFile
 from megaindex.format.tokenizers import find_tokenizer
 from megaindex.io.atomic import AtomicFiles, sync_directory
-from megaindex.io.paths import as_storage_error, check_local
+from megaindex.io.paths import as_storage_error, check_local, listed_paths
 from megaindex.progress import Bar, polling, silent
 from megaindex.validation import check_choice
 
@@ -308,8 +308,8 @@ def tokenize(
     Args:
         output: prefix of the pair; with several keys, or `megatron_names`, the pairs are
             `<output>_<key>_document`.
-        inputs: files, objects of a store (URLs), or folders of them; JSONL, text (both plain, gzip
-            or zstd) or Parquet.
+        inputs: files, objects of a store (URLs), or folders of them, or one of these; JSONL, text
+            (both plain, gzip or zstd) or Parquet.
         tokenizer: a tokenizer.json or SentencePiece model, a folder that holds one, or "bytes".
         format: "jsonl", "lines", "files" or "parquet"; by default it follows from each suffix: a
             text file of a folder is a document, of one that is named each line.
@@ -344,7 +344,7 @@ def tokenize(
         EngineError: the tasks cannot be run.
     """
     check_choice("on_bad_line", on_bad_line, ON_BAD_LINE)
-    output = os.fspath(output)
+    output, inputs, keys = os.fspath(output), listed_paths(inputs), listed_paths(keys)
     prefixes = _prefixes(output, keys, megatron_names)
     sources = find_sources(inputs, format, leave_out=(f"{output}.parts", bad_report_path(output)))
     for source in sources:
