@@ -283,7 +283,7 @@ def build_datasets(self: Any) -> Any:
     lock = core().policy.lock
     if lock is not None and getattr(self.config, "mock", False):
         raise InvalidArgument(
-            "lock: mock data has no files, and is of no lock; give the data, or install without lock"
+            "lock: mock data has no files, and no lock is of it; give the data, or leave lock out"
         )
     made = original(self)
     if lock is None:
@@ -300,9 +300,7 @@ def build_datasets(self: Any) -> Any:
             lock.check(name, samples_index(dataset), prefixes, MEGATRON)
         elif here and lock.has(name):
             if name == "train":
-                raise InvalidArgument(
-                    "lock: the run builds no training data; give those of the lock"
-                )
+                raise InvalidArgument("lock: the run builds no training data; give the lock's")
             MEGATRON.leave("lock", name, "the lock has it, and the run builds none")
     return made
 
