@@ -138,3 +138,5 @@ def test_relative_paths_survive_another_directory(tmp_path: Path) -> None:
         assert batch["tokens"][3].tolist() == texts
     with pytest.raises(OutOfRange, match="sample must be from 0 to"):
         rows[-1]
+    with pytest.raises(InvalidArgument, match="device='nonsense': [^;]+; use a device of this"):
+        Loader(index, sampler, device="nonsense")
