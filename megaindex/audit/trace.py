@@ -423,10 +423,10 @@ def documents_of_rows(run: Run, rows: str) -> dict[int, I64]:
             spans.append(text)
             past.append(end)
             if documents.size:
-                all_of_them = pair.sequences_of(documents)
-                filled = filled or bool(all_of_them.size)
-                sequences = _inside(run, number, all_of_them)
-                found[number] = np.union1d(found.get(number, sequences), sequences)
+                sequences = pair.sequences_of(documents)
+                filled = filled or bool(sequences.size)
+                inside = _inside(run, number, sequences)
+                found[number] = np.union1d(found.get(number, inside), inside)
     if found and last is not None and last > max(past):
         raise OutOfRange(
             f"{rows}: the last row of {chosen} with a document is {max(past)}, got {last}; give "

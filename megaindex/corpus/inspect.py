@@ -161,16 +161,17 @@ def describe_pair(path_prefix: str) -> PairDescription:
         return PairDescription(**known, format=name, faults=odd + _sentences(fault))
     header = parse_header(raw, idx_path)
     arrays = index_arrays(index, header)
+    layout, end = _layout(arrays, bin_nbytes)
     return PairDescription(
         **known,
         **_lengths(arrays.lengths),
-        **_layout(arrays, bin_nbytes),
+        **layout,
         dtype_code=header.dtype_code,
         dialects=guess_dialects(header.dtype_code, arrays, bin_nbytes),
         documents=max(0, len(arrays.bounds) - 1),
         empty_documents=_repeated(arrays.bounds),
         has_modes=len(arrays.modes) > 0,
-        faults=odd + _sentences(size_fault(header, index.size)) + _short(arrays, bin_nbytes),
+        faults=odd + _sentences(size_fault(header, index.size)) + _short(end, bin_nbytes),
     )
 
 
@@ -269,11 +270,12 @@ def _lengths(lengths: npt.NDArray[np.int32]) -> dict[str, Any]:
     }
 
 
-def _layout(arrays: IndexArrays, bin_nbytes: int | None) -> dict[str, Any]:
-    """Return the width of tokens, and whether sequences are contiguous and pointers rise."""
+def _layout(arrays: IndexArrays, bin_nbytes: int | None) -> tuple[dict[str, Any], int]:
+    """Return the width of tokens, and whether sequences are contiguous and pointers rise; and the
+    end of the last sequence in bytes, of tokens of unknown width the least."""
     itemsize = bytes_per_token(arrays, bin_nbytes)
     contiguous, rising = True, True
-    before = end = 0
+    before = end = last = 0
     for start in range(0, len(arrays.pointers), _CHUNK):
         begins = arrays.pointers[start : start + _CHUNK].astype(np.int64)
         sizes = arrays.lengths[start : start + len(begins)].astype(np.int64)
@@ -281,21 +283,17 @@ def _layout(arrays: IndexArrays, bin_nbytes: int | None) -> dict[str, Any]:
         rising &= bool(begins[0] >= before and (begins[1:] >= begins[:-1]).all())
         contiguous &= bool(begins[0] == end and (begins[1:] == ends[:-1]).all())
         before, end = int(begins[-1]), int(ends[-1])
-    return {"bytes_per_token": itemsize, "contiguous": contiguous, "rising": rising}
+        last = max(last, int((begins + sizes * (itemsize or 1)).max()))
+    return {"bytes_per_token": itemsize, "contiguous": contiguous, "rising": rising}, last
 
 
-def _short(arrays: IndexArrays, bin_nbytes: int | None) -> tuple[str, ...]:
+def _short(end: int, bin_nbytes: int | None) -> tuple[str, ...]:
     """Return a sentence on a .bin that is missing, or ends before the sequences do."""
     if bin_nbytes is None:
         return (".bin: is missing",)
-    width, need = bytes_per_token(arrays, bin_nbytes) or 1, 0
-    for start in range(0, min(len(arrays.pointers), len(arrays.lengths)), _CHUNK):
-        begins = arrays.pointers[start : start + _CHUNK].astype(np.int64)
-        sizes = arrays.lengths[start : start + len(begins)].astype(np.int64)
-        need = max(need, int((begins + sizes * width).max()))
-    if need <= bin_nbytes:
+    if end <= bin_nbytes:
         return ()
-    return (f".bin: has {bin_nbytes:,} bytes, the sequences end at byte {need:,}",)
+    return (f".bin: has {bin_nbytes:,} bytes, the sequences end at byte {end:,}",)
 
 
 def _repeated(bounds: npt.NDArray[np.int64]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megaindex.builders.recipe import OpenRecipe, open_recipe
@@ -66,6 +67,7 @@ class LockedFiles:
     def run(self, subset: str, cache_dir: Folder | None = None) -> Run:
         """Return a subset of the lock."""
         run = run_of_subset(self._lock.subset(subset), self.pair, self.files, cache_dir=cache_dir)
+        run = replace(run, is_evaluation=subset != "train")
         _check_samples(self._lock, subset, run, cache_dir)
         return run
 

@@ -419,7 +419,7 @@ def _uneven_epochs(run: RunSettings, rows: Sequence[Row]) -> Iterator[str]:
     worst = max(short, key=lambda row: (row.drawn or 0) / (row.distinct or 1))
     yield (
         f"{worst.split}: train_epochs draws equally from all paths, whatever their size: "
-        f"{_of(short, rows)} repeated, such as {worst.name} ({worst.drawn} drawn, "
+        f"{_some_of(short, rows)} repeated, such as {worst.name} ({worst.drawn} drawn, "
         f"{worst.samples_per_epoch} in its epoch); use train_iters, with weights by size"
     )
 
@@ -666,13 +666,13 @@ def _evaluation_rows(run: RunSettings, rows: Sequence[Row]) -> Iterator[str]:
         worst = max(repeated, key=lambda row: row.epochs or 0)
         widen = "widen --split" if run.data.split else f"give more {worst.split} data"
         yield (
-            f"{worst.split}: {_of(repeated, rows)} repeated, such as {worst.name} "
+            f"{worst.split}: {_some_of(repeated, rows)} repeated, such as {worst.name} "
             f"({worst.drawn} drawn, {worst.samples_per_epoch} in an epoch); lower --eval-iters or "
             f"{widen} to evaluate on each sample once"
         )
 
 
-def _of(some: Sequence[Row], rows: Sequence[Row]) -> str:
+def _some_of(some: Sequence[Row], rows: Sequence[Row]) -> str:
     return f"{len(some)} of {count_of(len(rows), 'source')} {'is' if len(some) == 1 else 'are'}"
 
 

@@ -74,6 +74,7 @@ def evaluation_of_opened(opened: OpenRecipe) -> Run | None:
         shapes=(StepShape(0, recipe.micro_batch_size, recipe.data_parallel_size),),
         rounds=rounds.count,
         every=evaluation.interval,
+        is_evaluation=True,
     )
 
 

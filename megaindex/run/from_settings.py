@@ -105,6 +105,7 @@ def run_of_settings(
         settings=_settings(run, subset),
         shapes=(StepShape(0, run.micro_batch_size, run.data_parallel_size),),
         every=run.evaluation.interval if subset == "valid" else None,
+        is_evaluation=subset != "train",
     )
     return skipped_run(found, run.skips(steps.count), schedule) if subset == "train" else found
 

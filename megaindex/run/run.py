@@ -130,6 +130,7 @@ class Run:
         shapes: division of the steps into micro batches; it decides no sample of a step.
         rounds: number of times that the samples are served; of an evaluation, its rounds.
         every: steps of training from one round of an evaluation to the next; None: unknown.
+        is_evaluation: True for validation and test sets, on which nothing is trained.
         settings: further settings of the run by name, for display.
 
     Raises:
@@ -145,6 +146,7 @@ class Run:
     shapes: tuple[StepShape, ...] = (StepShape(0, None, None),)
     rounds: int = 1
     every: int | None = None
+    is_evaluation: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -249,11 +251,6 @@ class Run:
             return 0 if self.steps.end % self.steps.size else self.steps.size
         sizes = np.diff(self.step_bounds)
         return int(sizes[0]) if (sizes == sizes[0]).all() else 0
-
-    @property
-    def is_evaluation(self) -> bool:
-        """True for validation and test sets, on which nothing is trained."""
-        return self.every is not None or self.settings.get("subset", "train") != "train"
 
     @cached_property
     def steps_elsewhere(self) -> int:

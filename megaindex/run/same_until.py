@@ -114,8 +114,8 @@ def same_until(
     """Compare the samples of two runs at positions ``begin`` to ``end - 1``, and their steps.
 
     Samples are compared by the receipts of blocks of ``stride`` positions, and in the first block
-    that differs one by one. Steps are compared up to ``end_of_steps``, by default ``end``. Sources
-    that one run has behind those of the other differ if it draws them before ``end_of_steps``.
+    that differs one by one. Steps are compared up to ``end_of_steps``, by default ``end``. Without
+    it, a source that one run has behind those of the other differs only if it is drawn.
 
     Raises:
         OutOfRange: a run has fewer positions.
@@ -123,13 +123,10 @@ def same_until(
     where = _first_block(first, second, begin, end, stride)
     samples = () if where is None else tuple(_causes(first, second, where, begin, end))
     last = end if end_of_steps is None else end_of_steps
-    both = min(len(first.fingerprints), len(second.fingerprints))
     later = set[int]() if end_of_steps is not None else undrawn(first, second, begin, end)
     pairs = zip_longest(first.fingerprints, second.fingerprints, fillvalue="nothing")
     sources = (
-        apart(f"fingerprint of source {n}", *pair)
-        for n, pair in enumerate(pairs)
-        if n < both or n not in later
+        apart(f"fingerprint of source {n}", *pair) for n, pair in enumerate(pairs) if n not in later
     )
     return Comparison(
         begin=begin,

@@ -54,7 +54,7 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Recipe | None:
     weights = [Fraction(1) if each.weight is None else each.weight for each in files]
     drawn = [(each, weight) for each, weight in zip(files, weights, strict=True) if weight > 0]
     if not drawn:
-        raise all_weights_are_0(config, "grain_train_files")
+        raise all_weights_are_0(config)
     return Recipe(
         sequence_length=config.count("max_target_length"),
         batch=BatchSchedule.constant(config.batch),

@@ -300,7 +300,7 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
     if not config.is_megatron:
         return None
     values = config.values
-    train = _blend(config, "grain_train_files")
+    train = _blend(config)
     split = values.values.get("mmap_npy_split")
     shares = [share for share in str(split or "").split(",") if share.strip()]
     if len(shares) > 3 or any(share.strip("0. ") for share in shares[2:]):
@@ -328,16 +328,16 @@ def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
     )
 
 
-def _blend(config: MaxTextConfig, name: str) -> tuple[str, ...]:
-    """Return the words of a blend; entries of weight 0 are left out."""
-    files = config.files(name)
+def _blend(config: MaxTextConfig) -> tuple[str, ...]:
+    """Return the words of the blend of training; entries of weight 0 are left out."""
+    files = config.files("grain_train_files")
     for each in files:
         _check_documents(each.prefix)
     if len(files) == 1:
         return (files[0].prefix,)
     drawn = [each for each in files if each.weight]
     if not drawn:
-        raise all_weights_are_0(config, name)
+        raise all_weights_are_0(config)
     return tuple(word for each in drawn for word in (str(float(each.weight or 0)), each.prefix))
 
 
@@ -357,6 +357,7 @@ def _check_documents(prefix: str) -> None:
         )
 
 
-def all_weights_are_0(config: MaxTextConfig, name: str) -> InvalidArgument:
-    """Return the error of files none of which is read."""
-    return InvalidArgument(f"{config.values.called(name)}: all weights are 0; raise one of them")
+def all_weights_are_0(config: MaxTextConfig) -> InvalidArgument:
+    """Return the error of files of training none of which is read."""
+    name = config.values.called("grain_train_files")
+    return InvalidArgument(f"{name}: all weights are 0; raise one of them")

@@ -423,15 +423,15 @@ def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
 
 def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan | None) -> _Plan:
     bounds = mix = opened = None
-    borrows = False
     stored = None if state.get("recipe") is None else StoredRecipe.read(state)
+    borrows = index is None and stored is None
     if index is None and stored is not None:
         opened = open_recipe(stored.recipe_here)
         _check_masked(state, opened.layout.skips)
         index, mix = opened.index, opened.layout.recipe.mix_changes
         bounds = opened.layout.step_bounds()
     elif index is None and locked is not None:
-        index, borrows = _index_by_lock(state, locked), True
+        index = _index_by_lock(state, locked)
         if locked.record.identity == _stored_identity(state):
             bounds, mix = locked.step_bounds, locked.mix
     elif index is None:

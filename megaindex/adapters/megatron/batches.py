@@ -512,9 +512,7 @@ def _compare(loader: Any, dataset: Any, consumed_samples: int) -> None:
         reason = "Megatron-Bridge reads it in an order of its own, which is not compared"
         MEGATRON.leave("lock", "evaluation", reason)
         return
-    _check_single(loader.batch_sampler, "lock")
-    locks.check_batches()
-    locks.check_resumed(None, consumed_samples)
+    _check_training(loader.batch_sampler, None, consumed_samples)
 
 
 def _measure(loader: Any, dataset: Any) -> None:
@@ -623,10 +621,10 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
         _measure(loader, dataset)
         sampler: Any = getattr(loader, "batch_sampler", None)
         if loader is not None and core().policy.lock is not None:
-            _check_single(sampler, "lock")
             if is_training(dataset):
-                locks.check_batches(_arguments(original))
-                locks.check_resumed(_arguments(original), consumed_samples)
+                _check_training(sampler, _arguments(original), consumed_samples)
+            else:
+                _check_single(sampler, "lock")
         if isinstance(dataset, SkippedDataset):
             _check_single(sampler, "skip")
         if core().policy.keys and loader is not None and is_training(dataset):
@@ -648,6 +646,13 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
         return loader
 
     return build
+
+
+def _check_training(sampler: object, args: Any, consumed_samples: int) -> None:
+    """Compare the sampler of training, its batches and its place with the lock."""
+    _check_single(sampler, "lock")
+    locks.check_batches(args)
+    locks.check_resumed(args, consumed_samples)
 
 
 def _check_single(sampler: object, setting: str) -> None:

@@ -225,7 +225,7 @@ def _same_bytes(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _copy_tokens(flat: FlatTokens, sink: PairSink, bar: Bar) -> None:
-    stored = flat.tokens
+    stored, of = flat.tokens, f"{flat.path}: tokens"
     progress = bar(stored.nbytes)
     with sink:
         if _same_bytes(stored.dtype, sink.dtype) and stored.size:
@@ -234,7 +234,6 @@ def _copy_tokens(flat: FlatTokens, sink: PairSink, bar: Bar) -> None:
             return
         for start in range(0, stored.size, CHUNK):
             chunk = stored[start : start + CHUNK]
-            of = f"{flat.path}: tokens"
             sink.write_tokens(token_array(chunk, sink.dtype, first=start, of=of))
             progress(chunk.nbytes)
 

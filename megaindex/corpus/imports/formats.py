@@ -157,7 +157,7 @@ def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
 
 
 def _has_header(path: str) -> bool:
-    """Return True if a file begins as one of format `.npy`, or is missing."""
+    """Return True if a file begins as one of format `.npy`."""
     check_local(path, "copy it to a disk")
     check_file(path, "cannot read")
     with as_storage_error(path, "cannot read"), open(path, "rb") as file:
