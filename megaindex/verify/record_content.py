@@ -250,8 +250,8 @@ def compare_content(first: HeldContent, second: HeldContent) -> ContentCheck:
 
 
 def _size(value: Any) -> Any:
-    """Return the samples of a whole subset as text; none for one that a run does not have."""
-    if isinstance(value, Mapping):
+    """Return the samples of a subset or index as text; none for one that a run does not have."""
+    if isinstance(value, Mapping) and "samples" in value:
         return f"{value['samples']} samples"
     return "none" if value is None else value
 

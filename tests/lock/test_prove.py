@@ -42,6 +42,7 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"train_iters": 25}, "number of steps: 20 in the first, 25 in the second"),
     ({"train_iters": 10, "global_batch_size": 8}, "samples before step 1: 4 in the first, 8 in"),
     ({"eval_iters": 0}, "subset valid: "),
+    ({"data_path": "data/web"}, "subset valid: index.order: 'blend' in the first, 'arrays' in the"),
 ]
 """Runs that differ by more than skips, and how the difference is named."""
 
