@@ -426,6 +426,7 @@ def train_automodel(settings: Settings) -> Any:
 def train_bridge(settings: Settings) -> Any:
     """Megatron-Bridge's data loaders, after ``install(lock=…)``, compared with the lock's samples;
     none trains. A checkpoint has the state of its training."""
+    from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
     from support.megatron_dataset import Tokenizer
     from trainers.bridge_on_cpu import GPTDatasetConfig, TrainingConfig, TrainState, loaders, utils
 
@@ -448,6 +449,8 @@ def train_bridge(settings: Settings) -> Any:
     train = TrainingConfig(
         micro_batch_size=settings.micro, global_batch_size=24, train_iters=20, eval_iters=0
     )
+    # as Megatron-Bridge's initialize_megatron, before a loader is made
+    init_num_microbatches_calculator(RANK, None, 24, settings.micro, SIZE)
     state = TrainState()
     if settings.resume:
         state.load_state_dict(torch.load(settings.resume))
