@@ -278,8 +278,8 @@ class _ArgumentsReader:
             found["phase_transition_iterations"] = tuple(sorted(_numbers(_PHASES, phases)))
         if self._is_deepspeed:
             found["order"] = "megatron-legacy"
-            if "--train-data-path" in self._flags:
-                found.pop("split", None)
+            if "--train-data-path" in self._flags and found.pop("split", None):
+                self._ignored.append("--split")
         if found.get("train_data_exact_num_epochs", 0) < 0:  # its default
             found["train_data_exact_num_epochs"] = None
         found.update(self._blend_files())

@@ -313,6 +313,8 @@ def test_scripts_of_megatron_deepspeed_have_its_order(words: str) -> None:
     text = "--seq-length 16 --train-samples 40 --no-query-key-layer-scaling --train-data-path a"
     found = read_megatron(f"{text} {words} --split 9,1,0", {})
     assert (found.order, found.split, found.notes) == ("megatron-legacy", None, ())
+    assert "--split" in found.ignored
+    assert "--split" not in read_megatron(f"{text} {words}", {}).ignored
     found = read_megatron(text, {})
     assert (found.order, len(found.notes)) == ("megatron", 2)
 
