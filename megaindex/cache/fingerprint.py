@@ -14,13 +14,13 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import xxhash
 
-from megaindex._types import I32, I64, IntArray
+from megaindex._types import IntArray
 from megaindex.format import IndexedDataset
 from megaindex.index.documents import Documents, DocumentSubset
 from megaindex.io.atomic import Damaged, parse_object, read_regular
@@ -130,22 +130,7 @@ CHUNK_BYTES = 8 << 10
 _PIECE = 16 << 20  # bytes of a .bin read at a time
 
 
-class HasLengths(Protocol):
-    """Attributes of an IndexedDataset that decide its index arrays."""
-
-    @property
-    def sequence_lengths(self) -> I32: ...
-    @property
-    def document_indices(self) -> I64: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def index_nbytes(self) -> int: ...
-
-
-def corpus_fingerprint(dataset: HasLengths) -> str:
+def corpus_fingerprint(dataset: IndexedDataset) -> str:
     """Return XXH3-128 of file sizes, sequence lengths and document bounds, as 32 hex digits.
 
     Tokens are not read: a corpus rewritten with equal lengths keeps its indices. See
@@ -162,12 +147,12 @@ def corpus_fingerprint(dataset: HasLengths) -> str:
     return found
 
 
-def mark_fingerprint(dataset: HasLengths, fingerprint: str) -> None:
+def mark_fingerprint(dataset: IndexedDataset, fingerprint: str) -> None:
     """Set the `corpus_fingerprint` of a dataset, which records of unchanged files hold."""
     _fingerprints[dataset] = fingerprint
 
 
-_fingerprints: WeakKeyDictionary[HasLengths, str] = WeakKeyDictionary()
+_fingerprints: WeakKeyDictionary[IndexedDataset, str] = WeakKeyDictionary()
 
 
 def content_fingerprint(dataset: IndexedDataset, *, whole: bool = False) -> str:

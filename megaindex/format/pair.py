@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +40,7 @@ from megaindex.objects.files import each_of, local_copy, stat_path
 from megaindex.objects.store import read_all
 
 _CHECKED = 1 << 22  # sequences that a thread checks at once
-_CHUNK = 1 << 18  # sequences whose pointers are computed at once
-_COPY_BYTES = 1 << 20
 _ATTEMPTS = 5
-_INT32 = struct.Struct("<i")
-_INT64 = struct.Struct("<q")
 
 logger = logging.getLogger("megaindex")
 

@@ -42,7 +42,6 @@ from megaindex.index.spans import (
     locate_each,
     part_bounds,
     pass_runs,
-    sources_html,
 )
 from megaindex.index.staged_index import WINDOW, WORTH_SORTING, Window, places_by_stream
 from megaindex.io.threads import map_interruptibly
@@ -236,12 +235,6 @@ class BlendedIndex(CombinedIndex):
         ids = check_sample_ids(sample_ids, self.num_samples)
         return self.dataset_index[ids].astype(np.int64), self.dataset_sample_index[ids]
 
-    def pass_numbers(self, sample_ids: I64) -> I64:
-        """Return the number of each sample among those of all sources, int64[n]."""
-        numbers: I64 = self._first_samples[self.dataset_index[sample_ids]]
-        numbers += self.dataset_sample_index[sample_ids]
-        return numbers
-
     def counts_by_length(self, begin: int, end: int) -> CountsByLength:
         """Return the samples of a range, see `megaindex.index.counts.counts_by_length`."""
         drawn = drawn_counts(self.dataset_index[begin:end], len(self.indices))
@@ -319,9 +312,6 @@ class BlendedIndex(CombinedIndex):
             active().span_table,
             ready=not any(isinstance(index, LazyIndex) for index in self.indices),
         )
-
-    def _repr_html_(self) -> str:
-        return sources_html(repr(self), self.indices, self._paths)
 
 
 def blend_index(

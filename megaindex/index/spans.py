@@ -345,6 +345,9 @@ class CombinedIndex(ShownIndex):
             for (_, length), size in epoch_sizes(index).items()
         }
 
+    def _repr_html_(self) -> str:
+        return sources_html(repr(self), self._combined, self._paths)
+
 
 EpochSizes: TypeAlias = dict[tuple[int, int], Fraction]
 """Samples of an epoch, by number of the source and sequence length."""

@@ -33,7 +33,6 @@ from megaindex.index.spans import (
     iterate_in_order,
     iterate_spans,
     locate_each,
-    sources_html,
 )
 from megaindex.io.threads import map_interruptibly
 from megaindex.kernels import num_threads
@@ -248,9 +247,6 @@ class StagedIndex(CombinedIndex):
                     at = stage.mixing.positions(stream, drawn - begin, stage.num_samples)
                     pieces.append(serve(found, drawn, at + first))
         return join_served(pieces)
-
-    def _repr_html_(self) -> str:
-        return sources_html(repr(self), self.sources, self._paths)
 
     @cached_property
     def _bounds(self) -> I64:

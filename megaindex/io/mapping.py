@@ -216,13 +216,6 @@ class RangeReader:
     """Seconds before the first retry; each further pause is twice as long."""
     pread: Pread = _PREAD
 
-    def __post_init__(self) -> None:
-        if self.retries < 0 or self.first_pause < 0:
-            raise InvalidArgument(
-                "retries and first_pause must be at least 0, got "
-                f"retries={self.retries}, first_pause={self.first_pause}"
-            )
-
     def read_each(self, info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
         """Fill each ``(offset, into)`` of the file, and yield after each.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.errors import MissingFile, StorageError
 from megaindex.io.mapping import DescriptorCache, Pread, RangeReader, resident_pages
 from megaindex.io.paths import FileInfo
 
@@ -115,11 +115,6 @@ def test_a_stale_handle_is_opened_anew_and_must_be_the_same_file(path: str) -> N
     os.rename(path, path + ".moved")
     with pytest.raises(MissingFile, match="cannot open again"):
         read(path, 0, 5, by)
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(InvalidArgument, match="retries=-1"):
-        reader(retries=-1)
 
 
 def test_pages_in_memory_are_counted_from_the_first_byte_to_the_last() -> None:

@@ -20,8 +20,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
 from megaindex.kernels.protocol import NATIVE_INTERFACE, Backend
 
-FUNCTIONS = [name for name, value in vars(Backend).items() if inspect.isfunction(value)]
-FUNCTIONS = [name for name in FUNCTIONS if not name.startswith("_")]
+FUNCTIONS = [name for name, value in vars(Backend).items() if isinstance(value, staticmethod)]
 
 
 def arguments(function: object) -> list[tuple[str, str]]:

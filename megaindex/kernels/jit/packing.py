@@ -51,7 +51,6 @@ def _count(lengths, capacity, rule, counts):  # type: ignore[no-untyped-def]
 
 
 def count_pieces(lengths: I32, capacity: int, long_documents: int, num_threads: int = 1) -> I64:
-    del num_threads
     check_cutting(capacity, long_documents)
     counts = np.zeros(capacity + 1, np.int64)
     if _count(lengths, capacity, long_documents, counts) < 0:
@@ -395,7 +394,6 @@ def packed_bins(
     places: I64,
     num_threads: int = 1,
 ) -> I64:
-    del num_threads
     capacity, count = piece_starts.size - 1, len(layers)
     below = layers[:, 0]
     numbers = np.arange(count)

@@ -162,7 +162,6 @@ def epoch_begins(
     entries: I64,
     num_threads: int = 1,
 ) -> I64:
-    del num_threads
     size = copies * lengths.size
     out = np.empty(entries.size, np.int64)
     for begin in range(0, entries.size, _BATCH):

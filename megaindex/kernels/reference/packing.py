@@ -61,7 +61,6 @@ def count_pieces(lengths: I32, capacity: int, long_documents: int, num_threads: 
         long_documents: 0, 1 or 2, see above.
         num_threads: at most so many; the result does not depend on it.
     """
-    del num_threads
     check_cutting(capacity, long_documents)
     counts = np.zeros(capacity + 1, np.int64)
     for length in lengths.tolist():
@@ -239,8 +238,10 @@ def packed_spans(
     return table[0].copy(), table[1].copy(), table[2].copy(), np.array(splits, np.int64)
 
 
-def permuted_rank(key: U64, length: int, n: int, rank: int) -> int:
+def permuted_rank(key: U64, length: int, n: int, rank: int, *, back: bool = False) -> int:
     """Return the place, in document order, of the piece that has a rank among n of its length.
+
+    With ``back`` the rank of the piece at a place.
 
     From n = 4096 on it is decided by the network of a bijection, which would not be uniform on
     fewer; below, where a table would cost O(n) for one rank, by a swap-or-not shuffle (Hoang,
@@ -252,8 +253,9 @@ def permuted_rank(key: U64, length: int, n: int, rank: int) -> int:
     if n >= TABLE_BELOW:
         words = [_halves(key_word(key, ROUND_WORDS + r)) for r in range(ROUNDS)]
         network = Network([(low ^ pair, high ^ swap | 1) for pair, swap in words], n)
-        return network.cycle(rank, network.forward)
-    for r in range(SWAP_ROUNDS if n > 1 else 0):
+        return network.cycle(rank, network.backward if back else network.forward)
+    rounds = range(SWAP_ROUNDS if n > 1 else 0)
+    for r in reversed(rounds) if back else rounds:  # each round is its own inverse
         rank = _swapped(key, low, high, r, n, rank)
     return rank
 
@@ -278,7 +280,6 @@ def packed_bins(
     Raises:
         InvalidArgument: a piece does not exist, or the arrays do not belong together.
     """
-    del num_threads
     capacity = piece_starts.size - 1
     above: dict[int, list[int]] = {}
     for layer, below in enumerate(layers[:, 0].tolist()):
@@ -291,7 +292,7 @@ def packed_bins(
             first, end = piece_starts[length : length + 2].tolist()
             if place >= end - first:
                 raise foreign()
-            rank = rank_of_place(key, length, end - first, place)
+            rank = permuted_rank(key, length, end - first, place, back=True)
         own = np.flatnonzero(layers[:, 2] == length).tolist()
         layer = max((n for n in own if layers[n, 4] <= rank), default=-1)
         if layer < 0 or rank >= layers[layer, 4] + layers[layer, 3] * layers[layer, 5]:
@@ -306,18 +307,6 @@ def packed_bins(
         before, first = run_of[layer]
         found.append(first + place - before)
     return np.array(found, np.int64)
-
-
-def rank_of_place(key: U64, length: int, n: int, place: int) -> int:
-    """Return the rank of the piece at a place: the inverse of `permuted_rank`."""
-    low, high = _halves(key_word(key, length))
-    if n >= TABLE_BELOW:
-        words = [_halves(key_word(key, ROUND_WORDS + r)) for r in range(ROUNDS)]
-        network = Network([(low ^ pair, high ^ swap | 1) for pair, swap in words], n)
-        return network.cycle(place, network.backward)
-    for r in reversed(range(SWAP_ROUNDS if n > 1 else 0)):  # each round is its own inverse
-        place = _swapped(key, low, high, r, n, place)
-    return place
 
 
 def _swapped(key: U64, low: int, high: int, r: int, n: int, rank: int) -> int:

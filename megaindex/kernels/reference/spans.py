@@ -138,7 +138,6 @@ def epoch_begins(
     Entry ``c * len(lengths) + d`` is document d of copy c; ``starts`` is the result of
     `epoch_starts`. With lengths 3 0 4 2 in the order 2 0 3 1, entry 3 begins at token 7.
     """
-    del num_threads
     size = copies * lengths.size
     documents = bijection_apply(key, size, np.arange(size)) % lengths.size
     found = []
