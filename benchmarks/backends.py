@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +14,9 @@ from benchmarks.kernels import check_equal, weights_of
 from benchmarks.timing import Comparison, alternate
 from megaindex.arithmetic import samples_in
 from megaindex.kernels import load
-from megaindex.kernels.protocol import Backend
+
+if TYPE_CHECKING:
+    from megaindex.kernels.protocol import Backend
 
 # a ratio of 1/3 means three times slower
 SAMPLES, OTHERS = 1 / 3, 1 / 5

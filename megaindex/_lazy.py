@@ -32,6 +32,15 @@ def torch_needed(what: str) -> Iterator[None]:
         ) from None
 
 
+@contextlib.contextmanager
+def library_needed(message: str) -> Iterator[None]:
+    """Raise InvalidArgument with a message in place of the ImportError of a missing library."""
+    try:
+        yield
+    except ImportError:
+        raise InvalidArgument(message) from None
+
+
 def lazy_exports(package: str) -> None:
     """Define the names listed in a package's stub, and ``__all__``, on the imported package."""
     module = sys.modules[package]

@@ -135,11 +135,6 @@ def global_batch_size(micro_batch: int, data_parallel: int, accumulation: int) -
     return micro_batch * data_parallel * accumulation
 
 
-def iterations_for(samples: int, batch: int, tail: str) -> int:
-    """Return the iterations in ``samples`` samples under the tail policy drop, pad or wrap."""
-    return samples // batch if tail == "drop" else ceil_div(samples, batch)
-
-
 def shuffle_dtype(num_samples: int) -> str:
     """Return the dtype of Megatron's and NeoX's shuffle_index: uint32 below 2**32 - 2 samples."""
     return "int64" if num_samples >= 2**32 - 2 else "uint32"

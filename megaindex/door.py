@@ -329,8 +329,7 @@ def pairs_of(described: Any) -> list[str]:
 
 
 def _pairs_of_recipe(recipe: Any) -> list[str]:
-    evaluation = [] if recipe.evaluation is None else [recipe.evaluation.source]
-    return [each.path for each in (*recipe.sources, *evaluation) if each.path]
+    return [each.path for each in recipe.all_sources if each.path]
 
 
 def _pairs_of_settings(run: Any) -> list[str]:

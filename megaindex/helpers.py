@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,9 @@ from megaindex._types import I32, I64, DatasetIndex, IntArray
 from megaindex.arithmetic import INT32_MAX, INT64_MAX, samples_in
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import active, num_threads
-from megaindex.kernels.protocol import Backend
+
+if TYPE_CHECKING:
+    from megaindex.kernels.protocol import Backend
 
 __all__ = [
     "build_blending_indices",

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fractions import Fraction
 from glob import escape
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +14,14 @@ import numpy as np
 import yaml
 
 from megaindex._types import I32, IntArray
-from megaindex.arithmetic import INT32_MAX, final_epoch, samples_for_epochs, samples_in
+from megaindex.arithmetic import INT32_MAX
 from megaindex.builders import build_index
 from megaindex.cache.entry import MANIFEST, Manifest, read_manifest
 from megaindex.cache.fingerprint import array_checksum, corpus_fingerprint
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
+from megaindex.index.description import describe_index
 from megaindex.index.documents import members_of
 from megaindex.index.frameworks import select_documents
 from megaindex.index.order_settings import make_order
@@ -136,7 +136,7 @@ def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any])
         "add_extra_token": index.add_extra_token,
     }
     if row.is_framework:
-        known["final_epoch_apart"] = _final_epoch_apart(index, values)
+        known["final_epoch_apart"] = describe_index(index)["final_epoch_apart"]
     else:
         of_block = {"epochs_mixed": row.epochs_mixed, "left_over": row.left_over}
         known |= values["order"].settings if row.order == "packed" else of_block
@@ -144,17 +144,6 @@ def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any])
         members = members_of(index)
         known["members"] = None if members is None else members.words.to_json()
     return known
-
-
-def _final_epoch_apart(index: Index, values: Mapping[str, Any]) -> bool:
-    row = values["order"].row
-    size = (index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
-    wanted = values.get("num_samples")
-    if wanted is None:
-        epochs = Fraction(values["epochs"]) if "epochs" in values else None
-        wanted = samples_in(*size) if epochs is None else samples_for_epochs(epochs, *size)
-    threshold, policy = row.final_epoch_threshold, row.separate_final_epoch
-    return final_epoch(wanted, index.num_epochs, *size, policy=policy, threshold=threshold).apart
 
 
 def _from_text(text: str) -> dict[str, Any]:

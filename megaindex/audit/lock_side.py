@@ -12,7 +12,7 @@ from megaindex.audit.diff_inputs import Side
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.skips import Skips, skips_of, without_holes
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.opening import locked_index, locked_skips
+from megaindex.lock.opening import locked_skips, run_of_lock
 from megaindex.lock.pinned_files import Folder
 from megaindex.lock.setting_values import leaves
 from megaindex.run.subset import source_nodes, step_bounds_of
@@ -28,7 +28,7 @@ def side_from_lock(lock: Folder | Lock) -> Side:
         MissingFile, StorageError, FormatError: as `megaindex.lock.open_run`.
     """
     lock = read_lock(lock)
-    train, index = lock.subset("train"), locked_index(lock)
+    train, index = lock.subset("train"), run_of_lock(lock).index
     skips = skips_of(index)
     first = getattr(index, "first_position", 0)
     if skips is not None or first or index.num_samples > train["samples"]:
@@ -42,8 +42,8 @@ def side_from_lock(lock: Folder | Lock) -> Side:
         **_skipped_and_masked(lock, skips),
     }
     resolved = {
-        name: _one_or_all([node.get(key) for node in nodes])
-        for key, name in _RESOLVED.items()
+        "add_extra_token" if key == "extra" else key: _one_or_all([node.get(key) for node in nodes])
+        for key in _RESOLVED
         if any(key in node for node in nodes)
     }
     if "run.order.name" in settings:
@@ -58,21 +58,11 @@ def side_from_lock(lock: Folder | Lock) -> Side:
     )
 
 
-_RESOLVED = {
-    "order": "order",
-    "documents": "documents",
-    "sequence_length": "sequence_length",
-    "seed": "seed",
-    "extra": "add_extra_token",
-    "final_epoch_apart": "final_epoch_apart",
-    "epochs_mixed": "epochs_mixed",
-    "left_over": "left_over",
-    "max_documents": "max_documents",
-    "long_documents": "long_documents",
-    "align": "align",
-    "members": "members",
-}
-"""Settings of one source in the description of an index, and their names in a manifest."""
+_RESOLVED = (
+    "order", "documents", "sequence_length", "seed", "extra", "final_epoch_apart", "epochs_mixed",
+    "left_over", "max_documents", "long_documents", "align", "members",
+)  # fmt: skip
+"""Settings of one source in the description of an index, by their names there."""
 
 
 def _given_names(nodes: Sequence[Mapping[str, Any]], fingerprints: Sequence[str]) -> Any:

@@ -33,7 +33,7 @@ from megaindex.audit.report import (
 )
 from megaindex.console import ShortNames
 from megaindex.errors import MissingFile, StorageError
-from megaindex.io.atomic import AtomicFiles
+from megaindex.io.atomic import write_file
 from megaindex.io.paths import as_storage_error, check_local, check_regular, open_at_once
 from megaindex.plan.model import MANY_SOURCES, SHOWN_SOURCES
 from megaindex.validation import percent
@@ -163,14 +163,9 @@ def write_page(
         StorageError: another file is at the path, or the page cannot be written.
     """
     name = os.fspath(path)
-    files = AtomicFiles([name], overwrite=check_page(name))
-    text = page(audit, command=command, date=date)
-    try:
-        with as_storage_error(name, "cannot write"):
-            files.open(name).write(text.encode("utf-8", "replace"))
-        files.publish()
-    finally:
-        files.discard()
+    overwrite = check_page(name)
+    text = page(audit, command=command, date=date).encode("utf-8", "replace")
+    write_file(name, lambda file: file.write(text), overwrite=overwrite)
 
 
 def page(audit: Audit, *, command: str = "", date: str = "") -> str:

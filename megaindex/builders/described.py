@@ -13,7 +13,7 @@ import numpy as np
 from megaindex._types import I64
 from megaindex.arithmetic import samples_in
 from megaindex.builders.cached import build_index
-from megaindex.builders.single import epoch_tables, packed_index, tokens_of
+from megaindex.builders.single import epoch_index, packed_index, tokens_of
 from megaindex.cache.cache import cache_at
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
@@ -164,22 +164,14 @@ def _common(node: Node) -> dict[str, Any]:
 def _epoch(
     node: Node, dataset: IndexedDataset, documents: Documents, cache_dir: Folder | None
 ) -> EpochIndex:
-    return EpochIndex(
-        sequence_lengths=dataset.sequence_lengths,
-        documents=documents,
+    return epoch_index(
+        dataset,
+        documents,
+        cache_at(cache_dir),
         tokens_per_epoch=tokens_of(dataset, documents),
         num_epochs=node["epochs"],
         epochs_mixed=node["epochs_mixed"],
         left_over=node["left_over"],
-        datasets=(dataset,),
-        fetch_table=epoch_tables(
-            dataset,
-            documents,
-            cache_at(cache_dir),
-            node["seed"],
-            node["name"],
-            node["epochs_mixed"],
-        ),
         **_common(node),
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from megaindex.arithmetic import samples_in
-from megaindex.builders.single import packed_index, tokens_of
+from megaindex.builders.single import epoch_index, packed_index, tokens_of
 from megaindex.cache.fingerprint import (
     Record,
     contents_of,
@@ -274,29 +274,6 @@ class OpenRecipe:
         """`corpus_fingerprint` of each source, for receipts and checkpoints."""
         return [self.validation_cache.fingerprint(source.dataset) for source in self.sources]
 
-    def contents(
-        self, *, whole: bool = False
-    ) -> list[tuple[dict[str, str], dict[str, str] | None]]:
-        """Return the content fingerprints of the sources, by name.
-
-        Returns:
-            For each source those of its tokens, and those of its labels or loss mask or None.
-
-        Raises:
-            StorageError: a file cannot be read, or changed since it was opened.
-        """
-        found = [
-            (
-                self.validation_cache.content(source.dataset, whole=whole),
-                None
-                if source.companion is None
-                else self.validation_cache.content(source.companion, whole=True),
-            )
-            for source in self.sources
-        ]
-        self.validation_cache.save()
-        return found
-
     def changed(self, recipe: Recipe) -> OpenRecipe:
         """Return the run of another recipe of the same sources, opened already.
 
@@ -346,8 +323,7 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
         InvalidArgument: the recipe has no layout, or a source has no path.
         FormatError, StorageError: a source cannot be read, or its labels do not match its text.
     """
-    evaluation = recipe.evaluation
-    for corpus in (*recipe.sources, *([] if evaluation is None else [evaluation.source])):
+    for corpus in recipe.all_sources:
         if not corpus.path:
             raise InvalidArgument(
                 f"source {corpus.name}: path must be given to read it, got only a token count"
@@ -368,8 +344,7 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
 
 
 def _paths(recipe: Recipe) -> list[str]:
-    evaluation = [] if recipe.evaluation is None else [recipe.evaluation.source]
-    named = ((c.path, _companion(c)) for c in (*recipe.sources, *evaluation))
+    named = ((c.path, _companion(c)) for c in recipe.all_sources)
     return [path for paths in named for path in paths if path]
 
 
@@ -585,13 +560,7 @@ def _epoch(
         )
     if corpus.order == "window":
         return WindowIndex(dataset=dataset, documents=documents, **common)
-    epochs = EpochIndex(
-        sequence_lengths=dataset.sequence_lengths,
-        documents=documents,
-        tokens_per_epoch=tokens,
-        datasets=(dataset,),
-        **common,
-    )
+    epochs = epoch_index(dataset, documents, tokens_per_epoch=tokens, **common)
     order = corpus.order if length else recipe.order_of(corpus)
     if order != "blocks":
         return epochs

@@ -29,7 +29,7 @@ from megaindex.index.order_settings import (
     WindowOrder,
 )
 from megaindex.index.orders import framework, packed
-from megaindex.index.orders.epoch import STRIDE, EpochIndex, FetchTable, WindowIndex
+from megaindex.index.orders.epoch import STRIDE, EpochIndex, WindowIndex
 from megaindex.index.orders.framework import Memory, PackingIndex, PackingOrder, ShuffledOrder, Sink
 from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.orders.packed import PackedIndex
@@ -247,22 +247,14 @@ def _computed(
         return packed_index(dataset, documents, order, fetch, tokens_per_epoch=tokens, **settings)
     assert isinstance(order, EpochOrder), "the orders of megaindex"
     check_one_sample(name, tokens, settings["sequence_length"], settings["add_extra_token"])
-    return EpochIndex(
-        sequence_lengths=dataset.sequence_lengths,
-        documents=documents,
+    return epoch_index(
+        dataset,
+        documents,
+        fetch,
         tokens_per_epoch=tokens,
-        fetch_table=epoch_tables(
-            dataset,
-            documents,
-            fetch,
-            settings["seed"],
-            settings["source_name"],
-            order.epochs_mixed,
-        ),
         num_epochs=order.epochs_mixed,
         epochs_mixed=order.epochs_mixed,
         left_over=order.left_over,
-        datasets=(dataset,),
         **settings,
     )
 
@@ -270,28 +262,32 @@ def _computed(
 _WORTH_KEEPING = 1 << 22  # documents of an epoch whose table takes a tenth of a second
 
 
-def epoch_tables(
-    dataset: IndexedDataset,
-    documents: Documents,
-    fetch: Fetch | None,
-    seed: int,
-    name: str,
-    epochs_mixed: int,
-) -> FetchTable | None:
-    """Return the function that keeps the tables of order epoch in the cache; None if they are small
-    or without a cache."""
-    if fetch is None or len(documents) < _WORTH_KEEPING:
-        return None
-    parameters = {
-        "order": "epoch table",
-        "corpus": corpus_fingerprint(dataset),
-        "documents": documents_setting(documents),
-        "seed": seed,
-        "name": name,
-        "epochs_mixed": epochs_mixed,
-        "stride": STRIDE,
-    }
-    return partial(_fetch_table, fetch, parameters)
+def epoch_index(
+    dataset: IndexedDataset, documents: Documents, fetch: Fetch | None = None, **settings: Any
+) -> EpochIndex:
+    """Return an index of order epoch; ``settings`` are those of `EpochIndex`.
+
+    With ``fetch``, tables of many documents are kept in the cache.
+    """
+    table = None
+    if fetch is not None and len(documents) >= _WORTH_KEEPING:
+        parameters = {
+            "order": "epoch table",
+            "corpus": corpus_fingerprint(dataset),
+            "documents": documents_setting(documents),
+            "seed": settings["seed"],
+            "name": settings["source_name"],
+            "epochs_mixed": settings["epochs_mixed"],
+            "stride": STRIDE,
+        }
+        table = partial(_fetch_table, fetch, parameters)
+    return EpochIndex(
+        sequence_lengths=dataset.sequence_lengths,
+        documents=documents,
+        fetch_table=table,
+        datasets=(dataset,),
+        **settings,
+    )
 
 
 def _fetch_table(

@@ -188,8 +188,8 @@ def _requests(theirs: RunSettings, streams: Mapping[Split, Run]) -> dict[Split, 
     from megaindex.run.target import evaluation_of, resolve_target
 
     stream = streams["train"]
-    parts = parts_of(theirs.data, theirs.row, sequence_length=theirs.sequence_length)
-    sizing = sizing_of(theirs, theirs.row, parts["train"], "train", None)
+    parts = parts_of(theirs)
+    sizing = sizing_of(theirs, parts["train"], "train", None)
     resolved = resolve_target(theirs, sizing)
     if resolved.samples_consumed != stream.num_samples:
         raise InvalidArgument(
@@ -210,7 +210,7 @@ def _requests(theirs: RunSettings, streams: Mapping[Split, Run]) -> dict[Split, 
         if subset not in streams or samples == 0:
             continue
         part = parts[subset][0]
-        own = sizing_of(theirs, theirs.row, [part], subset, None, parts["train"])
+        own = sizing_of(theirs, [part], subset, None, parts["train"])
         requested = own.requested(samples)
         found[subset] = NamedDataset(
             path=part.source.path,

@@ -173,9 +173,9 @@ def _show(plan: Plan, balance: BalanceModel | None, options: argparse.Namespace)
     if options.json:
         print_json(plan.to_json() | ({} if balance is None else {"balance": balance.to_json()}))
         return
-    from megaindex.plan.render import print_plan
+    from megaindex.console import print_view
 
-    print_plan(plan)
+    print_view(plan.view())
     if balance is not None:
         from megaindex.audit.render import print_balance
 

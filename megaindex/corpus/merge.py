@@ -86,17 +86,17 @@ def concatenate(
 ) -> WriteResult:
     """Merge as `merge`, with the given origins of documents, if any, as provenance."""
     table = get_dialect(dialect)
-    common = check_inputs(inputs, table, dtype)
+    kept, multimodal, nbytes = check_inputs(inputs, table, dtype)
     sink = PairSink(
         *pair_paths(output),
-        common.dtype,
-        multimodal=common.multimodal,
+        kept,
+        multimodal=multimodal,
         overwrite=overwrite,
         provenance=origins is not None,
     )
     try:
         sink.open()
-        progress = bar(common.nbytes)
+        progress = bar(nbytes)
         for prefix in inputs:
             source = map_pair(prefix, dialect, multimodal=False)
             source.check_everything()  # again, since it may have changed
@@ -104,7 +104,7 @@ def concatenate(
         if sink.provenance is not None and origins is not None:
             with sink:
                 origins(sink.provenance)
-        sink.publish(code_of_dtype(common.dtype, table))
+        sink.publish(code_of_dtype(kept, table))
         return checked_outcome(output, dialect)
     except BaseException:
         sink.take_back()
@@ -148,17 +148,6 @@ def _origins(inputs: Sequence[str], dialect: str) -> Origins | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """Token type, modes and size of the inputs of a merge."""
-
-    dtype: np.dtype[Any]
-    """Token type of the merged pair."""
-    multimodal: bool
-    nbytes: int
-    """Bytes of their sequences."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Input:
     path_prefix: str
     dtype: np.dtype[Any]
@@ -167,8 +156,14 @@ class _Input:
     nbytes: int
 
 
-def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None) -> Inputs:
+def check_inputs(
+    prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None
+) -> tuple[np.dtype[Any], bool, int]:
     """Check every entry of every .idx, and that the pairs can be merged.
+
+    Returns:
+        The token type of the merged pair, whether the inputs have modes, and the bytes of their
+        sequences.
 
     Raises:
         InvalidArgument: `prefixes` is empty, or inputs differ in token type or in having modes.
@@ -186,9 +181,7 @@ def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None
                 f"{one.path_prefix}: holds {one.dtype}, whose values do not all fit {target}; "
                 f"choose a wider --dtype"
             )
-    return Inputs(
-        dtype=target, multimodal=_all_have_modes(found), nbytes=sum(one.nbytes for one in found)
-    )
+    return target, _all_have_modes(found), sum(one.nbytes for one in found)
 
 
 def holds_all(target: np.dtype[Any], source: np.dtype[Any]) -> bool:

@@ -17,7 +17,7 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.format.findings import SubjectKind
 from megaindex.io.paths import as_storage_error, check_file, is_remote, names_folder, plain
 from megaindex.objects.files import list_remote, stat_path
-from megaindex.settings.recipe import Recipe, RecipeSource
+from megaindex.settings.recipe import Recipe
 from megaindex.settings.recipe_file import read_recipe
 from megaindex.settings.run_words import kinds_of_file
 
@@ -159,16 +159,11 @@ def pairs_of_recipe(path: str) -> tuple[list[str], list[str]]:
     )
 
 
-def corpora_of(recipe: Recipe) -> list[RecipeSource]:
-    """Return the sources of a recipe, and that of its evaluation."""
-    return [*recipe.sources, *([recipe.evaluation.source] if recipe.evaluation else [])]
-
-
 def prefixes_of(recipe: Recipe) -> dict[str, str]:
     """Map each distinct prefix to the first setting that names it, tokens before labels."""
     named: dict[str, tuple[str, str]] = {}
     for setting in ("path", "labels", "loss_mask"):
-        for corpus in corpora_of(recipe):
+        for corpus in recipe.all_sources:
             prefix = getattr(corpus, setting)
             if prefix:
                 named.setdefault(os.path.realpath(prefix), (prefix, setting))

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from megaindex._lazy import library_needed
 from megaindex.engine.local import TaskOutcome, TaskQueue, capture
-from megaindex.errors import EngineError, InvalidArgument
+from megaindex.errors import EngineError
 from megaindex.io.threads import num_cpus
 
 Task = TypeVar("Task")
@@ -217,12 +218,8 @@ def import_ray() -> Any:
     """Return the module ray without usage reports; InvalidArgument if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # tasks do not use GPUs
-    try:
+    with library_needed("engine ray needs Ray; pip install 'megaindex[ray]', on every node"):
         import ray
-    except ImportError:
-        raise InvalidArgument(
-            "engine ray needs Ray; pip install 'megaindex[ray]', on every node"
-        ) from None
     return ray
 
 

@@ -53,7 +53,7 @@ def source_counts(index: Index, begin: int, end: int, num_sources: int = 1) -> I
     """
     total = np.zeros(max(num_sources, len(separates_documents(index))), np.int64)
     for counts in counts_by_length(index, begin, end).values():
-        total = _added(total, counts)
+        total = added(total, counts)
     return total
 
 
@@ -85,11 +85,12 @@ def add_counts(pieces: Iterable[CountsByLength]) -> CountsByLength:
     total: CountsByLength = {}
     for piece in pieces:
         for length, counts in piece.items():
-            total[length] = _added(total[length], counts) if length in total else counts
+            total[length] = added(total[length], counts) if length in total else counts
     return total
 
 
-def _added(a: I64, b: I64) -> I64:
+def added(a: I64, b: I64) -> I64:
+    """Return the sums of two arrays, of which one may be longer."""
     size = max(a.size, b.size)
     return np.pad(a, (0, size - a.size)) + np.pad(b, (0, size - b.size))
 

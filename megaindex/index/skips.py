@@ -304,10 +304,10 @@ def read_ids(path: str) -> I64:
 
 
 class StepSchedule(Protocol):
-    """Batch sizes over a run, such as a `BatchSchedule`."""
+    """Steps of a run, such as those of a `BatchSchedule`."""
 
-    def samples_after(self, iterations: int, start: int = 0) -> int: ...
-    def iterations_within(self, samples: int, start: int = 0) -> int: ...
+    def samples_after(self, step: int, /) -> int: ...
+    def iterations_within(self, samples: int, /) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,11 +12,14 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.io.threads import num_cpus
-from megaindex.kernels.protocol import NATIVE_INTERFACE, Backend
+from megaindex.kernels.protocol import NATIVE_INTERFACE
+
+if TYPE_CHECKING:
+    from megaindex.kernels.protocol import Backend
 
 logger = logging.getLogger("megaindex")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -159,9 +159,14 @@ def _differ(a: Mapping[str, str], b: Mapping[str, str]) -> bool:
 
 
 def contents(
-    datasets: Sequence[IndexedDataset], targets: Targets | None, *, whole: bool
+    datasets: Sequence[IndexedDataset],
+    targets: Targets | None,
+    *,
+    whole: bool,
+    of: Callable[..., dict[str, str]] = contents_of,
 ) -> list[Contents]:
-    """Return the contents of each source; labels and loss masks are always read whole.
+    """Return the contents of each source, as ``of`` gives them of a pair, from a cache for example;
+    labels and loss masks are always read whole.
 
     Raises:
         StorageError: a file cannot be read, or changed since it was opened.
@@ -169,11 +174,11 @@ def contents(
     marked = [None] * len(datasets) if targets is None else targets.sources
     return [
         Contents(
-            tokens=contents_of(dataset, whole=whole),
+            tokens=of(dataset, whole=whole),
             kind="text" if target is None else target.kind,
             targets=None
             if target is None or target.companion is None
-            else contents_of(target.companion, whole=True),
+            else of(target.companion, whole=True),
         )
         for dataset, target in zip(datasets, marked, strict=False)
     ]

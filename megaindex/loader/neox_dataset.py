@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,27 +118,7 @@ def _most_files() -> int:
     return 4096 if limit == resource.RLIM_INFINITY else min(4096, limit // 8)
 
 
-class _BatchDataset(ABC):
-    """Map-style dataset over a method that reads a batch as arrays."""
-
-    def __getitem__(self, sample_id: int) -> Rows:
-        return self.__getitems__([sample_id])[0]
-
-    def __getitems__(self, sample_ids: Sequence[int] | I64) -> list[Rows]:
-        """Return the samples of one batch, read together; raises as `read`."""
-        rows = self.read(sample_ids)
-        return [{name: values[k] for name, values in rows.items()} for k in range(len(sample_ids))]
-
-    @abstractmethod
-    def read(self, sample_ids: npt.ArrayLike) -> Rows:
-        """Return n samples as arrays [n, S + 1] by name.
-
-        Raises:
-            OutOfRange: the index does not hold a sample id.
-        """
-
-
-class NeoxDataset(_BatchDataset):
+class NeoxDataset:
     """Samples of an index with the fields of GPT-NeoX's GPT2Dataset (main ea7aefd8).
 
     ``text`` and ``label`` are int64[S + 1], ``ref`` and ``reward`` float32[S + 1]; a field is
@@ -181,7 +160,20 @@ class NeoxDataset(_BatchDataset):
     def __len__(self) -> int:
         return self.index.num_samples
 
+    def __getitem__(self, sample_id: int) -> Rows:
+        return self.__getitems__([sample_id])[0]
+
+    def __getitems__(self, sample_ids: Sequence[int] | I64) -> list[Rows]:
+        """Return the samples of one batch, read together; raises as `read`."""
+        rows = self.read(sample_ids)
+        return [{name: values[k] for name, values in rows.items()} for k in range(len(sample_ids))]
+
     def read(self, sample_ids: npt.ArrayLike) -> Rows:
+        """Return n samples as arrays [n, S + 1] by name.
+
+        Raises:
+            OutOfRange: the index does not hold a sample id.
+        """
         spans = self.index.locate(sample_ids)
         shape = (spans.row_splits.size - 1, self.index.sequence_length + 1)
         rows = {}

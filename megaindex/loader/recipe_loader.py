@@ -15,9 +15,10 @@ from typing import Any
 
 from megaindex.builders.recipe import OpenRecipe
 from megaindex.index.balance import CostModel
-from megaindex.loader.checkpoint import Contents
+from megaindex.loader.checkpoint import Contents, contents
 from megaindex.loader.loader import Loader, loader_of
 from megaindex.loader.run_recipe import RunRecipe
+from megaindex.loader.targets import targets_of
 from megaindex.run.from_recipe import evaluation_of_opened, identity_of_opened, run_of_opened
 
 
@@ -78,12 +79,7 @@ def loader_of_recipe(
 
 
 def _contents(opened: OpenRecipe, whole: bool) -> list[Contents]:
-    pairs = zip(opened.sources, opened.contents(whole=whole), strict=True)
-    return [
-        Contents(
-            tokens=tokens,
-            kind="text" if source.targets is None else source.targets.kind,
-            targets=targets,
-        )
-        for source, (tokens, targets) in pairs
-    ]
+    cache = opened.validation_cache
+    found = contents(opened.datasets, targets_of(opened), whole=whole, of=cache.content)
+    cache.save()
+    return found

@@ -106,7 +106,7 @@ def sampler_of(
         micro_batch_size=micro_batches_of(run.shapes, run.batch, micro_batch_size, ranks),
         data_parallel_rank=data_parallel_rank,
         data_parallel_size=ranks,
-        consumed_samples=run.steps.first_of(run.past_steps),
+        consumed_samples=run.steps.samples_after(run.past_steps),
         global_batch_size=run.batch,
         tail="pad" if run.masked_rows else "drop",
         balance=balance,

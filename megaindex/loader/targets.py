@@ -12,20 +12,22 @@ loss mask (0: not a target). A row of two documents of 3 and 2 tokens, with the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import F32, I64, IntArray
 from megaindex.cache.fingerprint import corpus_fingerprint
-from megaindex.format import IndexedDataset
 from megaindex.index.source_targets import SourceTargets
 from megaindex.index.spans import IGNORED_LABEL, Index, Spans, separates_documents
 from megaindex.loader.positional_reader import plain_reader
-from megaindex.loader.token_readers import TokenReader
+
+if TYPE_CHECKING:
+    from megaindex.builders.recipe import OpenRecipe, OpenSource
+    from megaindex.run.run import Run, RunSource
 
 
 class Targets:
@@ -33,30 +35,19 @@ class Targets:
 
     Args:
         sources: targets of each source, in the order of the index; None for text.
-        make_reader: function that returns a reader of the companions. Default: through mappings, or
-            by position if one lies in an object store.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[SourceTargets | None],
-        make_reader: Callable[[Sequence[IndexedDataset]], TokenReader] = plain_reader,
-    ) -> None:
+    def __init__(self, sources: Sequence[SourceTargets | None]) -> None:
         self.sources = tuple(sources)
-        self._make_reader = make_reader
         kinds = [None if source is None else source.kind for source in sources]
         self._is_text = np.array([kind is None for kind in kinds])
         self._is_labels = np.array([kind == "labels" for kind in kinds])
         self._is_mask = np.array([kind == "loss_mask" for kind in kinds])
         companions = [s.companion for s in sources if s is not None and s.companion is not None]
-        self._reader = make_reader(companions) if companions else None
+        self._reader = plain_reader(companions) if companions else None
         # the number of each source's companion
         has = self._is_labels | self._is_mask
         self._companion = np.where(has, np.cumsum(has) - 1, -1).astype(np.int32)
-
-    def of_sources(self, sources: Sequence[SourceTargets | None]) -> Targets:
-        """Return targets of other sources, read in the same way."""
-        return Targets(sources, self._make_reader)
 
     def apply(self, spans: Spans, labels: IntArray, loss_mask: F32) -> bool:
         """Set labels and loss mask of the rows of instruction data; return True if there are any.
@@ -145,38 +136,19 @@ def targets_within_documents(index: Index, targets: Targets | None) -> Targets |
         SourceTargets(kind="all") if each and source is None else source
         for source, each in zip(given, within, strict=True)
     ]
-    return Targets(sources) if targets is None else targets.of_sources(sources)
+    return Targets(sources)
 
 
-class LossSource(Protocol):
-    """Source of a run or of an open recipe."""
-
-    @property
-    def targets(self) -> SourceTargets | None: ...
-
-
-class LossSources(Protocol):
-    """Run or open recipe."""
-
-    @property
-    def sources(self) -> Sequence[LossSource]: ...
-
-
-def targets_of(run: LossSources) -> Targets | None:
+def targets_of(run: Run | OpenRecipe) -> Targets | None:
     """Return the loss targets of the sources of a run or an open recipe.
 
     None if those of all sources follow from their orders.
     """
-    return targets_of_sources(run.sources)
-
-
-def targets_of_sources(sources: Sequence[LossSource]) -> Targets | None:
-    """Return the loss targets of sources; None if those of all follow from their orders."""
-    targets = [source.targets for source in sources]
+    targets = [source.targets for source in run.sources]
     return Targets(targets) if any(target is not None for target in targets) else None
 
 
-def targets_text(source: LossSource) -> str:
+def targets_text(source: RunSource | OpenSource) -> str:
     """Return text that identifies the tokens of a source that carry loss."""
     targets = source.targets
     if targets is None or targets.companion is None:

@@ -32,7 +32,7 @@ from megaindex.run.run import Run
 from megaindex.run.subset import skip_settings, with_files
 from megaindex.run.target import evaluation_of
 from megaindex.settings.amended import AmendedBlend
-from megaindex.settings.batch_schedule import BatchSchedule, skip_steps, step_bounds
+from megaindex.settings.batch_schedule import BatchSchedule, steps_of
 from megaindex.settings.megatron_versions import find_version
 from megaindex.settings.run_settings import Data, Evaluation, RunSettings, Target
 from megaindex.settings.sources import Source
@@ -122,7 +122,7 @@ class FrameworkSettings:
         runs: dict[Split, Run] = {"train": train}
         if not evaluation or settings.evaluation.full:
             return runs
-        parts = parts_of(settings.data, settings.row, sequence_length=settings.sequence_length)
+        parts = parts_of(settings)
         # moved samples make steps behind the others
         steps = train.num_steps if train.skips is None else train.skips.num_steps
         rounds = evaluation_of(settings, steps, parts)
@@ -187,18 +187,12 @@ class FrameworkSettings:
         settings = self.settings
         if name != "train":
             size = settings.evaluation.batch_size or settings.nominal_batch
-            return step_bounds(BatchSchedule.constant(size), 0, subset["samples"])[0]
+            return steps_of(BatchSchedule.constant(size), 0, subset["samples"])[0].bounds
         index = subset["index"]
         end = index["end"] if index["order"] == "skipped" else subset["samples"]
-        bounds, _ = step_bounds(settings.batch, settings.consumed_samples, end)
-        steps = skip_steps(
-            settings.skips(bounds.size - 1),
-            settings.batch,
-            bounds,
-            num_samples=int(bounds[-1]),
-            masked_rows=int(settings.tail == "pad"),
-        )
-        return bounds if steps is None else steps.bounds
+        found = settings.steps_with_skips(end, int(settings.tail == "pad"))
+        steps, _ = steps_of(settings.batch, settings.consumed_samples, end)
+        return (steps if found is None else found.steps).bounds
 
     def to_json(self, rows: Mapping[str, int], files: Mapping[str, int]) -> dict[str, Any]:
         """Return the settings with the rows of pairs and of other files by their paths."""

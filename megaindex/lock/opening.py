@@ -11,12 +11,11 @@ from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import Split
 from megaindex.index.receipts import fingerprint_keys, receipts_between
 from megaindex.index.skips import Skip, source_number
-from megaindex.index.spans import Index
 from megaindex.lock.framework_settings import FrameworkSettings
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.recipe_settings import RecipeSettings
-from megaindex.lock.settings import locked_settings
+from megaindex.lock.settings import checked_settings
 from megaindex.run.from_recipe import identity_of_opened
 from megaindex.run.run import Run
 from megaindex.run.subset import run_of_subset
@@ -102,11 +101,11 @@ def run_to_plan(lock: Folder | Lock) -> Recipe | RunSettings | Run:
     """Return the settings of a locked run; the run itself where its blend changed on the way.
 
     Raises:
-        MissingFile, StorageError, FormatError: as `locked_settings`.
+        MissingFile, StorageError, FormatError: as `checked_settings`.
     """
     lock = read_lock(lock)
     is_changed = "amend" in lock.content["settings"].get(FrameworkSettings.kind, {})
-    return run_of_lock(lock) if is_changed else locked_settings(lock)
+    return run_of_lock(lock) if is_changed else checked_settings(lock).settings
 
 
 def _check_samples(lock: Lock, subset: str, run: Run, cache_dir: Folder | None) -> None:
@@ -125,15 +124,6 @@ def _check_samples(lock: Lock, subset: str, run: Run, cache_dir: Folder | None) 
             f"{cache_dir}: its arrays give samples of receipt {receipt}, and {lock.path} states "
             f"{total}; remove the entry, or open the run without cache_dir"
         )
-
-
-def locked_index(lock: Lock, search: Folder | None = None) -> Index:
-    """Return the training samples of a lock, built from its description of the index.
-
-    Raises:
-        MissingFile, StorageError, FormatError: as `run_of_lock`.
-    """
-    return LockedFiles(lock, search).run("train").index
 
 
 def locked_skips(lock: Lock) -> tuple[Skip, ...]:

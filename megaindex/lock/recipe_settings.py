@@ -28,7 +28,6 @@ from megaindex.run.from_recipe import evaluation_of_opened, run_of_opened
 from megaindex.run.run import Run
 from megaindex.run.subset import skip_settings, with_files
 from megaindex.settings.amended import AmendedBlend
-from megaindex.settings.batch_schedule import skip_steps
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage
 from megaindex.settings.recipe_file import recipe_of, to_mapping
@@ -49,8 +48,6 @@ class RecipeSettings:
 
     kind: ClassVar[str] = "recipe"
     dialect: ClassVar[str] = "megatron"
-
-    amend: ClassVar[None] = None
 
     def __init__(
         self, recipe: Recipe, cache_dir: Folder | None = None, amend: AmendedBlend | None = None
@@ -89,10 +86,7 @@ class RecipeSettings:
     @property
     def paths(self) -> list[str]:
         """Prefixes of the pairs, each once."""
-        recipe = self.settings
-        evaluated = [] if recipe.evaluation is None else [recipe.evaluation.source]
-        sources = (*recipe.sources, *evaluated)
-        named = (getattr(source, name) for name in PATHS for source in sources)
+        named = (getattr(each, name) for name in PATHS for each in self.settings.all_sources)
         return list(dict.fromkeys(path for path in named if path))
 
     @property
@@ -162,17 +156,10 @@ class RecipeSettings:
         """Return int64[steps + 1], the bounds of the steps of a subset; no index is built."""
         if name != "train":
             return np.array([0, subset["samples"]], np.int64)
-        recipe = replace(self.settings, skip=())
-        layout = open_recipe(recipe, cache_dir=self._cache_dir).layout
-        bounds = layout.step_bounds()
-        steps = skip_steps(
-            self.settings.skip,
-            layout.batch,
-            bounds,
-            num_samples=int(bounds[-1]),
-            masked_rows=int(layout.samples_masked > 0),
-        )
-        return bounds if steps is None else steps.bounds
+        whole = replace(self.settings, skip=())
+        layout = open_recipe(whole, cache_dir=self._cache_dir).layout
+        found = replace(layout, recipe=self.settings).steps_with_skips
+        return (layout.steps() if found is None else found.steps).bounds
 
     def to_json(self, rows: Mapping[str, int], files: Mapping[str, int]) -> dict[str, Any]:
         """Return the settings with the rows of pairs and of other files by their paths."""

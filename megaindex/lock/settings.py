@@ -12,7 +12,7 @@ from typing import Any
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.lock.framework_settings import FrameworkSettings
-from megaindex.lock.lock_file import Lock, compact, read_lock
+from megaindex.lock.lock_file import Lock, compact
 from megaindex.lock.pinned_files import Folder, sound_files, sound_paths
 from megaindex.lock.recipe_settings import RecipeSettings
 from megaindex.lock.setting_values import leaves
@@ -68,29 +68,13 @@ def read_settings(
         ) from None
 
 
-def locked_settings(lock: Folder | Lock) -> Recipe | RunSettings:
-    """Return the settings of a locked run, which give all of its subsets.
-
-    Raises:
-        MissingFile, StorageError: the lock or a source cannot be read.
-        FormatError: the lock is damaged, a source is not what it was, or the settings give other
-            samples than the lock; the message names the file.
-    """
-    lock = read_lock(lock)
-    settings = checked_settings(lock)
-    if settings.amend is not None:
-        raise InvalidArgument(
-            f"{lock.path}: is of a run whose blend changed on the way, which no settings of a "
-            "framework say; megaindex plan, trace, audit, verify and export take it"
-        )
-    return settings.settings
-
-
 def checked_settings(lock: Lock) -> LockedSettings:
     """Return the settings of a lock, with the changes of a run that changed on the way.
 
     Raises:
-        MissingFile, StorageError, FormatError: as `locked_settings`.
+        MissingFile, StorageError: a source cannot be read.
+        FormatError: the lock is damaged, a source is not what it was, or the settings give other
+            samples than the lock; the message names the file.
     """
     paths, files = sound_paths(lock), sound_files(lock)
     settings = read_settings(lock, paths, files)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megaindex._lazy import library_needed
 from megaindex.errors import InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.io.paths import FileInfo, folder_of, place_of
 from megaindex.io.threads import map_interruptibly
@@ -233,13 +234,10 @@ def library() -> Any:
                     "with the method spawn or forkserver"
                 ) from error
             _this.inherited = False
-        try:
+        missing = "corpora in object stores need obstore; pip install 'megaindex[objects]'"
+        with library_needed(missing):
             import obstore
             import obstore.store
-        except ImportError:
-            raise InvalidArgument(
-                "corpora in object stores need obstore; pip install 'megaindex[objects]'"
-            ) from None
     return obstore
 
 

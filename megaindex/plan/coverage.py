@@ -13,6 +13,7 @@ from megaindex._types import F64, I32, I64
 from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.builders.single import index_of
 from megaindex.format import IndexedDataset
+from megaindex.index.counts import added
 from megaindex.index.documents import lengths_within, members_of
 from megaindex.index.draws import Progress
 from megaindex.index.frameworks import FrameworkRules
@@ -452,10 +453,10 @@ def _histograms(pieces: Iterable[_Piece], lengths: I32) -> tuple[I64, I64]:
     for low in range(0, len(lengths), _DOCUMENTS_AT_ONCE):
         block = slice(low, low + _DOCUMENTS_AT_ONCE)
         levels, widths, first_event = _levels(runs, starts_of, block)
-        tokens = _added(tokens, np.bincount(levels, weights=widths).astype(np.int64))
+        tokens = added(tokens, np.bincount(levels, weights=widths).astype(np.int64))
         if len(first_event):
             most = np.maximum.reduceat(levels, first_event)
-            documents = _added(documents, np.bincount(most))
+            documents = added(documents, np.bincount(most))
     return tokens, documents
 
 
@@ -536,10 +537,3 @@ def _levels(runs: _Runs, starts_of: I64, block: slice) -> tuple[I64, I64, I64]:
     levels[widths == 0] = 0
     first_event = np.flatnonzero(order >= len(begins) + len(ends))
     return levels, widths, first_event
-
-
-def _added(first: I64, second: I64) -> I64:
-    total = np.zeros(max(len(first), len(second)), np.int64)
-    total[: len(first)] += first
-    total[: len(second)] += second
-    return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby, pairwise
@@ -215,15 +215,15 @@ def _loader_length(run: RunSettings, rows: Sequence[Row], requested: int) -> int
     return Blend(row=run.row, weights=weights).size(requested)
 
 
-def recipe_limits(layout: RecipeLayout, rows: Sequence[Row]) -> tuple[int | None, int | None]:
-    """Return the most iterations that serve no sample twice, and that build no further epoch.
+def recipe_limits(layout: RecipeLayout, epochs: Mapping[int, int]) -> tuple[int | None, int | None]:
+    """Return the most iterations that serve no sample twice, and that build no further epoch than
+    the ``epochs`` of sources, by number from 0.
 
     They are those of the run stopped earlier, or with its last stage made longer; None under
     exhaustion redistribute, where the draws of a stage depend on its length.
     """
     if layout.recipe.exhaustion == "redistribute":
         return None, None
-    epochs = _epochs_begun(rows)
     once = _last_step(layout, None)
     same = _last_step(layout, epochs)
     if once is None or same is None:
@@ -234,16 +234,7 @@ def recipe_limits(layout: RecipeLayout, rows: Sequence[Row]) -> tuple[int | None
     return once, same
 
 
-def _epochs_begun(rows: Sequence[Row]) -> dict[int, int]:
-    """Return the epochs built of each source by its number, from the rows of train."""
-    epochs: dict[int, int] = {}
-    for row in rows:
-        if row.split == "train":
-            epochs[row.source - 1] = max(epochs.get(row.source - 1, 1), row.epochs or 1)
-    return epochs
-
-
-def _last_step(layout: RecipeLayout, epochs: dict[int, int] | None) -> int | None:
+def _last_step(layout: RecipeLayout, epochs: Mapping[int, int] | None) -> int | None:
     """Return the steps before a sample is served again, or one beyond these epochs of its source;
     None if no step does so."""
     for piece, reads in groupby(reads_of(layout), attrgetter("piece")):
@@ -262,7 +253,7 @@ def _last_step(layout: RecipeLayout, epochs: dict[int, int] | None) -> int | Non
     return None
 
 
-def _longer(layout: RecipeLayout, epochs: dict[int, int]) -> RecipeLayout:
+def _longer(layout: RecipeLayout, epochs: Mapping[int, int]) -> RecipeLayout:
     """Return the layout with a last stage so long that it exceeds these epochs of a source, or ends
     where a source is exhausted."""
     recipe = layout.recipe

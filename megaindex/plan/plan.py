@@ -12,7 +12,7 @@ import numpy as np
 from megaindex._types import I64
 from megaindex.index.counts import origin_of
 from megaindex.index.draws import Progress
-from megaindex.index.frameworks import FrameworkRules, Split
+from megaindex.index.frameworks import Split
 from megaindex.index.spans import sequence_lengths_at
 from megaindex.plan import advice
 from megaindex.plan.advice import buffer_effect, failures_of_settings
@@ -70,7 +70,7 @@ from megaindex.run.target import (
     resolve_target,
     target_text,
 )
-from megaindex.settings.batch_schedule import SkippedSteps, skip_steps, step_bounds
+from megaindex.settings.batch_schedule import steps_of
 from megaindex.settings.run_settings import RunSettings, Target
 from megaindex.settings.settings import ADAPTERS
 from megaindex.validation import check_choice
@@ -79,11 +79,7 @@ _SAMPLES_AT_ONCE = 1 << 18
 
 
 def evaluation_rows(
-    run: RunSettings,
-    row: FrameworkRules,
-    parts: Parts,
-    evaluation: Evaluations | None,
-    progress: Progress | None,
+    run: RunSettings, parts: Parts, evaluation: Evaluations | None, progress: Progress | None
 ) -> tuple[Row, ...]:
     """Return the rows of validation and test; sources without a sample have empty rows."""
     if evaluation is None:
@@ -94,13 +90,13 @@ def evaluation_rows(
         "test": (evaluation.test_samples, evaluation.test_samples_read),
     }
     for split, (asked, read) in wanted.items():
-        short = row.is_framework or row.order == "packed"  # which has shorter samples
+        short = run.row.is_framework or run.row.order == "packed"  # which has shorter samples
         needed = 1 if short else run.sequence_length + 1
         filled = [part for part in parts[split] if part.tokens >= needed]
         if split == "valid" and evaluation.full:
-            rows += _one_pass(run, row, parts, filled, progress)
+            rows += _one_pass(run, parts, filled, progress)
         elif filled:
-            sizing = sizing_of(run, row, filled, split, progress, parts["train"])
+            sizing = sizing_of(run, filled, split, progress, parts["train"])
             rows += rows_of(run, sizing, filled, split, requested=asked, consumed=read)
         rows += tuple(
             Row(
@@ -117,16 +113,12 @@ def evaluation_rows(
 
 
 def _one_pass(
-    run: RunSettings,
-    row: FrameworkRules,
-    parts: Parts,
-    filled: Sequence[SplitPart],
-    progress: Progress | None,
+    run: RunSettings, parts: Parts, filled: Sequence[SplitPart], progress: Progress | None
 ) -> tuple[Row, ...]:
     """Return the rows of full validation: one epoch of each source is built and read."""
     rows: tuple[Row, ...] = ()
     for part in filled:
-        sizing = sizing_of(run, row, [part], "valid", progress, parts["train"])
+        sizing = sizing_of(run, [part], "valid", progress, parts["train"])
         held = sizing.per_epoch()[0]
         (one,) = rows_of(run, sizing, [part], "valid", requested=held, consumed=held)
         rows += (replace(one, source=parts["valid"].index(part) + 1),)
@@ -355,23 +347,23 @@ def _plan_of(
     run: RunSettings, progress: Progress | None, *, at_limit: bool = False
 ) -> SettingsPlan:
     row = run.row
-    parts = parts_of(run.data, row, run.packing, sequence_length=run.sequence_length)
-    sizing = sizing_of(run, row, parts["train"], "train", progress)
+    parts = parts_of(run)
+    sizing = sizing_of(run, parts["train"], "train", progress)
     target = resolve_target(run, sizing)
     phases = phases_of(run, target)
     train = _train_rows(run, sizing, parts["train"], target, phases, None)
     evaluation = evaluation_of(run, target.train_iters, parts)
-    rows = train + evaluation_rows(run, row, parts, evaluation, progress)
+    rows = train + evaluation_rows(run, parts, evaluation, progress)
     inputs = None
     if row.order == "packed":  # samples hold padding
         found = [packed_inputs(run, *each) for each in zip(parts["train"], train, strict=True)]
         inputs = InputTokens(sum(each.tokens for each in found), all(each.exact for each in found))
-    steps = _skipped_steps(run, target)
+    steps = run.steps_with_skips(target.samples_consumed, masked_rows(run, target))
     skip = None
     if steps is not None:
         consumed = run.consumed_samples
         skip = effect_of(
-            steps.skips, steps.bounds, masked_rows=steps.masked_rows, consumed=consumed
+            steps.skips, steps.steps.bounds, masked_rows=steps.masked_rows, consumed=consumed
         )
     plan = SettingsPlan(
         order=run.row.order,
@@ -418,7 +410,7 @@ def _plan_of(
     )
     if skip is None or steps is None or not skip.changes_counts:
         return plan
-    ranges = list(steps.skips.served_samples(int(steps.bounds[-1])))
+    ranges = list(steps.skips.served_samples(steps.steps.end))
     served = _train_rows(run, sizing, parts["train"], target, phases, ranges)
     return replace(plan, datasets=(*served, *rows[len(train) :]))
 
@@ -448,27 +440,13 @@ def _train_rows(
     )
 
 
-def _skipped_steps(run: RunSettings, target: ResolvedTarget) -> SkippedSteps | None:
-    """Return the steps of a run with skips; None without any."""
-    if not run.skip and not run.iterations_to_skip:
-        return None
-    bounds, _ = step_bounds(run.batch, run.consumed_samples, target.samples_consumed)
-    return skip_steps(
-        run.skips(bounds.size - 1),
-        run.batch,
-        bounds,
-        num_samples=int(bounds[-1]),
-        masked_rows=masked_rows(run, target),
-    )
-
-
 def _late_skips(run: RunSettings, target: ResolvedTarget) -> tuple[str, ...]:
     """Return a warning of iterations to skip that the run does not reach."""
     if not run.iterations_to_skip:
         return ()
-    bounds, _ = step_bounds(run.batch, run.consumed_samples, target.samples_consumed)
+    steps, _ = steps_of(run.batch, run.consumed_samples, target.samples_consumed)
     named = zip(run.iterations_to_skip, run.skipped_steps, strict=True)
-    late = [number for number, step in named if step >= bounds.size - 1]
+    late = [number for number, step in named if step >= steps.count]
     return (f"--iterations-to-skip {late[0]} lies beyond the end of the run",) if late else ()
 
 

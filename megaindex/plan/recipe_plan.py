@@ -43,7 +43,7 @@ from megaindex.plan.recipe_rows import RecipeRows, StreamReads, first_repeat, re
 from megaindex.plan.subsets import subsets_of_layout
 from megaindex.recipe.layout import RecipeLayout
 from megaindex.recipe.mixture import SourceSize
-from megaindex.settings.batch_schedule import SkippedSteps, skip_steps, step_bounds
+from megaindex.settings.batch_schedule import SkippedSteps
 from megaindex.settings.past import PastRead
 from megaindex.settings.recipe import Recipe, Rounds
 from megaindex.validation import check_choice
@@ -75,14 +75,16 @@ def plan_of_layout(
     draws, means = _draws(layout, counts)
     end = recipe.first_sample + read
     last = end - layout.batch.samples_after(max(0, layout.num_steps - 1))
-    steps = _skipped_steps(layout)
+    steps = layout.steps_with_skips
     skip = None
     if steps is not None:
-        skip = effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows)
+        skip = effect_of(steps.skips, steps.steps.bounds, masked_rows=steps.masked_rows)
         read = skip.samples_to_read + skip.samples_padded
     totals, every = _totals(layout, steps), RecipeRows(layout, None, coverage, progress)
     rows = (every if steps is None else replace(every, coverage="none")).rows()
-    built, limits = _most_built(rows), recipe_limits(layout, rows)
+    built = _most_built(rows)
+    begun = {number - 1: max(1, epochs) for number, (_, epochs) in built.items()}
+    limits = recipe_limits(layout, begun)
     size, orders = (
         layout.batch.stages[-1][1],
         {recipe.order_of(source) for source in recipe.sources},
@@ -249,7 +251,7 @@ def _remaining(layout: RecipeLayout, consumed: int, skipped: SkippedSteps | None
     step = layout.batch.iterations_reaching(consumed)
     steps, ranges = layout.num_steps - step, [(consumed, layout.end_sample)]
     if skipped is not None:
-        skips, bounds = skipped.skips, skipped.bounds
+        skips, bounds = skipped.skips, skipped.steps.bounds
         ahead = np.arange(np.searchsorted(bounds, consumed), bounds.size - 1)
         ahead = ahead[~skips.is_hole(bounds[ahead])]
         step, steps = int(ahead[0]) if ahead.size else bounds.size - 1, ahead.size
@@ -263,18 +265,6 @@ def _remaining(layout: RecipeLayout, consumed: int, skipped: SkippedSteps | None
         samples=sum(max(end - begin, 0) for begin, end in ranges),
         sources=dict(left),
     )
-
-
-def _skipped_steps(layout: RecipeLayout) -> SkippedSteps | None:
-    """Return the steps of a run with skips; None without any."""
-    recipe = layout.recipe
-    if not recipe.skip:
-        return None
-    bounds, _ = step_bounds(layout.batch, 0, layout.num_samples)
-    return skip_steps(
-        recipe.skip, layout.batch, bounds, num_samples=layout.num_samples,
-        masked_rows=layout.samples_masked,
-    )  # fmt: skip
 
 
 def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
@@ -388,7 +378,7 @@ def _served(
     """Return the ranges of samples of each source that are served, by their sequence length."""
     ranges: Iterable[tuple[int, int]] = [(layout.recipe.first_sample, layout.end_sample)]
     if steps is not None:
-        ranges = steps.skips.served_samples(int(steps.bounds[-1]))
+        ranges = steps.skips.served_samples(steps.steps.end)
     found: list[dict[int, list[tuple[int, int]]]] = [{} for _ in layout.sizes]
     for positions in ranges:
         for source, length, begin, end in layout.ranges_drawn(*positions):

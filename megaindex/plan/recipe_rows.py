@@ -168,7 +168,7 @@ class RecipeRows:
             end = read.begin + read.count
             return [ServedRange(read.begin, end, 1)] if read.count else []
         found = []
-        for positions in self.steps.skips.served_samples(int(self.steps.bounds[-1])):
+        for positions in self.steps.skips.served_samples(self.steps.steps.end):
             low, high = (
                 min(max(at - stage.first_sample, 0), stage.num_samples) for at in positions
             )

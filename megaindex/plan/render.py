@@ -17,7 +17,6 @@ from megaindex.console import (
     ShortNames,
     TableColumn,
     answer_panel,
-    print_view,
     spaced,
     warning,
 )
@@ -46,11 +45,6 @@ _SHOWN_TIMES = 4
 _ORDINALS = {2: "a second", 3: "a third"}
 _ALWAYS_REPEATS = "no number of iterations runs without a repeated sample"
 _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expected"}
-
-
-def print_plan(plan: Plan) -> None:
-    """Print the plan, with colours on a terminal."""
-    print_view(plan.view())
 
 
 def run_view(plan: Plan) -> RenderableType:

@@ -16,11 +16,18 @@ import numpy as np
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import ChangedMixing, FixedMixing, Mixing
-from megaindex.index.skips import Skips, resolve_skips
+from megaindex.index.skips import Skips
 from megaindex.index.staged_index import MixedStage
 from megaindex.kernels.reference.blending import UNIT
 from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
-from megaindex.settings.batch_schedule import BatchSchedule, Steps, StepSizes, steps_of
+from megaindex.settings.batch_schedule import (
+    BatchSchedule,
+    SkippedSteps,
+    Steps,
+    StepSizes,
+    skip_steps,
+    steps_of,
+)
 from megaindex.settings.past import PastRead
 from megaindex.settings.recipe import LENGTH_KEYS, Recipe, RecipeStage, Rounds, shown
 from megaindex.validation import count_of
@@ -134,10 +141,6 @@ class RecipeLayout:
         """First sample of each source that the run reads."""
         return first_unread(self.recipe, self.sizes)
 
-    def step_bounds(self) -> I64:
-        """Return int64[steps + 1], the first sample of each step and the end."""
-        return self.steps().bounds
-
     def steps(self) -> Steps:
         """Return the steps; those of a past in another system have no samples."""
         first = self.recipe.first_sample
@@ -148,20 +151,20 @@ class RecipeLayout:
         return steps
 
     @cached_property
-    def skips(self) -> Skips | None:
-        """The skips of the recipe in positions; None without any.
+    def steps_with_skips(self) -> SkippedSteps | None:
+        """The steps of the run with its skips; None without any.
 
         Raises:
             InvalidArgument: they do not fit the run.
             MissingFile, StorageError: a file of documents cannot be read.
         """
-        recipe = self.recipe
-        return resolve_skips(
-            recipe.skip,
-            self.batch,
-            num_samples=self.end_sample,
-            drops_tail=self.samples_masked == 0,
-        )
+        recipe, masked = self.recipe, self.samples_masked
+        return skip_steps(recipe.skip, self.batch, self.steps(), masked_rows=masked)
+
+    @property
+    def skips(self) -> Skips | None:
+        """The skips of the recipe in positions; None without any."""
+        return None if self.steps_with_skips is None else self.steps_with_skips.skips
 
     def drawn(self) -> list[int]:
         """Return the samples that the run draws of each source."""

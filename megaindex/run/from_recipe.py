@@ -51,7 +51,7 @@ def run_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> Run:
         end = max(end, run.skips.run_end)
     check_between("--consumed-samples", consumed_samples, 0, end, most_is="the samples of the run")
     consumed = max(consumed_samples, recipe.first_sample)
-    return replace(run, past_steps=run.steps.at(consumed))
+    return replace(run, past_steps=run.steps.iterations_within(consumed))
 
 
 def evaluation_of_opened(opened: OpenRecipe) -> Run | None:

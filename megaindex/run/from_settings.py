@@ -69,14 +69,14 @@ def run_of_settings(
             "which GPT-NeoX chooses by the tokens of their labels, and serves others for some of "
             "them; it is planned, and neither audited nor locked: use `megaindex plan`"
         )
-    parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
+    parts = parts_of(run)
     if not parts[subset]:
         raise InvalidArgument(
             f"the run has no {subset} data; give --split, or --{subset}-data-path"
         )
     # a built blend needs the exact draws
     exact = replace(run, blend_counts="exact")
-    sizing = sizing_of(exact, run.row, parts["train"], "train", progress)
+    sizing = sizing_of(exact, parts["train"], "train", progress)
     target = resolve_target(run, sizing)
     sources = tuple(_source(run, part) for part in parts[subset])
     schedule, consumed, total = run.batch, run.consumed_samples, target.samples_consumed
@@ -90,7 +90,7 @@ def run_of_settings(
             changed = _changed_index(run, amend, total)
             index, sources = changed.index, _changed_sources(run, changed)
     else:
-        sizing = sizing_of(exact, run.row, parts[subset], subset, progress, parts["train"])
+        sizing = sizing_of(exact, parts[subset], subset, progress, parts["train"])
         schedule, asked, total = _evaluations(run, subset, target, parts)
         index = _index(run, sizing, parts[subset], asked, total, cache_dir, most_samples, subset)
         consumed = 0
@@ -169,7 +169,7 @@ def _check_validation(run: RunSettings, target: ResolvedTarget, parts: Parts) ->
     filled = [part for part in parts["valid"] if part.tokens]
     if run.row.train_epochs == "none" or evaluation is None or not filled:
         return
-    sizing = sizing_of(run, run.row, filled, "valid", None, parts["train"])
+    sizing = sizing_of(run, filled, "valid", None, parts["train"])
     requested = sizing.requested(evaluation.valid_samples)
     assert requested is not None, "draws are counted"
     built = sizing.built(requested, sizing.epochs(requested))

@@ -23,7 +23,7 @@ from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.framework import PackingOrder
 from megaindex.index.orders.packed import Cutting, Packing
 from megaindex.index.subset_rule import Reader, check_held_out
-from megaindex.settings.run_settings import Data
+from megaindex.settings.run_settings import RunSettings
 from megaindex.settings.sources import Source
 
 _CHUNK = 1 << 22
@@ -65,19 +65,14 @@ Opened = Callable[[str], IndexedDataset]
 """Function that opens a pair once, so that its fingerprint is computed once."""
 
 
-def parts_of(
-    data: Data,
-    row: FrameworkRules,
-    packing: NeoxDocumentsOrder | None = None,
-    *,
-    sequence_length: int,
-) -> Parts:
+def parts_of(run: RunSettings) -> Parts:
     """Return the parts of every split that has sources.
 
     Raises:
         InvalidArgument: the split has no share for training.
         FormatError, StorageError: a dataset cannot be read.
     """
+    data, row, packing, sequence_length = run.data, run.row, run.packing, run.sequence_length
 
     def measured(source: Source) -> list[SplitPart]:
         if row.order == "packed":

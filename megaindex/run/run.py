@@ -96,10 +96,8 @@ class TokenRuns(NamedTuple):
 
     def select(self, which: I64 | slice) -> TokenRuns:
         """Return some of the runs."""
-        sample, source, document, offset, length = self
-        return TokenRuns(
-            sample[which], source[which], document[which], offset[which], length[which]
-        )
+        columns: Any = self
+        return TokenRuns(*(column[which] for column in columns))
 
 
 def lengths_text(lengths: Sequence[int]) -> str:
@@ -242,7 +240,7 @@ class Run:
     @property
     def samples_served(self) -> int:
         """Samples served by all steps."""
-        return self.steps.end - self.steps.first_of(0)
+        return self.steps.end - self.steps.samples_after(0)
 
     @cached_property
     def _step_size(self) -> int:
@@ -282,14 +280,14 @@ class Run:
     def step_of(self, samples: npt.ArrayLike) -> I64:
         """Return the step that serves each sample."""
         if self._step_size:
-            begin = self.steps.first_of(0)
+            begin = self.steps.samples_after(0)
             steps = (np.asarray(samples, np.int64) - begin) // self._step_size
             return np.asarray(np.clip(steps, -1, self.num_steps), np.int64)
         return np.asarray(np.searchsorted(self.step_bounds, samples, "right") - 1, np.int64)
 
     def runs(self, first: int | None = None, last: int | None = None) -> Iterator[TokenRuns]:
         """Yield the token runs of samples [first, last), by default all, in blocks of samples."""
-        first = self.steps.first_of(0) if first is None else first
+        first = self.steps.samples_after(0) if first is None else first
         last = self.num_samples if last is None else last
         for begin in range(first, last, _SAMPLES_AT_ONCE):
             yield self._served(np.arange(begin, min(last, begin + _SAMPLES_AT_ONCE)))
@@ -304,15 +302,9 @@ class Run:
             ids = ids[~self.skips.is_hole(ids)]
         spans = self.index.locate(ids)
         length = spans.input_lengths(sequence_lengths_at(self.index, ids))
-        sample = spans.per_span(ids)
+        runs = TokenRuns(spans.per_span(ids), spans.source, spans.document, spans.offset, length)
         kept = length > 0 if spans.removed is None else (length > 0) & ~spans.removed
-        return TokenRuns(
-            sample=sample[kept],
-            source=spans.source[kept],
-            document=spans.document[kept],
-            offset=spans.offset[kept],
-            length=length[kept],
-        )
+        return runs.select(np.flatnonzero(kept))
 
 
 def _only(values: Set[int | None]) -> int | None:
@@ -416,7 +408,7 @@ def skipped_run(run: Run, skip: Sequence[Skip], schedule: BatchSchedule) -> Run:
     steps = skip_steps(
         skip,
         schedule,
-        run.step_bounds,
+        run.steps,
         num_samples=run.index.num_samples,
         masked_rows=run.masked_rows,
     )
@@ -428,4 +420,4 @@ def skipped_run(run: Run, skip: Sequence[Skip], schedule: BatchSchedule) -> Run:
         names=[source.name for source in run.sources],
         documents=[source.first_document + source.sequence_lengths.size for source in run.sources],
     )
-    return replace(run, index=index, steps=Steps.of(steps.bounds), masked_rows=steps.masked_rows)
+    return replace(run, index=index, steps=steps.steps, masked_rows=steps.masked_rows)

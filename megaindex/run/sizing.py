@@ -152,7 +152,6 @@ class Sizing:
 
 def sizing_of(
     run: RunSettings,
-    row: FrameworkRules,
     parts: Sequence[SplitPart],
     split: Split,
     progress: Progress | None,
@@ -166,7 +165,7 @@ def sizing_of(
     Raises:
         InvalidArgument: the training data is shorter than a sample; the frameworks repeat it.
     """
-    tokens, needed = sum(part.tokens for part in parts), run.sequence_length + 1
+    row, tokens, needed = run.row, sum(part.tokens for part in parts), run.sequence_length + 1
     whole = run.packing is not None or row.order == "packed"
     if split == "train" and not whole and 0 < tokens < needed:
         raise InvalidArgument(
@@ -175,7 +174,7 @@ def sizing_of(
         )
     weights: tuple[float | int, ...] | None = _weights([part.source for part in parts])
     if run.target.per_source and (split == "train" or run.data.split is not None):
-        samples = _per_source_samples(run, row, train or parts)
+        samples = _per_source_samples(run, train or parts)
         weights = tuple(
             next(s for s, t in zip(samples, run.data.train, strict=True) if t is part.source)
             for part in parts
@@ -203,12 +202,10 @@ def sizing_of(
     )
 
 
-def _per_source_samples(
-    run: RunSettings, row: FrameworkRules, parts: Sequence[SplitPart]
-) -> tuple[int, ...]:
+def _per_source_samples(run: RunSettings, parts: Sequence[SplitPart]) -> tuple[int, ...]:
     """Return the samples of each source's epochs, which are its weights."""
     samples = tuple(
-        row.samples_in_epochs(epochs, part.tokens, run.sequence_length)
+        run.row.samples_in_epochs(epochs, part.tokens, run.sequence_length)
         if part.packing is None
         else int(epochs * part.packing.num_samples)
         for epochs, part in zip(run.target.per_source, parts, strict=True)

@@ -14,7 +14,6 @@ from megaindex.settings.sources import Source, parse_blend
 from megaindex.settings.yaml_sections import Section, load_mapping
 from megaindex.validation import (
     check_between,
-    check_integer,
     check_setting,
     check_weight,
     count_of,
@@ -38,8 +37,7 @@ class BlendChange:
     weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        begin = check_integer("consumed_samples of a change", self.consumed_samples)
-        check_between("consumed_samples of a change", begin, 0)
+        begin = check_between("consumed_samples of a change", self.consumed_samples, 0)
         object.__setattr__(self, "consumed_samples", begin)
         if not isinstance(self.weights, Mapping) or not self.weights:
             raise InvalidArgument(
@@ -80,8 +78,8 @@ class AmendedBlend:
         object.__setattr__(self, "num_samples", check_setting("num_samples", self.num_samples))
         object.__setattr__(self, "changes", tuple(self.changes))
         if self.consumed_samples is not None:
-            consumed = check_integer("amend: consumed_samples", self.consumed_samples)
-            check_between("amend: consumed_samples", consumed, 0, self.num_samples)
+            given, most = self.consumed_samples, self.num_samples
+            consumed = check_between("amend: consumed_samples", given, 0, most)
             object.__setattr__(self, "consumed_samples", consumed)
         if bool(self.changes) == (self.consumed_samples is not None):
             raise InvalidArgument(

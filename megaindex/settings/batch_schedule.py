@@ -336,23 +336,17 @@ class Steps:
             return self.listed
         return np.append(np.arange(0, self.end, self.size, dtype=np.int64), self.end)
 
-    def first_of(self, step: int) -> int:
+    def samples_after(self, step: int) -> int:
         """Return the first position of a step; of the number of steps, the end."""
         if self.listed is None:
             return min(step * self.size, self.end)
         return int(self.listed[step])
 
-    def at(self, position: int) -> int:
+    def iterations_within(self, position: int) -> int:
         """Return the last step that begins at a position or before it; at the end, their number."""
         if self.listed is None:
             return self.count if position >= self.end else position // self.size
         return int(np.searchsorted(self.listed, position, "right")) - 1
-
-
-def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64, int]:
-    """Return the bounds of the steps of `steps_of`, and the number of steps before ``consumed``."""
-    steps, past = steps_of(schedule, consumed, total)
-    return steps.bounds, past
 
 
 def steps_of(schedule: BatchSchedule, consumed: int, total: int) -> tuple[Steps, int]:
@@ -384,61 +378,52 @@ class SkippedSteps:
 
     Attributes:
         skips: the skips in positions.
-        bounds (int64[steps + 1]): positions of the steps, those of moved samples at the end.
+        steps: the steps, those of moved samples at the end.
         masked_rows: rows of the last step that are padding without loss.
     """
 
     skips: Skips
-    bounds: I64
+    steps: Steps
     masked_rows: int
 
 
 def skip_steps(
     settings: Sequence[Skip],
     schedule: BatchSchedule,
-    bounds: I64,
+    steps: Steps,
     *,
-    num_samples: int,
+    num_samples: int | None = None,
     masked_rows: int = 0,
 ) -> SkippedSteps | None:
     """Return the steps of a run with skips; None without any.
 
-    ``bounds`` are those of `step_bounds`. Moved samples that do not fill a step are served if the
-    last step has ``masked_rows``, rows of padding.
+    ``steps`` are those of `steps_of`, of an order of ``num_samples``, by default those of the run.
+    Moved samples that do not fill a step are served if the last step has ``masked_rows``, rows of
+    padding.
     """
     skips = resolve_skips(
         settings,
-        _Bounds(bounds),
-        num_samples=num_samples,
-        train_samples=int(bounds[-1]),
+        steps,
+        num_samples=steps.end if num_samples is None else num_samples,
+        train_samples=steps.end,
         drops_tail=False,
     )
     if skips is None:
         return None
     if not skips.num_moved:
-        return SkippedSteps(skips=skips, bounds=bounds, masked_rows=masked_rows)
-    steps = bounds[:-1].tolist() if masked_rows else bounds.tolist()  # the rest of the last is free
+        return SkippedSteps(skips=skips, steps=steps, masked_rows=masked_rows)
+    bounds = steps.bounds.tolist()
+    if masked_rows:
+        bounds.pop()  # the rest of the last step is free
     masked = 0
-    while steps[-1] < skips.run_end:
-        end = schedule.samples_after(1, steps[-1])
+    while bounds[-1] < skips.run_end:
+        end = schedule.samples_after(1, bounds[-1])
         if end > skips.run_end and not masked_rows:
             break
         masked = max(0, end - skips.run_end)
-        steps.append(end - masked)
-    return SkippedSteps(skips=skips, bounds=np.array(steps, np.int64), masked_rows=masked)
-
-
-@dataclass(frozen=True)
-class _Bounds:
-    """Bounds of steps in place of a schedule."""
-
-    bounds: I64
-
-    def samples_after(self, iterations: int, start: int = 0) -> int:  # noqa: ARG002
-        return int(self.bounds[min(iterations, self.bounds.size - 1)])
-
-    def iterations_within(self, samples: int, start: int = 0) -> int:  # noqa: ARG002
-        return int(np.searchsorted(self.bounds, samples, "right")) - 1
+        bounds.append(end - masked)
+    moved = Steps.of(np.array(bounds, np.int64))
+    return SkippedSteps(skips=skips, steps=moved, masked_rows=masked)
 
 
 def parse_count(text: str, setting: str) -> int:

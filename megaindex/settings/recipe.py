@@ -766,6 +766,12 @@ class Recipe:
         return stage.data_parallel_size or self.data_parallel_size
 
     @property
+    def all_sources(self) -> tuple[RecipeSource, ...]:
+        """The sources of the stages, and that of the evaluation."""
+        evaluated = () if self.evaluation is None else (self.evaluation.source,)
+        return (*self.sources, *evaluated)
+
+    @property
     def common_data_parallel_size(self) -> int | None:
         """The data-parallel size of all stages; None if it is unknown or they differ."""
         return _only({self.ranks_of(stage) for stage in self.stages})

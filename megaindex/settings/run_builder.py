@@ -25,7 +25,6 @@ from megaindex.settings.settings import ORDER_FIELDS, TARGETS, Settings, flag_of
 from megaindex.settings.sources import parse_blend, parse_tokens, read_histograms
 from megaindex.validation import (
     DEFAULT_SEED,
-    check_between,
     check_buffer,
     check_choice,
     check_epochs,
@@ -49,14 +48,6 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     parallel = _data_parallel(settings)
     steps = settings.gradient_accumulation_steps
     wanted = settings.global_batch_size
-    for name, size in (
-        ("--micro-batch-size", micro),
-        ("--data-parallel-size", parallel),
-        ("--gradient-accumulation-steps", steps),
-        ("--global-batch-size", wanted),
-    ):
-        if size is not None:
-            check_between(name, size, 1)
     if settings.batch_schedule is not None:
         if steps is not None or wanted is not None:
             raise InvalidArgument(

@@ -19,7 +19,7 @@ from megaindex.index.frameworks import SPLITS, FrameworkRules, sums_differ
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.index.skips import Skip, given_skips
 from megaindex.index.subset_rule import no_subset
-from megaindex.settings.batch_schedule import BatchSchedule
+from megaindex.settings.batch_schedule import BatchSchedule, SkippedSteps, skip_steps, steps_of
 from megaindex.settings.megatron_versions import DEFAULT_VERSION, Version, find_version
 from megaindex.settings.sources import Source
 from megaindex.validation import (
@@ -301,6 +301,18 @@ class RunSettings:
         """Return all skips of a run of so many steps, those of Megatron among them."""
         steps = [step for step in self.skipped_steps if step < num_steps]
         return (*self.skip, *([Skip(steps=steps)] if steps else []))
+
+    def steps_with_skips(self, end: int, masked_rows: int) -> SkippedSteps | None:
+        """Return the steps up to sample ``end`` with all skips; None without any.
+
+        Raises:
+            InvalidArgument: a skip does not fit the run.
+            MissingFile, StorageError: a file of documents cannot be read.
+        """
+        if not self.skip and not self.iterations_to_skip:
+            return None
+        steps, _ = steps_of(self.batch, self.consumed_samples, end)
+        return skip_steps(self.skips(steps.count), self.batch, steps, masked_rows=masked_rows)
 
     def _check_iterations_to_skip(self) -> None:
         numbers = {check_integer("--iterations-to-skip", n) for n in self.iterations_to_skip}

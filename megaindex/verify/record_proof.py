@@ -45,12 +45,13 @@ from megaindex.io.paths import absolute
 from megaindex.loader.receipts import ReceiptCheck, check_receipts, join_states, stored_receipt
 from megaindex.loader.recipe_state import StoredRecipe
 from megaindex.lock.lock_file import Lock, read_lock
-from megaindex.lock.opening import locked_index, locked_mix, locked_skips
+from megaindex.lock.opening import locked_mix, locked_skips, run_of_lock
 from megaindex.lock.shape import FORMAT as LOCK_FORMAT
 from megaindex.progress import Bar, silent
 from megaindex.run.same_until import (
     Compared,
     apart,
+    bounds_without_moved,
     compare_receipts,
     first_changed_mix,
     mix_difference,
@@ -58,7 +59,6 @@ from megaindex.run.same_until import (
     same_until,
     undrawn,
 )
-from megaindex.run.subset import step_bounds_of
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.validation import CheckpointReader
 from megaindex.verify.record_content import (
@@ -397,24 +397,22 @@ class _Plan:
 
 def _plan_of_lock(lock: Lock, search: str | os.PathLike[str] | None) -> _Plan:
     """Return the plan of a lock, whose receipts are compared with its samples."""
-    index, train = locked_index(lock, search), lock.subset("train")
-    bounds, fingerprints = step_bounds_of(train), lock.fingerprints("train")
-    total, other = compare_receipts(train, index, fingerprint_keys(fingerprints))
+    run, train = run_of_lock(lock, search=search), lock.subset("train")
+    fingerprints = lock.fingerprints("train")
+    total, other = compare_receipts(train, run.index, fingerprint_keys(fingerprints))
     if other is not None:
         raise FormatError(
             f"{lock.path}: the receipt of steps from {other.first_step} on must be {other.ours}, "
             f"that of its samples, got {other.theirs}; restore the lock"
         )
     planned = BlockReceipts(stride=LONGEST_STRIDE, blocks={0: total})
-    skips = skips_of(index)
-    end = train["samples"] if skips is None else skips.end
     check = ReceiptCheck(served=planned, planned=planned, in_place=planned.total.count, misplaced=0)
     skip = locked_skips(lock)
     return _Plan(
-        record=_record(train["samples"], check, index, skip, lock.identity, is_lock=True),
-        index=index,
+        record=_record(train["samples"], check, run.index, skip, lock.identity, is_lock=True),
+        index=run.index,
         fingerprints=fingerprints,
-        step_bounds=np.append(bounds[:-1][bounds[:-1] < end], end),
+        step_bounds=bounds_without_moved(run),
         held=held_by_lock(lock),
         lock=lock,
         mix=locked_mix(lock, search),
@@ -429,7 +427,7 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
         opened = open_recipe(stored.recipe_here)
         _check_masked(state, opened.layout.skips)
         index, mix = opened.index, opened.layout.recipe.mix_changes
-        bounds = opened.layout.step_bounds()
+        bounds = opened.layout.steps().bounds
     elif index is None and locked is not None:
         index = _index_by_lock(state, locked)
         if locked.record.identity == _stored_identity(state):

@@ -21,7 +21,6 @@ from megaindex.cache.npy import map_npy
 from megaindex.cache.sidecar import UNREADABLE, OtherFormat, load_sidecar
 from megaindex.corpus.subjects import (
     Subject,
-    corpora_of,
     entries,
     pair_exists,
     pairs_of_recipe,
@@ -424,7 +423,7 @@ def verify_recipe(path: str) -> Report:
     except InvalidArgument as error:
         found.add(path, _broken("recipe", path, error))
     else:
-        corpora = corpora_of(recipe)
+        corpora = recipe.all_sources
         counted = {
             "sources": len(corpora),
             "stages": len(recipe.stages),

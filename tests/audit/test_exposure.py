@@ -29,7 +29,7 @@ from megaindex.run import run as run_module
 from megaindex.run.from_settings import run_of_settings
 from megaindex.run.run import Run, RunSource, run_of_index
 from megaindex.run.sizing import Sizing
-from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
+from megaindex.settings.batch_schedule import BatchSchedule, steps_of
 from megaindex.settings.run_builder import resolve
 from megaindex.settings.settings import Settings
 
@@ -206,7 +206,7 @@ def test_step_bounds_follow_the_schedule(
 ) -> None:
     stages = tuple(zip([0, *sorted(firsts)], sizes, strict=False))
     schedule = BatchSchedule(stages=stages)
-    bounds, past = step_bounds(schedule, consumed, consumed + more)
+    steps, past = steps_of(schedule, consumed, consumed + more)
     expected = [0]
     for end in (consumed, consumed + more):
         while expected[-1] < end:
@@ -214,7 +214,7 @@ def test_step_bounds_follow_the_schedule(
             expected.append(min(end, expected[-1] + size))
         if end == consumed:
             assert past == len(expected) - 1
-    assert bounds.tolist() == expected
+    assert steps.bounds.tolist() == expected
 
 
 def test_what_cannot_be_audited_is_refused(prefix: Path) -> None:

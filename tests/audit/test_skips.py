@@ -342,12 +342,12 @@ def test_flags_and_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_samples_served_from_any_position_on() -> None:
     """Moved ranges of several lengths, entered at each of their samples."""
-    from megaindex.settings.batch_schedule import skip_steps, step_bounds
+    from megaindex.settings.batch_schedule import skip_steps, steps_of
 
     schedule = BatchSchedule(stages=((0, 2), (8, 4)))
-    bounds, _ = step_bounds(schedule, 0, 32)
+    whole, _ = steps_of(schedule, 0, 32)
     skip = [Skip(steps="0 3 6-7", move=True), Skip(steps="1")]
-    steps = skip_steps(skip, schedule, bounds, num_samples=60)
+    steps = skip_steps(skip, schedule, whole, num_samples=60)
     assert steps is not None
     skips = steps.skips
     served = np.concatenate([np.arange(begin, end) for begin, end in skips.segments()])
@@ -362,17 +362,17 @@ def test_samples_served_from_any_position_on() -> None:
 
 def test_schedules_that_moved_samples_continue() -> None:
     """Moved samples of smaller batches do not fill the last one: left over, or padded."""
-    from megaindex.settings.batch_schedule import skip_steps, step_bounds
+    from megaindex.settings.batch_schedule import skip_steps, steps_of
 
     schedule = BatchSchedule(stages=((0, 4), (8, 8)))
-    bounds, _ = step_bounds(schedule, 0, 40)
-    steps = skip_steps([Skip(steps="0 3", move=True)], schedule, bounds, num_samples=60)
+    whole, _ = steps_of(schedule, 0, 40)
+    steps = skip_steps([Skip(steps="0 3", move=True)], schedule, whole, num_samples=60)
     assert steps is not None
-    assert steps.bounds.tolist() == [0, 4, 8, 16, 24, 32, 40, 48]
+    assert steps.steps.bounds.tolist() == [0, 4, 8, 16, 24, 32, 40, 48]
     assert steps.skips.run_end == 52
-    bounds, _ = step_bounds(schedule, 0, 38)
+    whole, _ = steps_of(schedule, 0, 38)
     steps = skip_steps(
-        [Skip(steps="0 3", move=True)], schedule, bounds, num_samples=60, masked_rows=2
+        [Skip(steps="0 3", move=True)], schedule, whole, num_samples=60, masked_rows=2
     )
     assert steps is not None
-    assert (steps.bounds.tolist()[-3:], steps.masked_rows) == ([40, 48, 50], 6)
+    assert (steps.steps.bounds.tolist()[-3:], steps.masked_rows) == ([40, 48, 50], 6)

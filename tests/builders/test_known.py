@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from megaindex.builders.recipe import open_recipe
 from megaindex.cache import fingerprint as records
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.pair import MappedPair
+from megaindex.loader import loader_of_recipe
 from megaindex.settings.recipe import Recipe
 from megaindex.settings.recipe_file import read_recipe
 
@@ -125,9 +127,12 @@ def test_the_cache_is_a_directory_here(recipe: Recipe) -> None:
 def test_content_that_was_read_is_kept(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = open_recipe(recipe, cache_dir=tmp_path / "cache").contents()
+    def state() -> dict[str, Any]:
+        return loader_of_recipe(open_recipe(recipe, cache_dir=tmp_path / "cache")).state_dict()
+
+    first = state()
     monkeypatch.setattr(records, "content_fingerprint", None)
-    assert open_recipe(recipe, cache_dir=tmp_path / "cache").contents() == first
+    assert state() == first
 
 
 def test_build_keeps_what_it_learned(recipe: Recipe, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from megaindex.loader import (
 )
 from megaindex.lock import make_lock, open_run, read_lock
 from megaindex.lock.lock_file import lock_text
-from megaindex.lock.settings import locked_settings
+from megaindex.lock.settings import checked_settings
 from megaindex.recipe import Recipe, read_recipe
 from megaindex.run.from_settings import run_of_settings
 from megaindex.settings.batch_schedule import BatchSchedule
@@ -51,7 +51,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def by_settings(name: str, rank: int, ranks: int) -> Loader:
     """The loader of a run of its settings, without the lock."""
-    settings = locked_settings(f"{name}.lock")
+    settings = checked_settings(read_lock(f"{name}.lock")).settings
     if isinstance(settings, Recipe):
         loader: Loader = loader_of_recipe(
             open_recipe(settings), data_parallel_rank=rank, data_parallel_size=ranks

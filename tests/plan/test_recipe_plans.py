@@ -123,7 +123,7 @@ def drawn(recipe: Recipe) -> tuple[np.ndarray, np.ndarray, list[int], np.ndarray
     opened = open_recipe(recipe)
     layout = opened.layout
     source, sample = opened.index.origin(np.arange(layout.num_samples))
-    return source, sample, [size.samples for size in layout.sizes], layout.step_bounds()
+    return source, sample, [size.samples for size in layout.sizes], layout.steps().bounds
 
 
 def repeats(source: np.ndarray, sample: np.ndarray, per_epoch: list[int]) -> bool:

@@ -24,7 +24,7 @@ from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.index.staged_index import StagedIndex
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
-from megaindex.settings.batch_schedule import BatchSchedule, step_bounds
+from megaindex.settings.batch_schedule import BatchSchedule, steps_of
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.settings.past import Past, PastRead
 from megaindex.settings.recipe import Recipe, RecipeSource, RecipeStage, Stream, Weighting
@@ -624,8 +624,8 @@ def test_batch_sizes_of_streams(given_recipe: tuple[Recipe, tuple[SourceSize, ..
     if layout is None:
         return
     model = modelled(recipe, sizes)
-    bounds, _ = step_bounds(layout.batch, 0, layout.num_samples)
-    assert bounds.tolist() == model.bounds
+    steps, _ = steps_of(layout.batch, 0, layout.num_samples)
+    assert steps.bounds.tolist() == model.bounds
     assert layout.num_steps == len(model.bounds) - 1
     assert served(layout) == model.rows
     for k, bound in enumerate(model.bounds[:-1]):

@@ -27,8 +27,7 @@ from megaindex.index.array_index import scan, served_tokens
 from megaindex.index.orders.blocks import BlockedIndex, PassBlocks
 from megaindex.index.skips import Skip
 from megaindex.index.spans import sequence_lengths_at
-from megaindex.lock import make_lock, open_run, verify_lock
-from megaindex.lock.opening import locked_index
+from megaindex.lock import make_lock, open_run, run_of_lock, verify_lock
 from megaindex.plan import RecipePlan, make_plan, recipe_plan
 from megaindex.recipe import amend, check_past
 from megaindex.run.subset import step_bounds_of
@@ -629,7 +628,7 @@ def check_lock(folder: Path, data: st.DataObject) -> None:
     again = open_run(lock, data_parallel_size=2, micro_batch_size=None)
     assert again.index.num_samples == opened.index.num_samples
     positions = np.arange(opened.layout.recipe.first_sample, opened.index.num_samples)
-    for index in (locked_index(lock), again.index):
+    for index in (run_of_lock(lock).index, again.index):
         theirs, ours = index.locate(positions), opened.index.locate(positions)
         assert [a.tolist() for a in theirs] == [b.tolist() for b in ours]
         assert np.array_equal(

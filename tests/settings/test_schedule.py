@@ -19,7 +19,6 @@ from megaindex.settings.batch_schedule import (
     parse_count,
     parse_schedule,
     ramp_up,
-    step_bounds,
     steps_of,
 )
 
@@ -85,11 +84,11 @@ def test_bounds_of_steps_that_are_listed(consumed: int) -> None:
         assert (listed.batches_within(samples), listed.batches_within(samples - 1)) == (
             steps, steps - 1)  # fmt: skip
     schedule = BatchSchedule(stages=((0, listed),))
-    bounds, past = step_bounds(schedule, consumed, 15)
-    assert bounds.tolist() == [0, 4, 6, 12, 15]
-    assert past == bounds.tolist().index(consumed)
+    steps, past = steps_of(schedule, consumed, 15)
+    assert steps.bounds.tolist() == [0, 4, 6, 12, 15]
+    assert past == steps.bounds.tolist().index(consumed)
     with pytest.raises(InvalidArgument, match="sample 5 is not the first of a step"):
-        step_bounds(schedule, 5, 15)
+        steps_of(schedule, 5, 15)
 
 
 def test_thresholds_are_tokens_as_in_megatron() -> None:
@@ -154,8 +153,14 @@ def test_steps_of_one_size_are_those_listed(size: int, total: int, step: int) ->
     assert (steps.size, past) == (size, min(step, total // size))
     assert (steps.count, steps.end) == (listed.count, listed.end)
     places = range(steps.count + 1)
-    assert [*map(steps.first_of, places)] == [*map(listed.first_of, places)] == [*steps.bounds]
-    assert [*map(steps.at, range(total + 2))] == [*map(listed.at, range(total + 2))]
+    assert (
+        [*map(steps.samples_after, places)]
+        == [*map(listed.samples_after, places)]
+        == [*steps.bounds]
+    )
+    assert [*map(steps.iterations_within, range(total + 2))] == [
+        *map(listed.iterations_within, range(total + 2))
+    ]
 
 
 @for_each(

@@ -13,13 +13,15 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from megaindex.kernels import load
-from megaindex.kernels.protocol import Backend
 from megaindex.kernels.reference.packing import SPLIT, STRIDE
+
+if TYPE_CHECKING:
+    from megaindex.kernels.protocol import Backend
 
 INT32 = np.ones(1, np.int32)
 KEY = np.array([1, 2], np.uint64)

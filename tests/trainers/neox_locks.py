@@ -26,7 +26,7 @@ import megaindex.adapters.neox as adapter  # noqa: E402
 from megaindex import CostModel, Skip  # noqa: E402
 from megaindex.errors import MegaIndexError  # noqa: E402
 from megaindex.lock import make_lock  # noqa: E402
-from megaindex.lock.opening import locked_index  # noqa: E402
+from megaindex.lock.opening import run_of_lock  # noqa: E402
 
 RANKS = 2
 COMMON = {
@@ -75,7 +75,7 @@ class Job:
 def compared(job: Job, lock: Any, iteration: int = 0, **changes: Any) -> dict[str, int]:
     """Rows served, and how many of them are not the lock's."""
     rows = job.rows(iteration, **changes)
-    index = locked_index(lock)
+    index = run_of_lock(lock).index
     batch = COMMON["train_micro_batch_size_per_gpu"] * RANKS * COMMON["gradient_accumulation_steps"]
     first = iteration * batch
     spans = index.locate(np.arange(first, first + len(rows)))

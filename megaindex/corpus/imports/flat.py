@@ -255,7 +255,8 @@ def _fill(sink: PairSink, flat: FlatTokens) -> None:
         spool.add_sequences(lengths, None)
         if flat.document_bounds is None:
             spool.add_bounds(np.arange(first + 1, first + 1 + len(ends), dtype=np.int64))
-            _add_rows(sink, flat, first, np.concatenate(([before], ends)))
+            edges = np.concatenate(([before], ends)) * flat.tokens.dtype.itemsize + flat.offset
+            _add_rows(sink, flat, first, edges, has_bytes=True)
         before = int(ends[-1])
     if before != flat.tokens.size:
         raise FormatError(
@@ -266,26 +267,22 @@ def _fill(sink: PairSink, flat: FlatTokens) -> None:
         for bounds in flat.document_bounds():
             first = spool.num_bounds - 1
             spool.add_bounds(bounds)
-            _add_rows(sink, flat, first, None, len(bounds))
+            _add_rows(sink, flat, first, np.zeros(len(bounds) + 1, np.int64), has_bytes=False)
 
 
 def _add_rows(
     sink: PairSink,
     flat: FlatTokens,
     first: int,
-    edges: npt.NDArray[np.int64] | None,
-    count: int = 0,
+    edges: npt.NDArray[np.int64],
+    *,
+    has_bytes: bool,
 ) -> None:
-    """Add the origins of documents from number `first` on, with their `edges` in tokens."""
+    """Add the origins of documents from number `first` on, with their `edges` in bytes."""
     assert sink.provenance is not None, "imports have one"
-    file = RowFile(path=os.path.abspath(flat.path), format=flat.format, has_bytes=edges is not None)
-    if edges is None:
-        edges, scale, shift = np.zeros(count + 1, np.int64), 0, 0
-    else:
-        scale, shift = flat.tokens.dtype.itemsize, flat.offset
-    at = edges * scale + shift
+    file = RowFile(path=os.path.abspath(flat.path), format=flat.format, has_bytes=has_bytes)
     rows = np.arange(first, first + edges.size - 1)
-    sink.provenance.add_file(file, rows, at[:-1], at[1:])
+    sink.provenance.add_file(file, rows, edges[:-1], edges[1:])
 
 
 def write_stream(

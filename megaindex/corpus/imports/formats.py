@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megaindex._lazy import library_needed
 from megaindex.corpus.imports.flat import (
     Batch,
     Chunks,
@@ -249,12 +250,8 @@ def open_columns(path: str, column: str | None = None) -> DocumentStream:
     """
     path = os.fspath(path)
     check_local(path, "copy it to a disk")
-    try:
+    with library_needed("Parquet and Arrow files need pyarrow; pip install 'megaindex[parquet]'"):
         import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise InvalidArgument(
-            "Parquet and Arrow files need pyarrow; pip install 'megaindex[parquet]'"
-        ) from None
     files = _files(path)
     schema = _reader(files[0])[0]
     name = column or _usual_column(schema.names, files[0])

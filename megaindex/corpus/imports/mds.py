@@ -21,6 +21,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from megaindex._lazy import library_needed
 from megaindex.corpus.imports.flat import Batch, DocumentStream, token_dtype
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.provenance import RowFile
@@ -213,12 +214,8 @@ def _open(shard: _Shard) -> Any:
             f"{shard.path}: compression must be zstd, gz or bz2, got {kind}; decompress the shards "
             f"first"
         )
-    try:
+    with library_needed(f"{shard.path}: is compressed with zstd; pip install 'megaindex[zstd]'"):
         import zstandard
-    except ImportError:
-        raise InvalidArgument(
-            f"{shard.path}: is compressed with zstd; pip install 'megaindex[zstd]'"
-        ) from None
     return zstandard.open(shard.path, "rb")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import xxhash
 
+from megaindex._lazy import library_needed
 from megaindex.corpus.tokenize.inputs import BadRecord, InputFile, Text, TokenizeSettings, decoded
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 from megaindex.io.paths import storage_error
@@ -213,13 +214,9 @@ def _size(group: Any, keys: Sequence[str]) -> int:
 
 def _opened(source: InputFile) -> Any:
     path = source.path
-    try:
+    with library_needed(f"{path}: Parquet files need pyarrow; pip install 'megaindex[parquet]'"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError:
-        raise InvalidArgument(
-            f"{path}: Parquet files need pyarrow; pip install 'megaindex[parquet]'"
-        ) from None
     try:
         if not source.is_remote:
             return pq.ParquetFile(path)

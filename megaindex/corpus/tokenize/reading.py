@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any, BinaryIO
 
+from megaindex._lazy import library_needed
 from megaindex.corpus.tokenize import parts
 from megaindex.corpus.tokenize.inputs import (
     BadRecord,
@@ -351,12 +352,8 @@ class ZstdStream(io.RawIOBase):
 
 @functools.cache
 def _zstandard() -> Any:
-    try:
+    with library_needed("zstd files need the library zstandard; pip install 'megaindex[zstd]'"):
         import zstandard
-    except ImportError:
-        raise InvalidArgument(
-            "zstd files need the library zstandard; pip install 'megaindex[zstd]'"
-        ) from None
     return zstandard
 
 

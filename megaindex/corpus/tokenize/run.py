@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.pair import check_not_a_half
 from megaindex.format.provenance import Provenance, ProvenanceSpool, RecordedTokenizer, RowFile
 from megaindex.format.tokenizers import find_tokenizer
-from megaindex.io.atomic import AtomicFiles, sync_directory
+from megaindex.io.atomic import AtomicFiles, sync_directory, write_file
 from megaindex.io.paths import as_storage_error, check_local, listed_paths
 from megaindex.progress import Bar, polling, silent
 from megaindex.validation import check_choice
@@ -175,17 +175,14 @@ def write_bad_report(
             os.unlink(path)
         return None
     first: list[BadLine] = []
-    files = AtomicFiles([path], overwrite=True)
-    try:
-        with as_storage_error(path, "cannot write"):
-            file = files.open(path)
-            for line in _bad_lines(parts, done, folder):
-                file.write(json.dumps(_entry(line)).encode() + b"\n")
-                if len(first) < _FIRST:
-                    first.append(line)
-        files.publish()
-    finally:
-        files.discard()
+
+    def write(file: BinaryIO) -> None:
+        for line in _bad_lines(parts, done, folder):
+            file.write(json.dumps(_entry(line)).encode() + b"\n")
+            if len(first) < _FIRST:
+                first.append(line)
+
+    write_file(path, write, overwrite=True)
     return BadReport(path=path, count=count, first=tuple(first))
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from megaindex.arithmetic import (
     epochs_for,
     final_epoch,
-    iterations_for,
     samples_for_epochs,
     samples_in,
     shuffle_dtype,
@@ -47,18 +46,11 @@ def test_epochs_are_as_many_as_are_needed(
     tokens=LIMITS,
     length=LENGTHS,
     epochs=st.fractions(Fraction(1, 100), 100, max_denominator=1000),
-    batch=st.integers(1, 2**20),
 )
-def test_fractions_of_epochs_are_exact(
-    tokens: int, length: int, epochs: Fraction, batch: int
-) -> None:
+def test_fractions_of_epochs_are_exact(tokens: int, length: int, epochs: Fraction) -> None:
     assume(epochs * tokens > length)
     samples = samples_for_epochs(epochs, tokens, length)
     assert tokens_for(samples, length) <= epochs * tokens < tokens_for(samples + 1, length)
-    full = iterations_for(samples, batch, "drop")
-    assert full * batch <= samples < (full + 1) * batch
-    padded = iterations_for(samples, batch, "pad")
-    assert (padded - 1) * batch < samples <= padded * batch
 
 
 @given(tokens=LIMITS, length=LENGTHS, epochs=st.integers(2, 1000), data=st.data())
