@@ -204,7 +204,7 @@ def _known_words(
         counts = last in (*_NODES, *_GPUS)
         sized = counts and not replaced & {"world_size", "data_parallel_size"}
         single = (follows and (counts or last in _ONE_VALUE)) or not place
-        if not sized and (last in _HONOURED or single or not (several or begins or word[0] == "-")):
+        if not sized and (last in _HONOURED or single or not (begins or word[0] == "-")):
             if several:
                 notes.append(
                     f"{script.written(word)} of {last or 'the command'} ({unknown.line}) is not "

@@ -53,6 +53,7 @@ _OF_BASH = re.compile(  # has a value that only Bash knows
 )
 _NUMBER = re.compile(r"\$(S?RANDOM|(EPOCH)?SECONDS|LINENO|E?UID|PPID|SHLVL)")
 _OWN_FOLDER = re.compile(r"\$\((cd\$\()?dirname\$(0|BASH_SOURCE)\)((>/dev/null(2>&1)?)?&&pwd\))?")
+_ABSOLUTE = re.compile(r"(\$\(|`)(cd[^;&|]*;)*pwd[)`]")
 _KEYWORD = re.compile(
     r"for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|coproc|time|[{}]|"
     r"[A-Za-z_]\w*\[.*",
@@ -70,7 +71,7 @@ _REFUSED = re.compile(  # commands that set names, or change what others mean
 )  # fmt: skip
 _LOADING = re.compile(r"(source|\.|module|ml|conda|mamba|micromamba|spack|deactivate)(\s|$)")
 _ODD = re.compile(  # also a line that goes on within a word, and ``{name}>``, which sets a name
-    r"\r|\bIFS\b|\b(POSIXLY_CORRECT|GLOBIGNORE|E?UID|PPID|SHELLOPTS|BASH\w*)\+?=|"
+    r"\r|\bIFS\b|\b(POSIXLY_CORRECT|GLOBIGNORE|E?UID|PPID|SHELLOPTS|BASH\w*|PWD)\+?=|"
     r"(?<![\s\\])\\\n(?=\S)|\{\w+\}[<>]"
 )
 _SUMS: dict[type[ast.AST], Any] = {
@@ -603,12 +604,12 @@ class Script:
             held, self._mode, self._at = self._mode, False, begin + 2
             self._list(")")
             self._mode, piece = held, self._text[begin : self._at]
-            value = self._own_folder(piece) or self._mark(piece)
+            value = self._folder(piece) or self._mark(piece)
         elif match := _PARAMETER.match(self._text, begin):
             self._at = match.end()
             value, piece = self._parameter(match), self._text[begin : self._at]
         elif (not quoted or self._char() == "`") and (piece := self._next(_LITERAL)):
-            value = self._mark(piece)
+            value = self._folder(piece) or self._mark(piece)
         elif re.match(r"\$[({\[\"]", self._text[begin : begin + 2]):
             self._refuse(self._text[begin:])
         else:
@@ -694,13 +695,18 @@ class Script:
         held = self.state.get("@" if name == "*" else name, self.state.get(""))
         return [self._several(held)] if isinstance(held, str) else held or []
 
-    def _own_folder(self, piece: str) -> str:
-        """Return the output of ``dirname`` of the script; else nothing."""
-        plain = re.sub(r"[\"\s{}]|\[0\]", "", piece)
-        if not _OWN_FOLDER.fullmatch(plain) or is_unknown(self.state.get("PWD", _ONE)):
-            return ""
+    def _folder(self, piece: str) -> str:
+        """Return the output of ``pwd``, or of ``dirname`` of the script; else nothing.
+
+        Of a folder that is unknown it is a mark behind the slash that it certainly begins with.
+        """
+        plain, here = re.sub(r"[\"\s{}]|\[0\]", "", piece), self.state.get("PWD") or _ONE
+        if plain in ("$(pwd)", "`pwd`") and not is_unknown(here):
+            return str(here)
+        if not _OWN_FOLDER.fullmatch(plain) or is_unknown(here):
+            return f"/{self._mark(piece)}" if _ABSOLUTE.fullmatch(plain) else ""
         folder = os.path.dirname(self.state["0"]) or "."
-        return os.path.normpath(f"{self.state['PWD']}/{folder}") if "pwd" in plain else folder
+        return os.path.normpath(f"{here}/{folder}") if "pwd" in plain else folder
 
 
 def _trimmed(value: str, how: str, pattern: str) -> str:

@@ -65,9 +65,14 @@ READ = [  # equal to Bash, not refused
     "set -e; SEED=5; bash -c 'false; SEED=6'",
     "source ./settings.sh",
     '. "$(dirname "$0")/settings.sh"',
+    "ARGS+=(--data-path `pwd`/web)\ncd /",
+    'D="$(pwd)"; (cd /); ARGS+=(--data-path "$D/web" --save `pwd`)',
     'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"; source "$HERE/settings.sh"',
 ]
 UNKNOWN = [  # equal to Bash, or refused with the construct and its line
+    "cd /; ARGS+=(--data-path $(pwd)/web)",
+    "PWD=/; ARGS+=(--data-path $(pwd)/web)",
+    "unset PWD; ARGS+=(--data-path `pwd`/web)",
     'X="SEED=5"; [ -f /no ] || [[ $X -eq 5 ]]',
     'X="SEED=5"; [[ $X -eq 5 ]]',
     "X=$(echo SEED=9); Y=$((X))",
@@ -280,8 +285,23 @@ def test_a_computed_value_of_another_argument_is_read(tmp_path: Path) -> None:
     script.write_text(SCRIPT.format(body="ARGS+=(--bf16 $(cat more))"))
     with pytest.raises(InvalidArgument, match=r"needs `\$\(cat more\)` of line 5"):
         read_megatron(str(script), {})
-    script.write_text(SCRIPT.format(body="ARGS+=(--save=$(pwd)/out)"))
-    assert read_megatron(str(script), {}).seq_length == 16
+    config = "X=$(cat more)\nARGS+=(--deepspeed_config {})"
+    script.write_text(SCRIPT.format(body=config.format("./config.$X.json")))
+    (note,) = read_megatron(str(script), {}).notes
+    assert note.startswith("./config.$(cat more).json of --deepspeed_config (line 5) is not eval")
+    for folder in ("`pwd`", '"$(cd `dirname $0`; cd ..; pwd)"'):
+        body = f"cd $ROOT; ARGS+=(--bf16 {folder}/more.py)"
+        script.write_text(SCRIPT.format(body=body))
+        assert read_megatron(str(script), {}).seq_length == 16
+        script.write_text(SCRIPT.format(body=body.replace("--bf16", "--split")))
+        with pytest.raises(InvalidArgument, match=r"--split .*pwd.* is not evaluated"):
+            read_megatron(str(script), {})
+    script.write_text(SCRIPT.format(body="ARGS+=(--bf16 $(cd / && pwd)/more.py)"))
+    with pytest.raises(InvalidArgument, match=r"needs .*pwd.* of line 5"):  # it may be nothing
+        read_megatron(str(script), {})
+    script.write_text(SCRIPT.format(body=config.format("$X.json")))  # which may begin others
+    with pytest.raises(InvalidArgument, match=r"needs `\$\(cat more\)` of line 5"):
+        read_megatron(str(script), {})
     script.write_text(SCRIPT.format(body="ARGS+=(--data-path=$(cat more))"))
     with pytest.raises(InvalidArgument, match=r"--data-path .*needs `\$\(cat more\)` of line 5"):
         read_megatron(str(script), {})
