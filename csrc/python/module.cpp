@@ -40,7 +40,7 @@ void register_helpers(py::module_& m) {
 // Calls share nothing but the pool of run columns, which has a lock, so the module does not need
 // the GIL of a free-threaded Python.
 PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
-  m.doc() = "megaindex's native core, typed as megaindex.kernels.protocol.Backend";
+  m.doc() = "megaindex's native core, with the functions of megaindex.kernels.reference";
   m.attr("INTERFACE") = kInterface;
   py::register_exception_translator([](std::exception_ptr error) {
     try {

@@ -158,8 +158,8 @@ class RecipeLayout:
             InvalidArgument: they do not fit the run.
             MissingFile, StorageError: a file of documents cannot be read.
         """
-        recipe, masked = self.recipe, self.samples_masked
-        return skip_steps(recipe.skip, self.batch, self.steps(), masked_rows=masked)
+        skip, masked = self.recipe.skip, self.samples_masked
+        return skip_steps(skip, self.batch, self.steps(), masked_rows=masked) if skip else None
 
     @property
     def skips(self) -> Skips | None:

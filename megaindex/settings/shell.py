@@ -53,7 +53,7 @@ _OF_BASH = re.compile(  # has a value that only Bash knows
 )
 _NUMBER = re.compile(r"\$(S?RANDOM|(EPOCH)?SECONDS|LINENO|E?UID|PPID|SHLVL)")
 _OWN_FOLDER = re.compile(r"\$\((cd\$\()?dirname\$(0|BASH_SOURCE)\)((>/dev/null(2>&1)?)?&&pwd\))?")
-_ABSOLUTE = re.compile(r"(\$\(|`)(cd[^;&|]*;)*pwd[)`]")
+_PWD = re.compile(r"\$\(\s*pwd\s*\)|`\s*pwd\s*`")
 _KEYWORD = re.compile(
     r"for|select|while|until|case|function|then|elif|else|fi|do|done|esac|in|coproc|time|[{}]|"
     r"[A-Za-z_]\w*\[.*",
@@ -71,7 +71,7 @@ _REFUSED = re.compile(  # commands that set names, or change what others mean
 )  # fmt: skip
 _LOADING = re.compile(r"(source|\.|module|ml|conda|mamba|micromamba|spack|deactivate)(\s|$)")
 _ODD = re.compile(  # also a line that goes on within a word, and ``{name}>``, which sets a name
-    r"\r|\bIFS\b|\b(POSIXLY_CORRECT|GLOBIGNORE|E?UID|PPID|SHELLOPTS|BASH\w*|PWD)\+?=|"
+    r"\r|\bIFS\b|\b(POSIXLY_CORRECT|GLOBIGNORE|E?UID|PPID|SHELLOPTS|BASH\w*)\+?=|"
     r"(?<![\s\\])\\\n(?=\S)|\{\w+\}[<>]"
 )
 _SUMS: dict[type[ast.AST], Any] = {
@@ -479,6 +479,8 @@ class Script:
     def _set(self, name: str, value: str) -> None:
         """Set a variable, of an array the first element."""
         held = self.state.get(name, self.state.get(""))
+        if name == "PWD" and value != held:  # which `pwd` does not heed
+            value = self._mark(f"{name}={value}")
         if isinstance(held, list) and is_several("".join(held[:1])):
             held = held[0]
         if isinstance(held, str) and is_unknown(held):  # it may be an array
@@ -696,15 +698,13 @@ class Script:
         return [self._several(held)] if isinstance(held, str) else held or []
 
     def _folder(self, piece: str) -> str:
-        """Return the output of ``pwd``, or of ``dirname`` of the script; else nothing.
-
-        Of a folder that is unknown it is a mark behind the slash that it certainly begins with.
-        """
-        plain, here = re.sub(r"[\"\s{}]|\[0\]", "", piece), self.state.get("PWD") or _ONE
-        if plain in ("$(pwd)", "`pwd`") and not is_unknown(here):
-            return str(here)
+        """Return the output of ``pwd``, or of ``dirname`` of the script; else nothing."""
+        plain, held = re.sub(r"[\"\s{}]|\[0\]", "", piece), self.state.get("PWD")
+        here = held if isinstance(held, str) else _ONE
+        if _PWD.fullmatch(piece) and os.path.normpath(here) == here:  # as Bash prints it
+            return "" if is_unknown(here) else here
         if not _OWN_FOLDER.fullmatch(plain) or is_unknown(here):
-            return f"/{self._mark(piece)}" if _ABSOLUTE.fullmatch(plain) else ""
+            return ""
         folder = os.path.dirname(self.state["0"]) or "."
         return os.path.normpath(f"{here}/{folder}") if "pwd" in plain else folder
 

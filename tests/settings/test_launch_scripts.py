@@ -65,13 +65,16 @@ READ = [  # equal to Bash, not refused
     "set -e; SEED=5; bash -c 'false; SEED=6'",
     "source ./settings.sh",
     '. "$(dirname "$0")/settings.sh"',
-    "ARGS+=(--data-path `pwd`/web)\ncd /",
+    'ARGS+=(--data-path `pwd`/web)\ncd /; echo "PWD=$PWD" # PWD=x',
+    "PWD=$(pwd); ARGS+=(--data-path $( pwd )/web)",
     'D="$(pwd)"; (cd /); ARGS+=(--data-path "$D/web" --save `pwd`)',
     'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"; source "$HERE/settings.sh"',
 ]
 UNKNOWN = [  # equal to Bash, or refused with the construct and its line
     "cd /; ARGS+=(--data-path $(pwd)/web)",
     "PWD=/; ARGS+=(--data-path $(pwd)/web)",
+    "PWD=(/ x); ARGS+=(--data-path $(pwd)/web)",
+    "ARGS+=(--data-path $(p wd)/web)",
     "unset PWD; ARGS+=(--data-path `pwd`/web)",
     'X="SEED=5"; [ -f /no ] || [[ $X -eq 5 ]]',
     'X="SEED=5"; [[ $X -eq 5 ]]',
@@ -294,14 +297,15 @@ def test_a_computed_value_of_another_argument_is_read(tmp_path: Path) -> None:
         script.write_text(SCRIPT.format(body=body))
         assert read_megatron(str(script), {}).seq_length == 16
         script.write_text(SCRIPT.format(body=body.replace("--bf16", "--split")))
-        with pytest.raises(InvalidArgument, match=r"--split .*pwd.* is not evaluated"):
+        with pytest.raises(InvalidArgument, match=r"--split holds [`$].*pwd.* is not ev"):
             read_megatron(str(script), {})
     script.write_text(SCRIPT.format(body="ARGS+=(--bf16 $(cd / && pwd)/more.py)"))
     with pytest.raises(InvalidArgument, match=r"needs .*pwd.* of line 5"):  # it may be nothing
         read_megatron(str(script), {})
-    script.write_text(SCRIPT.format(body=config.format("$X.json")))  # which may begin others
-    with pytest.raises(InvalidArgument, match=r"needs `\$\(cat more\)` of line 5"):
-        read_megatron(str(script), {})
+    for word in ("$X.json", "config.$X", "-/$X", '$X"/config"'):  # which may begin others
+        script.write_text(SCRIPT.format(body=config.format(word)))
+        with pytest.raises(InvalidArgument, match=r"needs `\$\(cat more\)` of line 5"):
+            read_megatron(str(script), {})
     script.write_text(SCRIPT.format(body="ARGS+=(--data-path=$(cat more))"))
     with pytest.raises(InvalidArgument, match=r"--data-path .*needs `\$\(cat more\)` of line 5"):
         read_megatron(str(script), {})
