@@ -26,9 +26,10 @@ from megaindex.plan import Plan, RecipePlan, Row, make_plan
 from megaindex.plan.render import unseen_text
 from megaindex.recipe import open_recipe, read_recipe
 from megaindex.run.from_recipe import run_of_opened
+from megaindex.settings import batch_schedule
 from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.settings.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
-from megaindex.settings.recipe_file import to_mapping
+from megaindex.settings.recipe_file import recipe_of, to_mapping
 from megaindex.settings.run_settings import Target
 
 FIGURES = (
@@ -589,3 +590,16 @@ def test_rows_of_stages_are_counted_up_to_a_bound(
     for limit, method in ((work, "built"), (work - 1, "none")):
         monkeypatch.setattr("megaindex.plan.recipe_rows.BUILD_LIMIT", limit)
         assert planned(recipe).rows("train")[1].coverage.method == method
+
+
+def test_a_plan_without_skips_lists_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where batch sizes change."""
+    sources = {"web": {"tokens": 10**9}}
+    batch = [{"global_batch_size": 4}, {"global_batch_size": 8}]
+    stages = {f"s{k}": {"steps": 10**6, "mix": {"web": 1}, "batch": batch[k]} for k in range(2)}
+    content = {"sequence_length": 16, "batch": batch[0], "sources": sources, "stages": stages}
+    recipe = recipe_of(content, "run.yaml", Path())
+    monkeypatch.delattr(batch_schedule, "_step_starts")
+    assert make_plan(recipe, coverage="none").train_iters == 2 * 10**6
+    with pytest.raises(NameError):
+        make_plan(replace(recipe, skip=(Skip(steps="1"),)), coverage="none")
