@@ -221,6 +221,7 @@ def test_changes_that_do_not_fit_are_refused(
         ),
         ("data_path: [1, a, b]\nnum_samples: 1\nchanges: [{}]", "consumed_samples must be"),
         ("data: a\n", "did you mean data_path"),
+        ("data_path: a\nnum_samples: 3\nchanges: [{data_paths: [1, a]}]", "did you mean data_path"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -419,6 +419,14 @@ def test_full_validation_needs_what_each_rank_reads(paths: list[Path]) -> None:
     held = twice["evaluation"]["valid_samples"]
     assert twice["evaluation"]["valid_samples_read"] == 2 * held
     assert any(f"reads {2 * held} samples, the {held} of its" in text for text in twice["warnings"])
+    for split, flags, warned in (
+        ("90,10,0", [], "without --multiple-validation-sets"),
+        ("90,10,0", ["--multiple-validation-sets"], ""),
+        ("80,10,10", ["--multiple-validation-sets"], "--multiple-validation-sets with test data"),
+    ):
+        found = plan_json(*words, *batch, *flags, "--split", split)["warnings"]
+        texts = [text for text in found if "--multiple-validation-sets" in text]
+        assert [warned in text for text in texts] == [True] * bool(warned)
 
 
 def test_a_source_without_training_tokens_is_named(paths: list[Path], tmp_path: Path) -> None:
