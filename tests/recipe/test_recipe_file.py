@@ -141,6 +141,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("sequence_length: 2048", "", "sequence_length is missing"),
         ("web: data/web", "web: ''", "source web: give either a path or"),
         ("seed: 7", "sed: 7", "unknown setting sed; did you mean seed"),
+        ("seed: 7", "seed: true", "seed must be an integer, got True"),
         ("batch: {micro", "batch: {mikro", "run.yaml: batch: unknown setting mikro_batch_size"),
         ("steps: 1000\n    mix: {web: 0.7", "steps: ten\n    mix: {web: 0.7",
          r"run.yaml: stages.stable.steps: 'ten' is not a whole number"),

@@ -17,6 +17,7 @@ from megaindex.corpus.imports.flat import import_pair
 from megaindex.corpus.imports.formats import open_nanotron, open_tntidx
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
+from megaindex.format.provenance import open_provenance
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "token_files"
 MADE_BY = json.loads((GOLDEN / "made_by.json").read_text())
@@ -125,6 +126,9 @@ def test_tntidx_keeps_sequences_and_documents(golden: Path, tmp_path: Path, dtyp
     assert read(tmp_path / "a") == sequences
     bounds = np.cumsum([0, *map(len, DOCUMENTS)])
     assert IndexedDataset(tmp_path / "a").document_indices.tolist() == bounds.tolist()
+    provenance = open_provenance(str(tmp_path / "a"))
+    assert provenance is not None
+    assert not any(file.has_bytes for file in provenance.files)
 
 
 def test_a_symbolic_link_where_no_hard_link_is_possible(
