@@ -90,7 +90,7 @@ _ONE_VALUE = frozenset(
 """Arguments of one value that changes no plan, which scripts often compute."""
 _RUNS_MODULES = re.compile(r"(i?python|pypy)[\d.]*t?|torchrun|accelerate|uv")
 _RUNNERS = ("torch.distributed", "megaindex.adapters.")  # modules that run a program
-_PWD = re.compile(r"`pwd`|\$\(\s*(cd [^;&|#\\]*;\s*)*pwd\s*\)")  # prints a path from the root
+_ABSOLUTE = re.compile(r"`pwd`|\$\(\s*(cd [^;&|#\\]*;\s*)*pwd\s*\)")  # prints a path from the root
 _CLOSE = 0.85  # similarity of a misspelt argument
 
 
@@ -201,11 +201,11 @@ def _known_words(
         if unknown is None or unknown.undefined:
             found.append(word if unknown is None else OpenWord(script.written(word), unknown))
             continue
-        several, is_one = is_several(word), _is_path(script, word)
+        several = is_several(word)
         counts = last in (*_NODES, *_GPUS)
         sized = counts and not replaced & {"world_size", "data_parallel_size"}
         single = (follows and (counts or last in _ONE_VALUE)) or not place
-        if not sized and (last in _HONOURED or single or is_one):
+        if not sized and (last in _HONOURED or single or _is_one(script, word)):
             if several:
                 notes.append(
                     f"{script.written(word)} of {last or 'the command'} ({unknown.line}) is not "
@@ -220,12 +220,13 @@ def _known_words(
     return found, tuple(notes)
 
 
-def _is_path(script: Script, word: str) -> bool:
-    """Return True for a word with a slash before its first unknown part, or behind a ``pwd``."""
-    begin = next(place for place, char in enumerate(word) if is_unknown(char))
-    first = script.unknown_in(word[:1])
-    is_folder = first is not None and word[1:2] == "/" and _PWD.fullmatch(first.text)
-    return bool(is_folder) or ("/" in word[:begin] and word[0] != "-")
+def _is_one(script: Script, word: str) -> bool:
+    """Return True for a word that begins no option and is one word: quoted, or taken for a path,
+    with a slash before its first unknown part or behind a ``pwd``."""
+    if first := script.unknown_in(word[:1]):
+        return word[1:2] == "/" and bool(_ABSOLUTE.fullmatch(first.text))
+    known = next(place for place, char in enumerate(word) if is_unknown(char))
+    return word[0] != "-" and ("/" in word[:known] or not is_several(word))
 
 
 def _refusal(program: str) -> str:

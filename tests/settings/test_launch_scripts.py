@@ -302,7 +302,11 @@ def test_a_computed_value_of_another_argument_is_read(tmp_path: Path) -> None:
     script.write_text(SCRIPT.format(body="ARGS+=(--bf16 $(cd / && pwd)/more.py)"))
     with pytest.raises(InvalidArgument, match=r"needs .*pwd.* of line 5"):  # it may be nothing
         read_megatron(str(script), {})
-    for word in ("$X.json", "config.$X", "-/$X", '$X"/config"'):  # which may begin others
+    for word in ('"config.$X"', '"a $X"'):  # quoted: one word
+        script.write_text(SCRIPT.format(body=config.format(word)))
+        assert read_megatron(str(script), {}).notes == ()
+    begins = ("$X.json", '"$X.json"', "config.$X", "-/$X", '"-$X"', '$X"/config"')
+    for word in begins:  # perhaps others
         script.write_text(SCRIPT.format(body=config.format(word)))
         with pytest.raises(InvalidArgument, match=r"needs `\$\(cat more\)` of line 5"):
             read_megatron(str(script), {})
