@@ -324,17 +324,7 @@ def description_of(
 
 def pairs_of(described: Any) -> list[str]:
     """Return the prefixes of the pairs that a recipe or settings read, each once."""
-    found = {Recipe: _pairs_of_recipe, RunSettings: _pairs_of_settings}
-    return list(dict.fromkeys(found[type(described)](described)))
-
-
-def _pairs_of_recipe(recipe: Any) -> list[str]:
-    return [each.path for each in recipe.all_sources if each.path]
-
-
-def _pairs_of_settings(run: Any) -> list[str]:
-    sources = (*run.data.train, *run.data.valid, *run.data.test)
-    return [source.path for source in sources if source.path]
+    return list(dict.fromkeys(each.path for each in described.all_sources if each.path))
 
 
 def recipe_in(setting: str, file: Any, devices: int | None) -> Recipe | None:

@@ -84,8 +84,7 @@ class FrameworkSettings:
     @property
     def paths(self) -> list[str]:
         """Prefixes of the pairs, each once."""
-        data = self.settings.data
-        sources = (*data.train, *data.valid, *data.test)
+        sources = self.settings.all_sources
         named = [getattr(source, name, "") for name in PATHS for source in sources]
         named += [] if self.amend is None else self.amend.paths
         return list(dict.fromkeys(path for path in named if path))
@@ -191,8 +190,9 @@ class FrameworkSettings:
         index = subset["index"]
         end = index["end"] if index["order"] == "skipped" else subset["samples"]
         found = settings.steps_with_skips(end, int(settings.tail == "pad"))
-        steps, _ = steps_of(settings.batch, settings.consumed_samples, end)
-        return (steps if found is None else found.steps).bounds
+        if found is not None:
+            return found.steps.bounds
+        return steps_of(settings.batch, settings.consumed_samples, end)[0].bounds
 
     def to_json(self, rows: Mapping[str, int], files: Mapping[str, int]) -> dict[str, Any]:
         """Return the settings with the rows of pairs and of other files by their paths."""

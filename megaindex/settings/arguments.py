@@ -47,7 +47,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     if neox:
         from megaindex.settings.neox_yaml import read_neox
 
-        base = read_neox([neox] if isinstance(neox, (str, os.PathLike)) else neox)
+        base = read_neox(neox)
     elif megatron:
         from megaindex.settings.megatron_args import read_megatron
 

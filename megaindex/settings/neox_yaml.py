@@ -69,14 +69,14 @@ _UNPLANNED = {
 }
 
 
-def read_neox(paths: Sequence[str | os.PathLike[str]]) -> Settings:
+def read_neox(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Settings:
     """Return the settings of one or several GPT-NeoX files.
 
     Keys are those of GPT-NeoX main (2026-05). Calls of ``megaindex.adapters.neox.install`` in
     comments set its buffer, as ``--print-config neox`` writes them.
 
     Args:
-        paths: YAML files that make one configuration, as on NeoX's command line.
+        paths: YAML file, or files that make one configuration, as on NeoX's command line.
 
     Raises:
         MissingFile, StorageError: a file, or the host file, cannot be read.

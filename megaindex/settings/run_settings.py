@@ -292,6 +292,11 @@ class RunSettings:
         return self.unit or self.batch.final if steps else self.batch.final
 
     @property
+    def all_sources(self) -> tuple[Source, ...]:
+        """The sources of training, validation and test."""
+        return (*self.data.train, *self.data.valid, *self.data.test)
+
+    @property
     def skipped_steps(self) -> list[int]:
         """Steps from 0 on that Megatron's --iterations-to-skip names; some may not be reached."""
         first = 0 if self.version is None else self.version.first_skipped
@@ -370,13 +375,13 @@ class RunSettings:
             )
 
     def _check_packing(self, packing: NeoxDocumentsOrder) -> None:
-        kind, data = packing.pack_impl, self.data
+        kind = packing.pack_impl
         if kind == "pack_until_overflow" and self.target.kind == "epochs":
             raise InvalidArgument(
                 "--epochs: pack_until_overflow fills another number of samples in each pass; give "
                 "--train-iters"
             )
-        for source in (*data.train, *data.valid, *data.test):
+        for source in self.all_sources:
             if source.tokens is not None:
                 raise InvalidArgument(f"pack_impl {kind} needs files; give --data-path")
             if kind == "unpacked" and not source.labels:
