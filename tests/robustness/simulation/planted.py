@@ -81,7 +81,11 @@ BUGS = [
     ),
     Bug("names are not synced", atomic.sync_directory, "os.fsync(descriptor)", "pass", "pairs"),
     Bug(
-        "names are synced only together", atomic.AtomicFiles.publish, "if others:", "if 0:", "pairs"
+        "names are synced only together",
+        atomic.AtomicFiles.publish,
+        "if others:",
+        "if 0:",
+        "power",
     ),
     Bug(
         "the old .idx stays while the .bin is replaced",
@@ -189,14 +193,6 @@ BUGS = [
         "while self._unnamed:",
         "self._unnamed.reverse()\n    while self._unnamed:",
         "framework",
-    ),
-    Bug(
-        "files that are being replaced are checked",
-        sidecar.find_arrays,
-        "_is_replaced(files, sidecar, states)",
-        "False",
-        "framework",
-        first_seed=19_000,
     ),
     Bug(
         "files that are being replaced are called damaged",

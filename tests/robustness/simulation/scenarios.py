@@ -49,6 +49,8 @@ class Scenario:
     """One world: a state to begin with, processes that meet faults, and an audit without faults."""
 
     processes = 3
+    local_faults: tuple[str, ...] = _LOCAL_FAULTS
+    """Kinds that a world of one machine may have, each as likely as it is often named."""
     is_damaged = False
     """True if what was prepared has to be built again."""
 
@@ -364,11 +366,13 @@ class Pairs(Scenario):
 
     def audit(self) -> None:
         found = self.read(audit=True)
+        has_idx = os.path.exists(f"{FOLDER}/pair.idx")
+        require(found is not None or not has_idx or self.writers > 1, "an .idx without its .bin")
         if self.writers == 1 and self.finished and self.begun[-1] == self.finished[-1]:
             require(found == self.finished[-1], f"the pair that was written is lost: {found}")
         if self.begun == (0,):  # a writer that began may leave none, if it is killed or at work
             require(found == 0, "there is no pair")
-        if not os.path.exists(f"{FOLDER}/pair.idx"):
+        if not has_idx:
             self._write(3, overwrite=True)
             require(self.read(audit=True) == 3, "the pair is not the one that was written last")
         unfinished = r"(\.tmp\..*)?|megaindex\.tmp\..*" if self.world.happened else ""
@@ -387,6 +391,22 @@ class Pairs(Scenario):
             for tokens in self._documents(number):
                 writer.add_document(tokens)
         self.finished += (number,)
+
+
+class PowerLoss(Pairs):
+    """One writer of a pair, on a machine that loses power and starts nothing again."""
+
+    processes = 1
+    local_faults = ("power",)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.writers = 1
+        self.world.restarts = lambda process: False
+
+    def act(self) -> None:
+        self._write(1, overwrite=self.overwrite)
+        self.results[self.process] = "done"
 
 
 class Tokenizing(Scenario):
@@ -431,6 +451,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "cache": CacheEntries,
     "framework": FrameworkFiles,
     "pairs": Pairs,
+    "power": PowerLoss,
     "tokenizing": Tokenizing,
 }
 
@@ -447,7 +468,7 @@ def simulate(name: str, seed: int) -> World:
     scenario = SCENARIOS[name](world)
     machines = [Machine(f"node{k}", pids=100 * k) for k in range(2 if world.shared else 1)]
     faults = Faults(
-        kinds=_SHARED_FAULTS if world.shared else _LOCAL_FAULTS,
+        kinds=_SHARED_FAULTS if world.shared else scenario.local_faults,
         budget=draw(4),
         rarity=(15, 60, 200)[draw(3)],
     )
