@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from support.corpora import write_corpus
 from support.inputs import for_each
 
 import megaindex
-from megaindex import IndexedDataset, IndexedDatasetWriter, helpers
+from megaindex import IndexedDataset, IndexedDatasetWriter, helpers, recipe
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.kernels import backend, load
@@ -196,3 +197,17 @@ def test_directories_are_named_for_writes_only(
         IndexedDatasetWriter(str(tmp_path / "no/a"), "uint16"),
     ):
         pass
+
+
+@for_each(
+    "take",
+    [
+        recipe.open_recipe,
+        recipe.plan_recipe,
+        lambda given: recipe.scale_recipe(given, "1/2"),
+        lambda given: recipe.write_recipe(given, "out.yaml"),
+    ],
+)
+def test_a_path_in_place_of_a_recipe_is_refused(take: Callable[[Any], object]) -> None:
+    with pytest.raises(InvalidArgument, match=r"must be a Recipe.* read a file with read_recipe"):
+        take("run.yaml")

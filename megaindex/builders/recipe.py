@@ -49,7 +49,13 @@ from megaindex.io.paths import absolute, check_local
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.settings.past import PastRead
-from megaindex.settings.recipe import Recipe, RecipeSource, default_block_tokens, rounds_of
+from megaindex.settings.recipe import (
+    Recipe,
+    RecipeSource,
+    check_recipe,
+    default_block_tokens,
+    rounds_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +329,7 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
         InvalidArgument: the recipe has no layout, or a source has no path.
         FormatError, StorageError: a source cannot be read, or its labels do not match its text.
     """
+    check_recipe(recipe)
     for corpus in recipe.all_sources:
         if not corpus.path:
             raise InvalidArgument(
@@ -358,6 +365,7 @@ def plan_recipe(recipe: Recipe) -> RecipeLayout:
     Raises:
         InvalidArgument, FormatError, StorageError: see `open_recipe`.
     """
+    check_recipe(recipe)
     cache = ValidationCache(_paths(recipe), None)
     opened = _open_sources(recipe, cache)
     pairs = zip(recipe.sources, opened, strict=True)

@@ -20,6 +20,7 @@ from megaindex.settings.recipe import (
     RecipeSource,
     RecipeStage,
     Stream,
+    check_recipe,
 )
 from megaindex.settings.recipe_file import to_mapping
 
@@ -64,6 +65,7 @@ def scale_recipe(recipe: Recipe, share: Fraction | float | str) -> ScaledRecipe:
         InvalidArgument: the share is out of range, or the recipe has a past, changes of its mix, or
             a source whose subset is a threshold.
     """
+    check_recipe(recipe)
     part = check_subset_share("--scale", share)
     if isinstance(part, str):
         raise InvalidArgument(f"--scale must be a share such as 1/16, got {part}")
@@ -173,6 +175,7 @@ def write_recipe(recipe: Recipe, path: str | os.PathLike[str], *, overwrite: boo
     """
     import yaml
 
+    check_recipe(recipe)
     name = os.fspath(path)
     mapping = to_mapping(_seen_from(recipe, os.path.dirname(os.path.abspath(name))))
     text = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)

@@ -45,6 +45,7 @@ from megaindex.validation import (
     check_between,
     check_choice,
     check_fraction,
+    check_kind,
     check_share,
     check_text,
     make_plain,
@@ -812,6 +813,11 @@ class Recipe:
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {source.name: number for number, source in enumerate(self.sources)}
+
+
+def check_recipe(recipe: object) -> None:
+    """Raise InvalidArgument for anything but a `Recipe`, such as the path of its file."""
+    check_kind("recipe", recipe, Recipe, "a Recipe", "read a file with read_recipe")
 
 
 def default_block_tokens(tokens: int, longest: int) -> int:
