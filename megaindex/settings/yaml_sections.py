@@ -170,7 +170,7 @@ class Section:
         """Return a mapping inside this one."""
         value = self.values.get(name, default)
         if not isinstance(value, Mapping):
-            raise InvalidArgument(f"{self.called(name)} must be a mapping, got {shown(value)}")
+            raise self.error(name, f"a mapping, as {name}: {{KEY: VALUE}} on one line or several")
         path = f"{self.path}.{name}" if self.path else name
         return Section(self.file, {str(key): item for key, item in value.items()}, path)
 
@@ -241,5 +241,7 @@ class Section:
         return self.fraction(name)
 
     def error(self, name: str, kind: str) -> InvalidArgument:
-        value = shown(self.values.get(name))
-        return InvalidArgument(f"{self.called(name)} must be {kind}, got {value}")
+        if name not in self.values:
+            return InvalidArgument(f"{self.called(name)} is missing; it must be {kind}")
+        found = shown(self.values[name])
+        return InvalidArgument(f"{self.called(name)} must be {kind}, got {found}")
