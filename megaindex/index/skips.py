@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -588,10 +588,12 @@ def with_skips(
     if documents is None:
         documents = [len(dataset) for dataset in datasets]
     by_source: dict[int, list[MaskedDocuments]] = {}
-    for mask in skips.masks:
-        number = source_number(mask.source, names)
+    numbers = [source_number(mask.source, names) for mask in skips.masks]
+    masks = [replace(mask, source=n) for mask, n in zip(skips.masks, numbers, strict=True)]
+    for mask, number in zip(masks, numbers, strict=True):
         _check_ids(mask, number, names, documents)
         by_source.setdefault(number, []).append(MaskedDocuments(mask))
+    skips = replace(skips, masks=tuple(masks))
     stretches = tuple(_stretches(index, skips))
     return StretchedIndex(stretches=stretches, masks=by_source, skips=skips)
 
@@ -641,8 +643,8 @@ def skips_of(index: object) -> Skips | None:
     return skips
 
 
-def source_number(name: str | None, names: Sequence[str], setting: str = "skip") -> int:
-    """Return the number of the source of documents, by its name or its number as text.
+def source_number(name: str | int | None, names: Sequence[str], setting: str = "skip") -> int:
+    """Return the number of the source of documents, by its name or its number, also as text.
 
     A path is also named by its last parts, as tables show it, if those of no other are the same.
 
@@ -656,6 +658,8 @@ def source_number(name: str | None, names: Sequence[str], setting: str = "skip")
                 f"{setting}: documents need their source, one of {_listed(names)}; give it"
             )
         return 0
+    if isinstance(name, int):
+        return name
     if name in names:
         return list(names).index(name)
     if name.isdecimal() and len(name) < 10 and int(name) < len(names):
@@ -850,6 +854,26 @@ def skip_difference(
     return ""
 
 
+def renumbered(state: Mapping[str, Any], numbers: Sequence[int]) -> Mapping[str, Any]:
+    """Return the state of a sampler with the numbers that the sources of its masks have here.
+
+    Args:
+        state: the state.
+        numbers: number of each source in the run of the state; -1 for one that it does not have.
+    """
+    stored = StoredSkips.read(state)
+    if stored is None:
+        return state
+    here = {str(theirs): str(ours) for ours, theirs in enumerate(numbers)}
+    masked = [
+        {**mask, "source": here.get(mask["source"], f"{mask['source']}, which is gone")}
+        if mask["source"] is not None
+        else mask
+        for mask in stored.masked
+    ]
+    return {**state, "skip": {**state["skip"], "masked": masked}}
+
+
 def ranges_without(
     ranges: Sequence[Sequence[int]], others: Collection[Sequence[int]]
 ) -> Iterator[Any]:
@@ -866,7 +890,7 @@ def ranges_without(
 
 def _mask_text(mask: Mapping[str, Any]) -> str:
     what = "all documents" if mask["documents"] is None else f"{mask['documents']} documents"
-    of = "" if mask["source"] is None else f" of {mask['source']}"
+    of = "" if mask["source"] is None else f" of source {mask['source']}"
     return f"{what}{of} from sample {mask['from']} on"
 
 

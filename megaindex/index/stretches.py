@@ -157,7 +157,8 @@ class Stretch:
 class LossMask:
     """Documents of a source without loss, or removed, from a position on."""
 
-    source: str | None
+    source: str | int | None
+    """Name of the source, or its number where the index is known; None: the only one."""
     first: int
     """First position with the mask."""
     documents: I64 | None
@@ -169,7 +170,7 @@ class LossMask:
         """The mask as JSON values, its documents as a number and a hash."""
         ids = self.documents
         return {
-            "source": self.source,
+            "source": None if self.source is None else str(self.source),
             "from": self.first,
             "documents": None if ids is None else ids.size,
             "digest": None if ids is None else digest_of_ids(ids),

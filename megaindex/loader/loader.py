@@ -21,7 +21,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.balance import CostModel
 from megaindex.index.receipts import BlockReceipts
-from megaindex.index.skips import skips_of
+from megaindex.index.skips import renumbered, skips_of
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleOptions
 from megaindex.loader.batch_reader import (
@@ -478,11 +478,7 @@ class Loader:
 
     def _serve(self, opened: OpenRecipe, first: int) -> None:
         """Serve the samples of a recipe with another mix from position ``first`` on."""
-        if self._has_dataset:
-            raise InvalidArgument(
-                "the mix cannot change after dataset(), whose samples are those of the mix before; "
-                "iterate over the loader, or set the mix or load the state before dataset()"
-            )
+        self._check_without_dataset()
         now = self._index
         if opened.index.num_samples == now.num_samples and self._sampler.balance is None:
             self._exchange(opened.index, first)
@@ -491,6 +487,13 @@ class Loader:
             run = self._mix.run(opened)
             self._exchange(run.index, first, self._run.sampler_of(run))
         self._mix.serve(opened)
+
+    def _check_without_dataset(self) -> None:
+        if self._has_dataset:
+            raise InvalidArgument(
+                "the mix cannot change after dataset(), whose samples are those of the mix before; "
+                "iterate over the loader, or set the mix or load the state before dataset()"
+            )
 
     def report_loss(self, source: str | int, loss: float, tokens: int = 1) -> None:
         """Record a loss of a source, for the next `mix_statistics`.
@@ -647,19 +650,25 @@ class Loader:
         if opened is None:
             self._load(stored, allow, numbers)
             return
-        before = recipe.opened
-        self._serve(opened, 0)
+        self._check_without_dataset()
+        assert self._run is not None, "as it has a recipe"
+        run, before = self._mix.run(opened), (self._index, self._sampler)
+        self._index, self._sampler, self._ledger = run.index, self._run.sampler_of(run), None
         try:
             self._load(stored, allow, numbers)
         except BaseException:
-            self._serve(before, 0)
+            self._index, self._sampler, self._ledger = *before, None
             raise
+        self._source.exchange(self._make(run.index, self._reader, fingerprints=self._fingerprints))
+        self._mix.serve(opened)
 
     def _load(
         self, stored: CheckpointReader, allow: Collection[str], numbers: IntArray | None = None
     ) -> None:
         """Load the state of the samples served now; ``numbers`` are those of the sources in it."""
         sampler = stored.part("sampler", "the state of a sampler")
+        if numbers is not None:
+            sampler = replace(sampler, values=renumbered(sampler.values, numbers.tolist()))
         load = getattr(self._sampler, "load_state_dict", None)
         if load is None:
             raise InvalidArgument(

@@ -292,6 +292,7 @@ class MicroBatchSampler(Resumable):
                 )
             if self._view is None or self._view[0] is not index:
                 self._view = index, with_skips(index, self._skips)
+                self._skips = skips_of(self._view[1])  # with the numbers of its sources
             return self._view[1]
         if theirs is not self._skips:
             raise InvalidArgument(

@@ -34,7 +34,7 @@ from typing import Any, Literal
 from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
-from megaindex.index.skips import Skip, given_skips
+from megaindex.index.skips import Skip, given_skips, source_number
 from megaindex.index.subset_rule import DEFAULT_SUBSET_SEED, Share, SubsetRule
 from megaindex.settings.batch_schedule import BatchSchedule
 from megaindex.settings.mix_changes import MixChanges
@@ -593,7 +593,8 @@ class Recipe:
         self._check_mix()
         for skip in self.skip:
             skip.to_dict()  # refuses arrays, which a checkpoint could not name
-            self._check_known("skip", [] if skip.source is None else [skip.source])
+            if skip.source is not None:
+                source_number(skip.source, list(self._numbers))
 
     def _check_known(self, where: str, names: Sequence[str]) -> None:
         for name in names:

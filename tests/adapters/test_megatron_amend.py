@@ -210,7 +210,7 @@ def test_changes_that_do_not_fit_are_refused(
 @for_each(
     ("text", "message"),
     [
-        ("data_path: a\nnum_samples: 1\n", "changes must be a list"),
+        ("data_path: a\nnum_samples: 1\n", "changes is missing; it must be a list"),
         ("data_path: a\nchanges: []\nnum_samples: 1\n", "changes is empty"),
         ("data_path: a\nchanges: [{}]\n", "num_samples must be"),
         ("data_path: a\nchanges: [{}]\nnum_samples: 3", "consumed_samples must be"),

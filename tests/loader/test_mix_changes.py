@@ -35,7 +35,15 @@ from megaindex.loader import (
 from megaindex.lock import make_lock
 from megaindex.plan import make_plan
 from megaindex.plan.limits import earliest_repeats
-from megaindex.recipe import Target, amend, check_past, open_recipe, plan_recipe, read_recipe
+from megaindex.recipe import (
+    BatchSchedule,
+    Target,
+    amend,
+    check_past,
+    open_recipe,
+    plan_recipe,
+    read_recipe,
+)
 from megaindex.settings.mix_changes import MixChanges
 from megaindex.settings.recipe import Recipe
 from megaindex.settings.recipe_file import to_mapping
@@ -437,6 +445,43 @@ def test_a_refused_state_leaves_the_mix_as_it_was(folder: Path) -> None:
     fresh = Cluster(recipe_at(folder), 1, 8)
     fresh.run({})
     assert other.rows == fresh.rows
+
+
+def test_a_state_whose_run_ends_before_this_position_loads_or_changes_nothing(
+    folder: Path,
+) -> None:
+    """The mix of the state uses up a source; this loader is past the end that this gives."""
+    recipe = replace(recipe_at(folder), exhaustion="stop", batch=BatchSchedule.constant(4))
+    recipe = replace(
+        recipe, sources=tuple(replace(source, max_epochs=1) for source in recipe.sources)
+    )
+
+    def at(steps: int) -> Cluster:
+        cluster = Cluster(recipe, 1, 4)
+        cluster.run({}, steps)
+        return cluster
+
+    ahead, other = at(20), at(1)
+    other.set_mix({"math": 1})
+    other.run({}, 1)
+    state, before = other.state(), ahead.state()
+    end = other.first.index.num_samples
+    assert end < ahead.first.consumed_samples < ahead.first.index.num_samples
+    order = {**state["order"], "last": "0" * 32}
+    with pytest.raises(InvalidArgument, match="serves other samples"):
+        ahead.first.load_state_dict({**state, "order": order})
+    assert ahead.state() == before
+    straight = at(20)
+    for cluster in (ahead, straight):  # the iteration goes on
+        cluster.run({}, 3)
+    assert ahead.rows == straight.rows
+    ahead.first.load_state_dict(state)
+    assert ahead.first.index.num_samples == end
+    ahead.batches, ahead.rows, other.rows = [iter(ahead.first)], [], []
+    for cluster in (ahead, other):
+        cluster.run({})
+    assert ahead.rows == other.rows
+    assert len(ahead.rows) == end - 8
 
 
 def test_an_amended_run_keeps_its_changes(folder: Path) -> None:

@@ -24,12 +24,14 @@ from megaindex import (
     StorageError,
     build_blend,
     build_index,
+    open_run,
 )
 from megaindex.index.array_index import served_tokens
 from megaindex.index.skips import (
     StoredSkips,
     read_ids,
     read_skips,
+    renumbered,
     resolve_skips,
     skip_difference,
     source_number,
@@ -416,7 +418,7 @@ def test_skips_are_added_at_a_resume(tmp_path: Path) -> None:
     again.load_state_dict(late)
     for wrong, reason in (
         (Skip(steps="4"), "samples 32 to 39 are to be skipped, and 40 samples were served"),
-        (Skip(source="web"), "all documents of web from sample 0 on, and 40 samples were served"),
+        (Skip(source="web"), "all documents of source 0 from sample 0 on, and 40 samples were"),
     ):
         other = loader_of_recipe(open_recipe(recipe(tmp_path, (wrong,))), micro_batch_size=8)
         with pytest.raises(InvalidArgument, match=reason):
@@ -594,7 +596,7 @@ def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
         (Skip(steps="0-13"), "every step of the run is skipped"),
         ((Skip(steps="3-5"), Skip(steps="5", move=True)), "step 5 is skipped twice"),
         (Skip(source="web", from_step=14), "from_step 14 lies beyond the end"),
-        (Skip(source="books"), "unknown source books; the sources are code, web"),
+        (Skip(source="books"), "unknown source books; the sources are web, code"),
         (
             Skip(documents=write_ids(tmp_path / "one", 1)),
             "documents need their source, one of web, code",
@@ -850,3 +852,79 @@ def test_a_file_of_ids_holds_at_least_one(tmp_path: Path) -> None:
         (tmp_path / "ids.txt").write_text(text)
         with pytest.raises(InvalidArgument, match="must hold at least one id, got none"):
             read_ids(str(tmp_path / "ids.txt"))
+
+
+_RECIPE = """
+sequence_length: 16
+batch: {{global_batch_size: 4}}
+sources: {{{first}: a, code: b}}
+stages: {{all: {{steps: 20, mix: {{{first}: 1, code: 1}}}}}}
+skip: [{{documents: ids.npy, source: {source}, from_step: 1, remove: true}}]
+"""
+_ALONE = """
+sequence_length: 16
+batch: {global_batch_size: 4}
+sources: {web: a}
+stages: {all: {steps: 20, mix: {web: 1}}}
+skip: [{documents: ids.npy, from_step: 1}]
+"""
+
+
+@for_each("kind", ["flags, path", "flags, none", "flags, number", "alone", "web", "0", "renamed"])
+def test_states_with_masks_go_on_under_the_lock_and_the_reverse(tmp_path: Path, kind: str) -> None:
+    """However a source is named, also where its label changes."""
+    for name in "ab":
+        write_corpus(tmp_path / name, [60] * 20)
+    np.save(tmp_path / "ids.npy", [1, 2, 3])
+    options = SampleOptions(eod_id=0)
+    a = str(tmp_path / "a")
+    named = {"flags, path": a, "flags, none": None, "flags, number": "0"}
+    other = None
+    if kind in named:
+        skip = Skip(documents=str(tmp_path / "ids.npy"), source=named[kind], from_step=1)
+        run = open_run(
+            a, sequence_length=16, global_batch_size=4, train_iters=15, order="epoch", skip=[skip]
+        )
+    else:
+        text = _ALONE if kind == "alone" else _RECIPE.format(
+            first="web", source=0 if kind == "0" else "web"
+        )  # fmt: skip
+        (tmp_path / "run.yaml").write_text(text)
+        run = open_run(tmp_path / "run.yaml")
+        if kind == "renamed":
+            renamed = _RECIPE.format(first="internet", source="internet")
+            (tmp_path / "renamed.yaml").write_text(renamed)
+            other = open_run(tmp_path / "renamed.yaml")
+    run.lock(tmp_path / "run.lock")
+    runs = [run, open_run(tmp_path / "run.lock"), *([other] if other else [])]
+
+    def rows(loader: Loader, count: int) -> list[Any]:
+        return [batch["tokens"].tolist() for _, batch in zip(range(count), loader, strict=False)]
+
+    expected = rows(run.loader(options=options), 15)
+    for served in runs:
+        loader = served.loader(options=options)
+        rows(loader, 6)
+        state = json.loads(json.dumps(loader.state_dict()))
+        for going_on in runs:
+            resumed = going_on.loader(options=options)
+            resumed.load_state_dict(state)
+            assert rows(resumed, 9) == expected[6:]
+    # other documents are still another run
+    np.save(tmp_path / "ids.npy", [1, 2])
+    changed = open_run(tmp_path / "run.yaml") if kind not in named else open_run(
+        a, sequence_length=16, global_batch_size=4, train_iters=15, order="epoch", skip=[skip]
+    )  # fmt: skip
+    with pytest.raises(InvalidArgument, match="3 documents of source 0 from sample 4 on, and this"):
+        changed.loader(options=options).load_state_dict(state)
+
+
+def test_a_source_that_is_gone_or_moved_has_the_masks_of_its_name() -> None:
+    state = {"skip": {"end": 9, "dropped": [], "moved": [], "masked": [
+        {"source": "0", "from": 0, "documents": None, "digest": None},
+        {"source": "1", "from": 0, "documents": None, "digest": None},
+        {"source": None, "from": 0, "documents": None, "digest": None},
+    ]}}  # fmt: skip
+    found = renumbered(state, [-1, 0])["skip"]["masked"]
+    assert [each["source"] for each in found] == ["1", "1, which is gone", None]
+    assert renumbered({}, [0]) == {}

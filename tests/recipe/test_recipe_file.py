@@ -154,7 +154,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("web: 0.7", "wet: 0.7", "stage stable: unknown source wet"),
         ("gradient_accumulation_steps: 2", "global_batch_size: 50", "50 is not a multiple"),
         ("mix: {web: 0.7, code: 0.3}", "mix: [web]", "stages.stable.mix must be a mapping"),
-        ("mix: {web: 0.7, code: 0.3}", "", "stages.stable.mix is missing; it must be a mapping, as"),
+        ("mix: {web: 0.7, code: 0.3}", "", "stages.stable.mix is missing; it must be a map"),
         ("mix: {web: 0.7, code: 0.3}", "mix:", "stable.mix must be a mapping, as .*, got None"),
         ("sources:\n", "sources: [\n", "is not YAML"),
         (FULL, "- a", "holds a list; it must be a mapping"),
@@ -171,7 +171,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("batch: {", "batch: {rampup: [2, 2, 9K], ", "batch.rampup must be three whole numbers"),
         ("seed: 7", "mix_bounds: {web: 0.5}", r"mix_bounds.web must be two shares, such as \[0.2"),
         ("seed: 7", "mix_bounds: {web: [0, 1, 1]}", "mix_bounds.web must be two shares, such"),
-        ("seed: 7", "mix_changes: {sources: [web]}", "mix_changes.file is missing; it must be the path"),
+        ("seed: 7", "mix_changes: {sources: [web]}", "mix_changes.file is missing; it must be"),
         ("seed: 7", "mix_changes: {file: m, sources: web}", "changes.sources must be a list of"),
     ],
 )  # fmt: skip
