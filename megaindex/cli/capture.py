@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from megaindex.cli.options import Parser, add_flags, print_json
+from megaindex.cli.options import Parser, add_flags, check_output, print_json
 from megaindex.errors import InvalidArgument, visible
 
 
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(own)
     if not command:
         raise InvalidArgument("give the script after --, as megaindex capture -- bash launch.sh")
+    check_output("--out", options.out, ".json", overwrite=options.overwrite)
     from megaindex.io.atomic import write_file
     from megaindex.settings.capture import run_recorded, written
     from megaindex.settings.megatron_args import trains

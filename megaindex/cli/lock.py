@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaindex.cli.options import Parser, add_flags, print_json, take_run
+from megaindex.cli.options import Parser, add_flags, check_output, print_json, take_run
 from megaindex.cli.plan import (
     add_run_arguments,
     add_subset,
@@ -32,8 +32,6 @@ _NAMING = (
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     take_run(options, "lock")
-    from megaindex.io.atomic import AtomicFiles
-
     if options.lock:
         check_lock_alone(options)
         _refuse_with_a_lock(options)
@@ -42,12 +40,9 @@ def main(arguments: Sequence[str]) -> int:
             "no run is named; give its file or its pairs first, as in `megaindex lock run.yaml` or "
             "`megaindex lock PREFIX --seq-length 2048 …`"
         )
-    if not options.out.endswith(".lock"):
-        raise InvalidArgument(
-            f"--out must end in .lock, by which the other commands know a lock, got {options.out}"
-        )
-    for path in filter(None, (options.out, options.lengths)):
-        AtomicFiles([path], overwrite=options.overwrite)  # refuses before the work
+    check_output("--out", options.out, ".lock", overwrite=options.overwrite)
+    if options.lengths:
+        check_output("--lengths", options.lengths, ".lengths", overwrite=options.overwrite)
     made = _published(options)
     lock = made.write(options.out, overwrite=options.overwrite)
     facts = _facts(lock)
@@ -110,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--lock", metavar="FILE", help="a lock to publish, in place of the settings of a run")
     add("--public", action="store_true", help="write names without folders")
     add("--about", metavar="FILE", help="title, licence, version, address of the run and sources")
-    lengths = "write the lengths of all sources, with which others verify the lock"
+    lengths = "write FILE.lengths, of all sources, with which others verify the lock"
     add("--lengths", metavar="FILE", help=lengths)
     return parser
 

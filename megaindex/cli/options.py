@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from megaindex.arithmetic import INT64_MAX
-from megaindex.errors import InvalidArgument, visible
+from megaindex.errors import InvalidArgument, MissingFile, visible
 from megaindex.validation import DEFAULT_SEED, check_choice, check_epochs, check_setting, shown
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class Parser(argparse.ArgumentParser):
 
     def _checked(self, options: argparse.Namespace) -> argparse.Namespace:
         Parser.given = dict(vars(options))
-        words = {a.dest: str(a.metavar) for a in _actions_of(self) if not a.option_strings}
+        flags = {a.dest: (*a.option_strings, str(a.metavar))[0] for a in _actions_of(self)}
         for name, value in vars(options).items():
-            flag = words.get(name) or "--" + name.replace("_", "-").replace("sequence", "seq")
+            flag = flags.get(name, name)
             empty = value == "" or (isinstance(value, list) and "" in value)
             if isinstance(value, int) and not isinstance(value, bool):
                 check_setting(name, value, flag)
@@ -124,6 +124,29 @@ class Parser(argparse.ArgumentParser):
                     yield _ELSEWHERE[name]
                 elif near:
                     yield f"{name}: did you mean {near[0]}?"
+
+
+def check_output(flag: str, path: str, *endings: str, overwrite: bool) -> None:
+    """Refuse a file before the work that makes it.
+
+    The ending keeps ``--overwrite`` from replacing a file of another kind, such as a corpus.
+
+    Raises:
+        InvalidArgument: the path has none of the ``endings``.
+        MissingFile: its folder does not exist.
+        StorageError: the file exists, without ``overwrite``.
+    """
+    from megaindex.io.atomic import AtomicFiles
+
+    if not path.endswith(endings):
+        raise InvalidArgument(
+            f"{flag} must end in {' or '.join(endings)}, got {path}: files of other kinds are not "
+            "replaced"
+        )
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise MissingFile(f"{flag} {path}: the folder {folder} does not exist; make it first")
+    AtomicFiles([path], overwrite=overwrite)
 
 
 class _HelpAll(argparse._HelpAction):

@@ -11,7 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megaindex.cli.options import Parser, add_flags, add_run, print_json, take_run
+from megaindex.cli.options import (
+    Parser,
+    add_flags,
+    add_run,
+    check_output,
+    print_json,
+    take_run,
+)
 from megaindex.errors import InvalidArgument, visible
 from megaindex.settings.arguments import named_as_in_files, read_settings
 from megaindex.settings.batch_schedule import parse_count
@@ -71,7 +78,6 @@ def main(arguments: Sequence[str]) -> int:
 def _plan_scaled(options: argparse.Namespace) -> int:
     """Print the plan of a share of a recipe, and write this recipe."""
     from megaindex.console import print_view
-    from megaindex.io.atomic import AtomicFiles
     from megaindex.plan.export import export_settings
     from megaindex.plan.scaled import ScaledPlan
     from megaindex.progress import counting_samples
@@ -88,14 +94,14 @@ def _plan_scaled(options: argparse.Namespace) -> int:
     recipe = recipe_of(options, besides=("skip",))
     if recipe is None:
         raise InvalidArgument(
-            "--scale is of a recipe; write the run as one (--print-config recipe prints it), in an "
-            "order of megaindex"
+            "--scale is of a recipe; write the run as one, in an order of megaindex "
+            "(--print-config recipe prints that of a run in a framework's order)"
         )
     scaled = scale_recipe(recipe, options.scale)
     part = f"{scaled.share.numerator}-{scaled.share.denominator}"
     out = options.out or f"{_stem(options)}-{part}.yaml"
     if not options.print_config:
-        AtomicFiles([out], overwrite=options.overwrite)  # refuses before the work
+        check_output("--out", out, ".yaml", ".yml", overwrite=options.overwrite)
     with counting_samples() as progress:
         found = ScaledPlan.of(recipe, scaled, progress, coverage=options.coverage)
     if options.print_config:
@@ -454,10 +460,11 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
 
 def _add_skips(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--skip-steps", nargs="+", metavar="A-B", help="steps not trained on, as 1200-1249 1300")
+    several: Any = {"nargs": "+", "action": "extend"}
+    add("--skip-steps", **several, metavar="A-B", help="steps not trained on, as 1200-1249 1300")
     add("--move-skipped", action="store_true", help="serve their samples behind the end")
     ids = "ids whose loss is masked: .npy or text, and the source in a blend"
-    add("--skip-documents", nargs="+", metavar="FILE[:SOURCE]", help=ids)
+    add("--skip-documents", **several, metavar="FILE[:SOURCE]", help=ids)
     add("--skip-from-step", type=int, metavar="N", help="first step with the mask; default: 0")
     add("--remove-skipped", action="store_true", help="remove the documents: no token is input")
     add("--skip", dest="skip_file", metavar="FILE", help="skips in YAML, as in a recipe")

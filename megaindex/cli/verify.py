@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     inputs = "compare the rows that PREFIX.provenance names with the input files that still exist"
     add("paths", metavar="PATH", nargs="+", help=paths)
-    add("--full", action="store_true", help="read every byte, not only the .idx")
+    full = "read every byte, not only the .idx; of a lock, as --all"
+    add("--full", action="store_true", help=full)
     add("--vocab-size", type=int, metavar="N", help="with --full: token ids must be below N")
     add("--eod", type=int, metavar="ID", help="with --full: documents must end with this token")
     add("--inputs", action="store_true", help=inputs)
@@ -143,6 +144,8 @@ def _lock_report(options: argparse.Namespace) -> Report:
         if getattr(options, name) != value:
             flag = f"--{name.replace('_', '-')}"
             raise InvalidArgument(f"{flag} is no check of a lock; leave it out")
+    if options.step is None and options.subset != "train":
+        raise InvalidArgument("--subset is of --step; give the steps, or leave it out")
     if options.step is not None and (options.all or options.full):
         raise InvalidArgument("--step and --all exclude each other; give one of them")
     with counting_samples() as progress, copying("reading") as bar:

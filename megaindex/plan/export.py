@@ -384,7 +384,10 @@ def _refused_by_recipe(plan: SettingsPlan, run: RunSettings) -> Iterator[str]:
     """Yield each part of the plan that a recipe has no setting for, and the remedy."""
     data = run.data
     if not run.row.is_framework:
-        yield f"the plan is of order {run.row.order}, not of a framework; write a recipe"
+        yield (
+            f"the plan is of order {run.row.order}, not of a framework; plan it by flags, or with "
+            "--order megatron, whose recipe has the same sources and weights"
+        )
     if run.consumed_samples or plan.train_iters == 0:
         yield "a recipe counts steps from its first one on; plan the whole run"
     if not run.batch.is_constant:

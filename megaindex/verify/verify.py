@@ -151,6 +151,14 @@ def checks(
     rules = PairRules(dialect=dialect, vocab_size=vocab_size, eod=eod, inputs=inputs)
     of_companions = replace(rules, vocab_size=None, eod=None)  # labels and masks
     found = [(subject, rules) for path in paths for subject in subjects(path)]
+    given = {"vocab_size": vocab_size is not None, "eod": eod is not None, "inputs": inputs}
+    of_pairs = [name for name, is_given in given.items() if is_given]
+    locks = [subject.path for subject, _ in found if subject.kind == "lock"]
+    if locks and of_pairs:
+        raise InvalidArgument(
+            f"{locks[0]}: {of_pairs[0]} is no check of a lock; leave it out, or check the pairs of "
+            "the lock, or its recipe"
+        )
     named = {subject.path for subject, _ in found}
     for recipe in [subject.path for subject, _ in found if subject.kind == "recipe"]:
         tokens, companions = pairs_of_recipe(recipe)

@@ -248,11 +248,71 @@ def test_flags_that_have_no_effect_are_refused(folder: Path) -> None:
         ("verify", "run.lock", "--step", "1", "--vocab-size", "9"): "--vocab-size is no check of",
         ("verify", "run.lock", "--step", "1", "--inputs"): "--inputs is no check of a lock",
         ("diff-order", "run.yaml", "run.lock", "--seed", "7"): "--seed is for sides of settings",
+        ("verify", "run.lock", "--full", "--vocab-size", "9"): "vocab_size is no check of a lock",
+        ("verify", "web", "run.lock", "--full", "--eod", "9"): "run.lock: eod is no check of a lo",
+        ("verify", "run.lock", "--inputs"): "inputs is no check of a lock",
+        ("verify", "run.lock", "--subset", "test"): "--subset is of --step; give the steps",
+        ("plan", "run.yaml", "--skip", ""): "--skip is empty; give a value",
+        ("plan", "run.yaml", "--as", ""): "--as is empty; give a value",
+        ("prove", "run.lock", "run.lock", "--search", "none"): "none: is not a folder",
     }
     for words, said in refused.items():
         status, out, err = cli(*words)
         assert (status, out) == (2, ""), words
         assert said in err
+
+
+def test_skips_that_are_given_twice_are_both_taken(folder: Path) -> None:
+    for name, ids in (("a.txt", "1"), ("b.txt", "2 3")):
+        Path(name).write_text(ids)
+    words = ["web", *TARGET, "--order", "epoch"]
+    once = ["--skip-steps", "3", "5", "--skip-documents", "a.txt", "b.txt"]
+    twice = ["--skip-steps", "3", "--skip-documents", "a.txt", "--skip-documents", "b.txt",
+             "--skip-steps", "5"]  # fmt: skip
+    for name, skips in (("once.lock", once), ("twice.lock", twice)):
+        assert cli("lock", *words, *skips, "--out", name)[0] == 0
+    first, second = (json.loads(Path(f"{name}.lock").read_text()) for name in ("once", "twice"))
+    assert first["subsets"] == second["subsets"]
+    assert first["subsets"]["train"]["index"]["left_out"] == [[12, 16], [20, 24]]
+    assert len(first["subsets"]["train"]["index"]["masks"]) == 2
+
+
+OUTPUTS = {
+    "lock": ["lock", "run.yaml", "--out", "NAME"],
+    "lengths": ["lock", "run.yaml", "--out", "new.lock", "--lengths", "NAME"],
+    "scaled": ["plan", "run.yaml", "--scale", "1/2", "--out", "NAME"],
+    "captured": ["capture", "--out", "NAME", "--", "bash", "launch.sh"],
+}
+ENDINGS = {"lock": "lock", "lengths": "lengths", "scaled": "yaml", "captured": "json"}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_overwrite_replaces_no_file_of_another_kind(folder: Path, kind: str) -> None:
+    """Such as the corpus or the script that the command reads."""
+    for name in ("web.bin", "web.idx", "launch.sh"):
+        before = Path(name).read_bytes()
+        verb, *words = (word.replace("NAME", name) for word in OUTPUTS[kind])
+        status, _, err = cli(verb, "--overwrite", *words)
+        assert status == 2
+        assert f"must end in .{ENDINGS[kind]}" in err
+        assert Path(name).read_bytes() == before
+    assert not Path("new.lock").exists()
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_outputs_are_refused_before_the_work(folder: Path, kind: str) -> None:
+    """An output that cannot be written leaves nothing of another output behind."""
+    name = f"none/out.{ENDINGS[kind]}"
+    status, _, err = cli(*(word.replace("NAME", name) for word in OUTPUTS[kind]))
+    assert status == 2
+    assert f"{name}: the folder none does not exist; make it first" in err
+    status, _, err = cli("lock", "run.yaml", "--lengths", "run.lengths", "--out", "none/run.lock")
+    assert (status, os.path.exists("run.lengths")) == (2, False)
+    name = f"out.{ENDINGS[kind]}"
+    Path(name).write_text("mine")
+    status, _, err = cli(*(word.replace("NAME", name) for word in OUTPUTS[kind]))
+    assert (status, Path(name).read_text()) == (2, "mine")
+    assert "already exists" in err
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: 1\n"])

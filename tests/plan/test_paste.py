@@ -592,7 +592,7 @@ def test_a_recipe_has_the_sources_weights_and_steps(corpora: list[str], tmp_path
         (["--consumed-samples", 6], "plan the whole run"),
         (["--train-samples", 5], "plan the whole run"),
         (["--skip-steps", "3"], "add skip to the recipe"),
-        (["--order", "epoch"], "write a recipe"),
+        (["--order", "epoch"], "or with --order megatron"),
     ):
         status, _, error = cli(*words, *more, "--print-config", "recipe")
         assert (status, reason in error) == (2, True), error

@@ -386,7 +386,7 @@ def test_launchers_of_the_first_and_last_version_of_python_are_captured(
     launch = tmp_path / "launch.sh"
     words = "pretrain_gpt.py --seq-length 8"
     launch.write_text(f"python3.8 {words}\npython3.14 {words}\n")
-    assert main(["capture", "--out", str(tmp_path / "c"), "--", "bash", str(launch)]) == 2
+    assert main(["capture", "--out", str(tmp_path / "c.json"), "--", "bash", str(launch)]) == 2
     assert "2 training commands; choose one" in capsys.readouterr().err
 
 
@@ -411,7 +411,7 @@ def test_what_was_captured_is_printed(
 def test_a_program_that_is_not_there_is_not_captured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["capture", "--out", str(tmp_path / "c"), "--", str(tmp_path / "none")]) == 2
+    assert main(["capture", "--out", str(tmp_path / "c.json"), "--", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
     assert "none' cannot be started: No such file or directory; give the script's own" in said
 
@@ -460,6 +460,6 @@ def test_what_capture_cannot_hold_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
 ) -> None:
     (tmp_path / "launch.sh").write_text(text + "\n")
-    arguments = ["--timeout", "1", "--out", str(tmp_path / "c"), "--", "bash"]
+    arguments = ["--timeout", "1", "--out", str(tmp_path / "c.json"), "--", "bash"]
     assert main(["capture", *arguments, str(tmp_path / "launch.sh")]) == 2
     assert re.search(reason, capsys.readouterr().err)
