@@ -21,9 +21,15 @@ import numpy as np
 from megaindex._types import I64, U64
 from megaindex.arithmetic import INT64_MAX
 from megaindex.errors import InvalidArgument
-from megaindex.index.spans import Index, Spans, check_range, iterate_spans
+from megaindex.index.spans import (
+    Index,
+    Spans,
+    check_range,
+    iterate_spans,
+    separates_documents,
+)
 from megaindex.kernels import active, num_threads
-from megaindex.validation import CheckpointReader, check_integer, make_plain
+from megaindex.validation import CheckpointReader, check_integer, count_of, make_plain
 
 WORD = 2**64
 MASKED_KEY = np.uint64(0x9E3779B97F4A7C15)
@@ -120,6 +126,16 @@ def fingerprint_keys(fingerprints: Sequence[str]) -> U64:
             f"corpus_fingerprint, got {fingerprints!r}"
         )
     return np.array(rows, np.uint64)
+
+
+def keys_for(index: Index, fingerprints: Sequence[str]) -> U64:
+    """Return the keys of the sources of an index by fingerprints of another run.
+
+    Sources that this run does not have get zeros, so that no receipt with their samples is equal.
+    """
+    keys = fingerprint_keys(fingerprints)
+    missing = max(0, len(separates_documents(index)) - len(keys))
+    return np.concatenate((keys, np.zeros((missing, 2), np.uint64)))
 
 
 def sample_receipts(positions: I64, spans: Spans, keys: U64) -> I64:
@@ -251,6 +267,7 @@ def planned_receipt(index: Index, begin: int, end: int, keys: U64) -> Receipt:
 
     Raises:
         OutOfRange: the range is outside the index.
+        InvalidArgument: the index has more sources than ``keys``.
     """
     return planned_block_receipts(index, begin, end, keys, stride=LONGEST_STRIDE).total
 
@@ -262,7 +279,7 @@ def planned_block_receipts(
 
     Raises:
         OutOfRange: the range is outside the index.
-        InvalidArgument: ``stride`` is not a power of two.
+        InvalidArgument: ``stride`` is not a power of two, or the index has more sources.
     """
     begin, end = check_range(index, begin, end)
     stride = check_integer("stride", stride)
@@ -311,6 +328,11 @@ def _sums(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Receipt]:
     """Return the receipt of the samples of each block, by their number."""
+    sources = len(separates_documents(index))
+    if len(keys) < sources:
+        raise InvalidArgument(
+            f"keys: must be of the {count_of(sources, 'source')} of the index, got {len(keys)}"
+        )
     # fewer samples take less time than starting threads
     threads = num_threads() if end - begin >= _WORTH_THREADS else 1
     done = [0] * threads

@@ -27,6 +27,7 @@ from megaindex.index.receipts import (
     BlockReceipts,
     Receipt,
     fingerprint_keys,
+    keys_for,
     planned_block_receipts,
     sample_receipts,
 )
@@ -419,7 +420,7 @@ def check_receipts(
     if receipt is None:
         raise InvalidArgument("the states hold no receipts; make the loader with a Recorder")
     stored = stored_receipt(receipt)
-    served, keys = stored.counted.ladder, fingerprint_keys(stored.fingerprints)
+    served, keys = stored.counted.ladder, keys_for(index, stored.fingerprints)
     end = check_integer("end", end)
     planned = BlockReceipts(stride=served.stride, blocks={})
     size = index.num_samples

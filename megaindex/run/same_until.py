@@ -18,7 +18,7 @@ from megaindex.index.receipts import (
     DEFAULT_STRIDE,
     Receipt,
     explain,
-    fingerprint_keys,
+    keys_for,
     planned_block_receipts,
     receipts_between,
 )
@@ -57,7 +57,7 @@ class Compared:
 
     @property
     def keys(self) -> U64:
-        return fingerprint_keys(self.fingerprints)
+        return keys_for(self.index, self.fingerprints)
 
     @property
     def description(self) -> Any:

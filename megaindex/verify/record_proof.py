@@ -435,8 +435,8 @@ def _plan_of_state(state: Mapping[str, Any], index: Index | None, locked: _Plan 
     elif index is None:
         raise InvalidArgument(
             "the states must hold their recipe, as those of loader_of_recipe; compare others with "
-            "the lock of the run, or call megaindex.loader.compare_records with the indices of "
-            "both runs"
+            "the lock of the run, or call megaindex.lock.compare_records with the indices of both "
+            "runs"
         )
     consumed = CheckpointReader("the state of a loader", state).integer("consumed_samples")
     check, skips = check_receipts([state], index), skips_of(index)
@@ -504,7 +504,7 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     if unknown:
         raise InvalidArgument(
             f"the checkpoint masks {unknown[0]['documents']} documents that the lock does not "
-            "name; call megaindex.loader.compare_records with the indices of both runs"
+            "name; call megaindex.lock.compare_records with the indices of both runs"
         )
     holes = sorted(
         (*pair, move)
@@ -521,7 +521,7 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     names = locked.lock.names("train")
     masks = [
         LossMask(
-            source=named_in(names, each["source"]),
+            source=_number_in(names, each["source"]),
             first=each["from"],
             documents=ids.get(each["digest"]),
             remove=each.get("remove", False),
@@ -548,6 +548,13 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
         num_steps=bounds.size - 1,
     )
     return with_skips(locked.order, skips, names)
+
+
+def _number_in(names: Sequence[str], source: str | None) -> str | int | None:
+    """Return the number of the source of a mask in a state; its name where it has no number."""
+    if source is not None and source.isdecimal():
+        return int(source)
+    return named_in(names, source)
 
 
 def named_in(names: Sequence[str], source: str | None) -> str | None:
@@ -630,14 +637,12 @@ def _skipped_steps(plan: _Plan, move: bool) -> list[tuple[int, int]]:
 
 def _masks(plan: _Plan) -> Iterator[tuple[tuple[Any, ...], Skip]]:
     """Yield source, first position, documents and kind of each mask, and its entry."""
-    index = plan.index
-    skips = skips_of(index)
-    if not isinstance(index, StretchedIndex) or skips is None:
+    skips = skips_of(plan.index)
+    if skips is None:
         return
-    numbers = {id(each.mask): number for number, sets in index.masks.items() for each in sets}
     entries = [skip for skip in plan.record.skip if not skip.ranges]
     for mask, skip in zip(skips.masks, entries, strict=True):
-        yield (numbers[id(mask)], mask.first, mask.record["digest"], mask.remove), skip
+        yield (mask.source, mask.first, mask.record["digest"], mask.remove), skip
 
 
 def read_record(path: str) -> Lock | list[Mapping[str, Any]]:

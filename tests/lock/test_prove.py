@@ -18,8 +18,11 @@ from support.folders import inside
 from support.inputs import for_each
 from support.locked_runs import write_inputs
 
+import megaindex
 from megaindex import FormatError, InvalidArgument, Skip
 from megaindex.builders.recipe import open_recipe
+from megaindex.index import receipts
+from megaindex.kernels import load
 from megaindex.loader import join_states
 from megaindex.lock import compare_records, make_lock, open_run, read_lock
 from megaindex.lock.lock_file import lock_text
@@ -263,6 +266,25 @@ def test_a_checkpoint_of_a_loader_is_compared_by_the_lock_of_its_run() -> None:
     served = join_states(steps)
     served["receipt"] = join_states(run(plain, 9, 2))["receipt"]
     assert not compare_records(plain, [served]).holds  # it served what it says not
+
+
+@for_each("name", ["native", "numba", "reference"])
+def test_a_checkpoint_of_fewer_sources_than_the_lock_differs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its receipts are compared by keys of its own sources, and no others are equal."""
+    pytest.importorskip("torch")
+    states = run(locked("one.lock", data_path=["1", "data/web"]), 8, 1)
+    monkeypatch.setattr(receipts, "active", lambda: load(name))
+    for proof in (compare_records(states, locked("two.lock")),
+                  compare_records(locked("two.lock"), states)):  # fmt: skip
+        assert not proof.holds
+        assert "fingerprint of source 1: " in str(proof)
+    index = megaindex.open_run("two.lock").index()
+    keys = receipts.fingerprint_keys(["0" * 32])
+    with pytest.raises(InvalidArgument, match="must be of the 2 sources of the index, got 1"):
+        receipts.planned_receipt(index, 0, 4, keys)
+    receipts.planned_receipt(index, 0, 4, np.concatenate((keys, keys)))
 
 
 def test_a_checkpoint_of_a_recipe_is_compared_with_a_lock() -> None:
