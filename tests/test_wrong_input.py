@@ -14,7 +14,16 @@ from support.corpora import write_corpus
 from support.inputs import for_each
 
 import megaindex
-from megaindex import IndexedDataset, IndexedDatasetWriter, helpers, recipe
+from megaindex import (
+    IndexedDataset,
+    IndexedDatasetWriter,
+    Skip,
+    corpus,
+    helpers,
+    loader,
+    lock,
+    recipe,
+)
 from megaindex.cli import main
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.kernels import backend, load
@@ -197,6 +206,40 @@ def test_directories_are_named_for_writes_only(
         IndexedDatasetWriter(str(tmp_path / "no/a"), "uint16"),
     ):
         pass
+
+
+@for_each(
+    "take",
+    [
+        lambda _: lock.read_lock(None),  # type: ignore[arg-type]
+        lambda _: lock.verify_lock(lock),
+        lambda _: lock.report_run(3),
+        lambda _: recipe.read_recipe(None),  # type: ignore[arg-type]
+        lambda _: IndexedDataset(None),  # type: ignore[arg-type]
+        lambda _: IndexedDataset(b"c"),  # type: ignore[arg-type]
+        lambda _: corpus.verify(3),
+        lambda _: corpus.inspect([]),
+        lambda _: megaindex.build_index(lock, sequence_length=16),
+        lambda c: megaindex.build_index(c, sequence_length=16, split=(969, 30, 1)),
+        lambda c: megaindex.build_blend([c], weights=1, num_samples=4, sequence_length=16),
+        lambda _: corpus.corpus_fingerprint("c"),
+        lambda _: corpus.content_fingerprint(Path("c")),
+        lambda _: recipe.RecipeEvaluation(source="web"),
+        lambda _: loader.MicroBatchSampler(num_samples=9, micro_batch_size="4",
+                                           data_parallel_rank=0, data_parallel_size=1),
+        lambda _: loader.MicroBatchSampler(num_samples=9, micro_batch_size=[4],
+                                           data_parallel_rank=0, data_parallel_size=1),
+        lambda c: megaindex.open_run(c, sequence_length=16, global_batch_size=1, train_iters=2)
+        .loader(options={"eod_id": 0}),
+        lambda _: Skip(documents=[1], from_step=True),
+    ],
+)  # fmt: skip
+def test_values_of_other_types_are_refused(take: Callable[[str], object], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    prefix = str(tmp_path / "c")
+    write_corpus(tmp_path / "c", [90, 40])
+    with pytest.raises(InvalidArgument, match="must be|needs|list"):
+        take(prefix)
 
 
 @for_each(

@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import megaindex
-from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
+from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, StorageError
+from megaindex.io.atomic import Damaged, parse_object
 
 try:
     import torch
@@ -313,13 +314,20 @@ class RunLoader:
         Raises:
             InvalidArgument: the run of the checkpoint had another dataloader, or `load_state_dict`
                 refuses the state.
+            FormatError: the state is damaged.
         """
         if _TEXT not in state:
             raise InvalidArgument(
                 "the checkpoint has no state of megaindex, since its run had another dataloader; "
                 f"{remedy}"
             )
-        self.load_state_dict(json.loads(state[_TEXT]))
+        try:
+            stored = parse_object(state[_TEXT])
+        except (Damaged, TypeError) as error:
+            raise FormatError(
+                f"the state of megaindex in the checkpoint is damaged: {error}; resume from another"
+            ) from None
+        self.load_state_dict(stored)
 
 
 def given_rows(rows: Batch | None) -> Batch:

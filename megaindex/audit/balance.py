@@ -98,7 +98,8 @@ def model_balance(run: Run, cost: CostModel) -> BalanceModel:
     if micro is None or ranks is None:
         raise InvalidArgument(
             "--balance needs the rows of each rank; give --micro-batch-size and "
-            "--data-parallel-size, or a recipe its micro_batch_size and data_parallel_size"
+            "--data-parallel-size with the flags of the run, a recipe its micro_batch_size and "
+            "data_parallel_size, or lock a run that names them"
         )
     if isinstance(sequence_lengths_at(run.index, np.arange(1)), np.ndarray):
         raise InvalidArgument(

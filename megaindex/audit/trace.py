@@ -153,7 +153,9 @@ def check_source(run: Run, source: int) -> None:
 def _check_rank(run: Run, rank: int) -> None:
     if _shapes(run) is None:
         raise InvalidArgument(
-            "a rank needs --micro-batch-size and --data-parallel-size, by which ranks share a step"
+            "a rank needs micro batch size and data-parallel size, by which ranks share a step; "
+            "give their flags with those of the run, write them to the recipe's batch, or lock a "
+            "run that names them"
         )
     most = max(shape.data_parallel_size or 1 for shape in run.shapes)
     check_between("rank", rank, 0, most - 1, error=OutOfRange)

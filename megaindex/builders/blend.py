@@ -8,7 +8,7 @@ otherwise all sources are opened and validated again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -335,7 +335,8 @@ def _check_corpora(corpora: Sequence[Any]) -> None:
 
 
 def _plain_weights(weights: Sequence[float], count: int, row: FrameworkRules) -> list[Any]:
-    if isinstance(weights, (Mapping, Set, str, bytes)):
+    unordered = isinstance(weights, (Mapping, Set, str, bytes))
+    if unordered or not isinstance(weights, Iterable):
         raise InvalidArgument(
             f"weights must be a list in the order of the corpora, got a {type(weights).__name__}"
         )

@@ -35,6 +35,7 @@ from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import check_same_lengths
 from megaindex.index.subset_rule import no_subset
+from megaindex.io.paths import path_text
 from megaindex.validation import (
     check_text,
 )
@@ -215,7 +216,7 @@ def open_dataset(source: str | os.PathLike[str] | IndexedDataset, order: Order) 
     """Return the dataset, opened with the dtype codes of the order's framework if necessary."""
     if isinstance(source, IndexedDataset):
         return source
-    return IndexedDataset(os.fspath(source), dialect=order.row.file_dialect)
+    return IndexedDataset(path_text(source), dialect=order.row.file_dialect)
 
 
 def tokens_of(dataset: IndexedDataset, documents: Documents) -> int:

@@ -21,11 +21,13 @@ import numpy as np
 import xxhash
 
 from megaindex._types import IntArray
+from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.documents import Documents, DocumentSubset
 from megaindex.io.atomic import Damaged, parse_object, read_regular
 from megaindex.io.paths import FileInfo
 from megaindex.objects.files import each_of, read_ranges, stamp
+from megaindex.validation import shown
 
 logger = logging.getLogger("megaindex")
 
@@ -136,6 +138,7 @@ def corpus_fingerprint(dataset: IndexedDataset) -> str:
     Tokens are not read: a corpus rewritten with equal lengths keeps its indices. See
     `content_fingerprint` for a hash of the tokens. Computed once per dataset.
     """
+    _check_dataset(dataset)
     found = _fingerprints.get(dataset)
     if found is None:
         digest = xxhash.xxh3_128()
@@ -145,6 +148,13 @@ def corpus_fingerprint(dataset: IndexedDataset) -> str:
         digest.update(array_bytes(dataset.document_indices))
         found = _fingerprints[dataset] = digest.hexdigest()
     return found
+
+
+def _check_dataset(dataset: object) -> None:
+    if isinstance(dataset, (str, os.PathLike)):
+        raise InvalidArgument(
+            f"dataset must be an IndexedDataset, got the path {shown(str(dataset))}; open it first"
+        )
 
 
 def mark_fingerprint(dataset: IndexedDataset, fingerprint: str) -> None:
@@ -166,6 +176,7 @@ def content_fingerprint(dataset: IndexedDataset, *, whole: bool = False) -> str:
     Raises:
         StorageError: the .bin cannot be read, or was replaced since the dataset was opened.
     """
+    _check_dataset(dataset)
     known = _contents.setdefault(dataset, {})
     if whole not in known:
         known[whole] = _content_fingerprint(dataset, whole)

@@ -15,7 +15,14 @@ from megaindex.cache.entry import MANIFEST
 from megaindex.cache.fingerprint import is_records_name
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.format.findings import SubjectKind
-from megaindex.io.paths import as_storage_error, check_file, is_remote, names_folder, plain
+from megaindex.io.paths import (
+    as_storage_error,
+    check_file,
+    is_remote,
+    names_folder,
+    path_text,
+    plain,
+)
 from megaindex.objects.files import list_remote, stat_path
 from megaindex.settings.recipe import Recipe
 from megaindex.settings.recipe_file import read_recipe
@@ -47,7 +54,7 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
         StorageError: a recipe is not a regular file, or the path cannot be read.
         InvalidArgument: the file is of another kind, or the folder holds no subject.
     """
-    text = plain(os.fspath(path))
+    text = plain(path_text(path))
     if text.endswith((".idx", ".bin")) and not os.path.isdir(text):
         return [Subject(kind="pair", path=text[:-4])]
     is_folder = is_remote(text) and names_folder(text)

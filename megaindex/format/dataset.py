@@ -25,7 +25,7 @@ from megaindex.errors import FormatError, InvalidArgument, OutOfRange, StorageEr
 from megaindex.format.header import IndexHeader, dtype_of_code, get_dialect
 from megaindex.format.pair import MappedPair, map_pair, pair_paths
 from megaindex.io.atomic import read_named
-from megaindex.io.paths import FileInfo, is_remote, plain
+from megaindex.io.paths import FileInfo, is_remote, path_text, plain
 from megaindex.objects.files import stat_path
 
 
@@ -75,7 +75,7 @@ class IndexedDataset:
         multimodal: bool = False,
         dialect: str = "megatron",
     ) -> None:
-        path_prefix = plain(os.fspath(path_prefix))
+        path_prefix = plain(path_text(path_prefix))
         pair = map_pair(path_prefix, dialect, multimodal=multimodal)
         self._hold(path_prefix, dialect, multimodal, pair, _identity_of(pair))
 

@@ -33,7 +33,7 @@ from megaindex.arithmetic import (
     samples_for_epochs,
 )
 from megaindex.errors import InvalidArgument
-from megaindex.validation import check_choice
+from megaindex.validation import check_choice, shown
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -281,6 +281,8 @@ def parse_split(split: str, order: str = "", name: str = "split") -> list[float]
     Raises:
         InvalidArgument: the text is not up to three non-negative numbers with a positive sum.
     """
+    if not isinstance(split, str):
+        raise InvalidArgument(f"{name} must be text such as {DEFAULT_SPLIT!r}, got {shown(split)}")
     words = re.findall(r"[.0-9]+", split) if order == "megatron" else re.split(r"[,/]", split)
     if order == "neox":
         words = split.split("," if "," in split else "/")

@@ -12,6 +12,7 @@ place of a removed one is padding.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -125,6 +126,7 @@ class Skip:
             )
         if masks:
             step = 0 if self.from_step is None else self.from_step
+            check_integer("skip: from_step", step, flags=False)
             put(self, "from_step", check_between("skip: from_step", step, 0, _MOST_STEP))
 
     @property
@@ -854,23 +856,30 @@ def skip_difference(
     return ""
 
 
-def renumbered(state: Mapping[str, Any], numbers: Sequence[int]) -> Mapping[str, Any]:
+def renumbered(
+    state: Mapping[str, Any], names: Sequence[str], numbers: Sequence[int] | None
+) -> Mapping[str, Any]:
     """Return the state of a sampler with the numbers that the sources of its masks have here.
 
     Args:
-        state: the state.
-        numbers: number of each source in the run of the state; -1 for one that it does not have.
+        state: the state, which has numbers or, as those of release 1.0, names.
+        names: names of the sources in the run of the state.
+        numbers: number in that run of each source here, -1 for none; None: the same.
     """
     stored = StoredSkips.read(state)
     if stored is None:
         return state
-    here = {str(theirs): str(ours) for ours, theirs in enumerate(numbers)}
-    masked = [
-        {**mask, "source": here.get(mask["source"], f"{mask['source']}, which is gone")}
-        if mask["source"] is not None
-        else mask
-        for mask in stored.masked
-    ]
+
+    def here(source: str | None) -> str | None:
+        with contextlib.suppress(InvalidArgument):  # a name that the run does not have stays
+            is_number = source is not None and source.isdecimal()
+            number = int(source or 0) if is_number else source_number(source, names)
+            if numbers is None:
+                return str(number)
+            return str(numbers.index(number)) if number in numbers else f"{source}, which is gone"
+        return source
+
+    masked = [{**mask, "source": here(mask["source"])} for mask in stored.masked]
     return {**state, "skip": {**state["skip"], "masked": masked}}
 
 

@@ -193,11 +193,25 @@ def inside(folder: Path, path: str) -> str:
     return path if is_remote(path) else str(folder / plain(path))
 
 
+def path_text(path: object) -> str:
+    """Return a path as text.
+
+    Raises:
+        InvalidArgument: it is neither text nor an `os.PathLike` of text.
+    """
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise InvalidArgument(
+            f"a path must be text or an os.PathLike of text, got a {type(path).__name__}"
+        )
+    return text
+
+
 def listed_paths(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return paths as text; one that is given in place of a list is a list of one."""
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
-    return [os.fspath(path) for path in paths]
+    if isinstance(paths, (str, os.PathLike)) or not hasattr(paths, "__iter__"):
+        return [path_text(paths)]
+    return [path_text(path) for path in paths]
 
 
 def refuse_zero_byte(path: str) -> None:

@@ -38,7 +38,14 @@ from megaindex.loader.checkpoint import check_datasets, check_token_dtype
 from megaindex.loader.row_fields import RowFields, check_keys, row_fields
 from megaindex.loader.targets import Targets, targets_within_documents
 from megaindex.loader.token_readers import TokenReader
-from megaindex.validation import check_between, check_choice, check_integer, make_plain, shown
+from megaindex.validation import (
+    check_between,
+    check_choice,
+    check_integer,
+    check_kind,
+    make_plain,
+    shown,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -269,6 +276,9 @@ class BatchMaker:
         self._targets = targets_within_documents(index, targets)
         self._reader = reader
         self._options = options or SampleOptions()
+        check_kind(
+            "options", self._options, SampleOptions, "a SampleOptions", "write SampleOptions(…)"
+        )
         if not self._options.can_fill:
             refuse_removal(
                 index,

@@ -667,8 +667,10 @@ class Loader:
     ) -> None:
         """Load the state of the samples served now; ``numbers`` are those of the sources in it."""
         sampler = stored.part("sampler", "the state of a sampler")
-        if numbers is not None:
-            sampler = replace(sampler, values=renumbered(sampler.values, numbers.tolist()))
+        known, theirs = self._names, None if numbers is None else numbers.tolist()
+        if theirs is not None:
+            known = [source["name"] for source in stored.values["recipe"]["sources"]]
+        sampler = replace(sampler, values=renumbered(sampler.values, known, theirs))
         load = getattr(self._sampler, "load_state_dict", None)
         if load is None:
             raise InvalidArgument(
@@ -702,10 +704,15 @@ class Loader:
         self._restart()
 
     @property
+    def _names(self) -> list[str]:
+        """Name of each source."""
+        return source_names(self._sources) if self._run is None else list(self._run.names)
+
+    @property
     def _source_names(self) -> list[str]:
         """Name of each source in messages."""
-        if self._run is not None and self._recipe is not None and self._recipe.is_given:
-            return list(self._run.names)
+        if self._recipe is not None and self._recipe.is_given:
+            return self._names
         return source_names(self._sources)
 
     def _stored_receipt(self, receipt: Any) -> Counted:

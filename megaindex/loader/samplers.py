@@ -100,10 +100,15 @@ def assign_by_work(
         yield [None if number < 0 else step.first + number for number in batch]
 
 
-def _micro_batches(given: int | Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
+def _micro_batches(given: Any) -> list[tuple[int, int | None]]:
     """Return (first sample, rows) of the micro batches, from sample 0 on."""
-    if not isinstance(given, Sequence):
+    if not isinstance(given, (list, tuple)):
         return [(0, given)]
+    if not all(isinstance(each, (list, tuple)) and len(each) == 2 for each in given):
+        raise InvalidArgument(
+            "micro_batch_size must be a number of rows, or a list of (first sample, rows), got "
+            f"{shown(given)}"
+        )
     sizes = [(check_integer("micro_batch_size", first), size) for first, size in given]
     firsts = [first for first, _ in sizes]
     if not sizes or firsts[0] != 0 or firsts != sorted({*firsts}):

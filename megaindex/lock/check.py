@@ -23,6 +23,7 @@ from megaindex.format.findings import Collector, Report
 from megaindex.format.header import Fault
 from megaindex.index.receipts import Receipt, fingerprint_keys, receipts_between
 from megaindex.index.spans import Index
+from megaindex.io.paths import path_text
 from megaindex.lock.lengths import pairs_of_lengths
 from megaindex.lock.lock_file import Lock, parse_lock
 from megaindex.lock.pinned_files import (
@@ -89,7 +90,7 @@ def verify_lock(
         MissingFile, StorageError: the lock or a file cannot be read.
         InvalidArgument: the lock has no hashes of tokens, or no such step.
     """
-    name = os.fspath(path)
+    name = path_text(path)
     try:
         lock, edited = parse_lock(path)
     except FormatError as error:

@@ -17,7 +17,7 @@ from typing import Any
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.header import Fault
 from megaindex.io.atomic import Damaged, read_named, write_file
-from megaindex.io.paths import check_local, is_remote
+from megaindex.io.paths import check_local, is_remote, path_text
 from megaindex.lock.shape import (
     FORMAT,
     HASH_DIGITS,
@@ -332,7 +332,7 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, Fault | None]:
         MissingFile, StorageError: the file cannot be read.
         FormatError: it is not a lock, or is of another version.
     """
-    name = os.fspath(path)
+    name = path_text(path)
     text = read_named(name, longest=_LONGEST)
     try:
         content = parse_text(text)

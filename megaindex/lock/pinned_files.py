@@ -118,6 +118,8 @@ def differing_chunks(first: str, second: str, algorithm: str) -> list[tuple[int,
 def located(lock: Lock, search: Folder | None = None) -> list[str | None]:
     """Return the prefix of each pair of a lock: its path, or where it was moved, sought by content
     in the folder ``search``; None: missing."""
+    if search is not None and not os.path.isdir(search):
+        raise MissingFile(f"{os.fspath(search)}: is not a folder; give one that holds the pairs")
     found: list[str | None] = [
         source.path if IndexedDataset.exists(source.path) else None for source in lock.sources
     ]
@@ -166,8 +168,6 @@ def file_fault(file: LockedFile, path: str) -> tuple[str, Fault] | None:
 
 
 def _pairs_below(folder: Folder) -> Iterator[str]:
-    if not os.path.isdir(folder):
-        raise MissingFile(f"{os.fspath(folder)}: is not a folder; give one that holds the pairs")
     for place, _, names in os.walk(folder):
         for name in sorted(names):
             prefix = os.path.join(place, name.removesuffix(".idx"))

@@ -244,6 +244,8 @@ class RecipeEvaluation:
     sequence_length: int | None = None
 
     def __post_init__(self) -> None:
+        kind = (RecipeSource, "a RecipeSource", "write RecipeSource(name=…, path=…)")
+        check_kind("evaluation: source", self.source, *kind)
         if self.source.held_out is not None and self.source.subset is not None:
             raise InvalidArgument(
                 "evaluation: the source has held_out, which are the documents that it reads, and "

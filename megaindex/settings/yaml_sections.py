@@ -13,6 +13,7 @@ from typing import Any
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.index.subset_rule import Share
 from megaindex.io.atomic import read_named
+from megaindex.io.paths import path_text
 from megaindex.validation import check_integer, check_setting, parse_fraction, shown
 
 TOKENIZE = "write it as JSONL or Parquet, then `megaindex tokenize PREFIX FILE --tokenizer …`"
@@ -66,7 +67,7 @@ def read_text(path: str, what: str) -> str:
 
 def load_yaml(path: str | os.PathLike[str], what: str, *, last_wins: bool = False) -> Any:
     """Return the content of a YAML file, see `load_mapping`."""
-    name = os.fspath(path)
+    name = path_text(path)
     return parse_yaml(read_named(name, what), name, what, last_wins=last_wins)
 
 

@@ -212,14 +212,17 @@ def test_changes_that_do_not_fit_are_refused(
     [
         ("data_path: a\nnum_samples: 1\n", "changes is missing; it must be a list"),
         ("data_path: a\nchanges: []\nnum_samples: 1\n", "changes is empty"),
-        ("data_path: a\nchanges: [{}]\n", "num_samples must be"),
-        ("data_path: a\nchanges: [{}]\nnum_samples: 3", "consumed_samples must be"),
-        ("data_path: a\nchanges: [{consumed_samples: 1}]\nnum_samples: 3", "data_path must be"),
+        ("data_path: a\nchanges: [{}]\n", "num_samples is missing; it must be"),
+        ("data_path: a\nchanges: [{}]\nnum_samples: 3", "consumed_samples is missing"),
+        (
+            "data_path: a\nchanges: [{consumed_samples: 1}]\nnum_samples: 3",
+            "data_path is missing; it must be",
+        ),
         (
             "data_path: a\nchanges: [{consumed_samples: 1, data_path: a}]\nnum_samples: 3",
             "write a weight before every prefix",
         ),
-        ("data_path: [1, a, b]\nnum_samples: 1\nchanges: [{}]", "consumed_samples must be"),
+        ("data_path: [1, a, b]\nnum_samples: 1\nchanges: [{}]", "consumed_samples is missing"),
         ("data: a\n", "did you mean data_path"),
         ("data_path: a\nnum_samples: 3\nchanges: [{data_paths: [1, a]}]", "did you mean data_path"),
     ],

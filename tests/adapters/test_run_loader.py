@@ -22,7 +22,7 @@ import torch
 import megaindex
 from megaindex._lazy import torch_needed
 from megaindex.adapters import RunLoader, automodel, run_loader
-from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.loader import MicroBatchSampler, SampleOptions, join_states
 from megaindex.loader.row_fields import row_fields
 from megaindex.lock import Lock, make_lock, read_lock
@@ -443,6 +443,11 @@ def test_a_state_is_one_text_for_dcp(lock: Lock) -> None:
     assert other.returned == first.returned == 1
     with pytest.raises(InvalidArgument, match=r"no state of megaindex"):
         RunLoader(lock).load_text_state_dict({"position": 1}, "leave it out")
+    (text,) = state.values()
+    for damaged in ("", text[: len(text) // 2], text[:-1], "[" * 10**5, "3", None):
+        with pytest.raises(FormatError, match="the state of megaindex in the checkpoint is damag"):
+            other.load_text_state_dict({"megaindex": damaged}, "leave it out")
+    assert other.returned == 1
 
 
 @pytest.fixture(scope="module")

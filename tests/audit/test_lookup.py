@@ -112,7 +112,7 @@ def test_what_does_not_exist_is_refused(stream: Run, prefix: Path) -> None:
     plain = Settings(data_path=(str(prefix),), seq_length=16, global_batch_size=4, epochs="1")
     unranked = run_of_settings(resolve(plain))
     assert documents_of(unranked, 0)[0].rank is None
-    with pytest.raises(InvalidArgument, match="needs --micro-batch-size and --data-parallel-size"):
+    with pytest.raises(InvalidArgument, match="needs micro batch size and data-parallel size"):
         documents_of(unranked, 0, 0)
 
 

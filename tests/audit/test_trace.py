@@ -429,7 +429,7 @@ def test_a_rank_needs_both_sizes(known: str, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {known: 2}
     run = run_of_index(index, global_batch_size=4, **sizes)
     assert {(each.rank, each.micro_batch) for each in documents_of(run, 0)} == {(None, None)}
-    with pytest.raises(InvalidArgument, match="a rank needs --micro-batch-size and --data-par"):
+    with pytest.raises(InvalidArgument, match="a rank needs micro batch size and data-par"):
         documents_of(run, 0, rank=0)
 
 

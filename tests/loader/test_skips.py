@@ -920,11 +920,15 @@ def test_states_with_masks_go_on_under_the_lock_and_the_reverse(tmp_path: Path, 
 
 
 def test_a_source_that_is_gone_or_moved_has_the_masks_of_its_name() -> None:
-    state = {"skip": {"end": 9, "dropped": [], "moved": [], "masked": [
-        {"source": "0", "from": 0, "documents": None, "digest": None},
-        {"source": "1", "from": 0, "documents": None, "digest": None},
-        {"source": None, "from": 0, "documents": None, "digest": None},
-    ]}}  # fmt: skip
-    found = renumbered(state, [-1, 0])["skip"]["masked"]
-    assert [each["source"] for each in found] == ["1", "1, which is gone", None]
-    assert renumbered({}, [0]) == {}
+
+    def sources(*names: str | None, numbers: list[int] | None = None) -> list[str | None]:
+        masked = [{"source": name, "from": 0, "documents": None, "digest": None} for name in names]
+        state = {"skip": {"end": 9, "dropped": [], "moved": [], "masked": masked}}
+        found = renumbered(state, ["web", "code"], numbers)["skip"]["masked"]
+        return [each["source"] for each in found]
+
+    assert sources("0", "1", "web", "code") == ["0", "1", "0", "1"]
+    gone = ["1", "1, which is gone", "1", "code, which is gone"]
+    assert sources("0", "1", "web", "code", numbers=[-1, 0]) == gone
+    assert sources(None, "books", numbers=[1, 0]) == [None, "books"]
+    assert renumbered({}, ["web"], None) == {}

@@ -200,7 +200,7 @@ def test_whole_epochs_without_weights_are_not_extended_in_a_lock() -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("data_path: [a]\nnum_samples: 9\n", "changes must be a list"),
+    ("data_path: [a]\nnum_samples: 9\n", "changes is missing; it must be a list"),
     ("data_path: [a]\nnum_samples: 9\nchanges: []\n", "changes is empty"),
     ("data_path: [a]\nnum_samples: 9\nconsumed_samples: 10\n", "consumed_samples must be"),
     ("data_path: [a]\nnum_samples: 9\nconsumed_samples: -1\n", "consumed_samples must be"),
