@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import UserList, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -240,6 +241,22 @@ def test_values_of_other_types_are_refused(take: Callable[[str], object], tmp_pa
     write_corpus(tmp_path / "c", [90, 40])
     with pytest.raises(InvalidArgument, match="must be|needs|list"):
         take(prefix)
+
+
+def test_lists_of_micro_batches_are_sequences_of_pairs() -> None:
+    def batches(given: Any) -> list[Any]:
+        return list(loader.MicroBatchSampler(num_samples=9, micro_batch_size=given,
+                                             global_batch_size=2, data_parallel_rank=0,
+                                             data_parallel_size=1))  # fmt: skip
+
+    pytest.importorskip("torch")
+    expected = batches([(0, 1), (4, 2)])
+    for given in (UserList([(0, 1), (4, 2)]), deque([[0, 1], [4, 2]]),
+                  ((0, 1), np.array([4, 2]))):  # fmt: skip
+        assert batches(given) == expected
+    for wrong in ([4], [(0, 1, 2)], [(0,)], "41", [None]):
+        with pytest.raises(InvalidArgument, match="micro_batch_size must be"):
+            batches(wrong)
 
 
 @for_each(

@@ -138,7 +138,7 @@ def check_output(flag: str, path: str, *endings: str, overwrite: bool) -> None:
     """
     from megaindex.io.atomic import AtomicFiles
 
-    if not path.endswith(endings):
+    if not path.lower().endswith(endings):
         raise InvalidArgument(
             f"{flag} must end in {' or '.join(endings)}, got {path}: files of other kinds are not "
             "replaced"

@@ -12,13 +12,12 @@ place of a removed one is padding.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -448,18 +447,25 @@ class Skips:
                 "the end of one of its steps"
             )
 
-    @property
-    def stored(self) -> StoredSkips:
-        """The skips as a state records them."""
-        return StoredSkips(**self.to_dict())
+    def stored(self, numbers: Sequence[int] = ()) -> StoredSkips:
+        """Return the skips as a state records them, see `to_dict`."""
+        return StoredSkips(**self.to_dict(numbers))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what a state records, as JSON values."""
+    def to_dict(self, numbers: Sequence[int] = ()) -> dict[str, Any]:
+        """Return what a state records, as JSON values.
+
+        Args:
+            numbers: `mask_numbers` of the index, where it is known.
+        """
+        masked = [
+            mask.record if number is None else {**mask.record, "number": number}
+            for mask, number in itertools.zip_longest(self.masks, numbers)
+        ]
         return {
             "end": self.end,
             "dropped": self.holes[~self.is_moved].tolist(),
             "moved": self._moved.tolist(),
-            "masked": [mask.record for mask in self.masks],
+            "masked": masked,
         }
 
 
@@ -590,12 +596,10 @@ def with_skips(
     if documents is None:
         documents = [len(dataset) for dataset in datasets]
     by_source: dict[int, list[MaskedDocuments]] = {}
-    numbers = [source_number(mask.source, names) for mask in skips.masks]
-    masks = [replace(mask, source=n) for mask, n in zip(skips.masks, numbers, strict=True)]
-    for mask, number in zip(masks, numbers, strict=True):
+    for mask in skips.masks:
+        number = source_number(mask.source, names)
         _check_ids(mask, number, names, documents)
         by_source.setdefault(number, []).append(MaskedDocuments(mask))
-    skips = replace(skips, masks=tuple(masks))
     stretches = tuple(_stretches(index, skips))
     return StretchedIndex(stretches=stretches, masks=by_source, skips=skips)
 
@@ -645,8 +649,17 @@ def skips_of(index: object) -> Skips | None:
     return skips
 
 
-def source_number(name: str | int | None, names: Sequence[str], setting: str = "skip") -> int:
-    """Return the number of the source of documents, by its name or its number, also as text.
+def mask_numbers(index: object) -> list[int]:
+    """Return the number of the source of each mask of an index, in the order of its skips."""
+    skips = skips_of(index)
+    if skips is None or not isinstance(index, StretchedIndex):
+        return []
+    numbers = {id(each.mask): number for number, sets in index.masks.items() for each in sets}
+    return [numbers[id(mask)] for mask in skips.masks]
+
+
+def source_number(name: str | None, names: Sequence[str], setting: str = "skip") -> int:
+    """Return the number of the source of documents, by its name or its number as text.
 
     A path is also named by its last parts, as tables show it, if those of no other are the same.
 
@@ -660,8 +673,6 @@ def source_number(name: str | int | None, names: Sequence[str], setting: str = "
                 f"{setting}: documents need their source, one of {_listed(names)}; give it"
             )
         return 0
-    if isinstance(name, int):
-        return name
     if name in names:
         return list(names).index(name)
     if name.isdecimal() and len(name) < 10 and int(name) < len(names):
@@ -766,6 +777,8 @@ class StoredSkips:
             mask = CheckpointReader("a mask of a sampler's state", each)
             if mask.field("source", "must be text or null") is not None:
                 mask.text("source")
+            if "number" in each:
+                mask.integer("number", least=-1)
             mask.integer("from")
             if mask.field("documents", "must be a number or null") is not None:
                 mask.integer("documents", least=1)
@@ -841,13 +854,14 @@ def skip_difference(
             "and its number of samples"
         )
     for mask in old.masked:
-        if mask not in new.masked:
+        if not any(_is_same_mask(mask, other) for other in new.masked):
             return (
                 f"the run of the checkpoint {_verb(mask)} {_mask_text(mask)}, and this one does "
                 f"not; {_KEEP}, with the same ids"
             )
     for mask in new.masked:
-        if mask not in old.masked and mask["from"] < decided:
+        is_new = not any(_is_same_mask(mask, other) for other in old.masked)
+        if is_new and mask["from"] < decided:
             return (
                 f"skip: {_mask_text(mask)}, and {consumed} samples were served before this run "
                 f"{_verb(mask)} them; give from_step the step at which the run continues, or "
@@ -856,30 +870,28 @@ def skip_difference(
     return ""
 
 
-def renumbered(
-    state: Mapping[str, Any], names: Sequence[str], numbers: Sequence[int] | None
-) -> Mapping[str, Any]:
+def _is_same_mask(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Compare masks by the number of their source where both have one, else by its name."""
+    by = "number" if "number" in first and "number" in second else "source"
+    names = (by, "from", "documents", "digest", "remove")
+    return all(first.get(name) == second.get(name) for name in names)
+
+
+def renumbered(state: Mapping[str, Any], numbers: Sequence[int]) -> Mapping[str, Any]:
     """Return the state of a sampler with the numbers that the sources of its masks have here.
 
     Args:
-        state: the state, which has numbers or, as those of release 1.0, names.
-        names: names of the sources in the run of the state.
-        numbers: number in that run of each source here, -1 for none; None: the same.
+        state: the state; release 1.0 wrote no numbers, and its masks stay.
+        numbers: number of each source in the run of the state, -1 for one that it does not have.
     """
     stored = StoredSkips.read(state)
     if stored is None:
         return state
-
-    def here(source: str | None) -> str | None:
-        with contextlib.suppress(InvalidArgument):  # a name that the run does not have stays
-            is_number = source is not None and source.isdecimal()
-            number = int(source or 0) if is_number else source_number(source, names)
-            if numbers is None:
-                return str(number)
-            return str(numbers.index(number)) if number in numbers else f"{source}, which is gone"
-        return source
-
-    masked = [{**mask, "source": here(mask["source"])} for mask in stored.masked]
+    here = {theirs: ours for ours, theirs in enumerate(numbers)}
+    masked = [
+        {**mask, "number": here.get(mask["number"], -1)} if "number" in mask else mask
+        for mask in stored.masked
+    ]
     return {**state, "skip": {**state["skip"], "masked": masked}}
 
 
@@ -899,7 +911,7 @@ def ranges_without(
 
 def _mask_text(mask: Mapping[str, Any]) -> str:
     what = "all documents" if mask["documents"] is None else f"{mask['documents']} documents"
-    of = "" if mask["source"] is None else f" of source {mask['source']}"
+    of = "" if mask["source"] is None else f" of {mask['source']}"
     return f"{what}{of} from sample {mask['from']} on"
 
 

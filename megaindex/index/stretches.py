@@ -157,8 +157,7 @@ class Stretch:
 class LossMask:
     """Documents of a source without loss, or removed, from a position on."""
 
-    source: str | int | None
-    """Name of the source, or its number where the index is known; None: the only one."""
+    source: str | None
     first: int
     """First position with the mask."""
     documents: I64 | None
@@ -170,7 +169,7 @@ class LossMask:
         """The mask as JSON values, its documents as a number and a hash."""
         ids = self.documents
         return {
-            "source": None if self.source is None else str(self.source),
+            "source": self.source,
             "from": self.first,
             "documents": None if ids is None else ids.size,
             "digest": None if ids is None else digest_of_ids(ids),

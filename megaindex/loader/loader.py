@@ -479,14 +479,17 @@ class Loader:
     def _serve(self, opened: OpenRecipe, first: int) -> None:
         """Serve the samples of a recipe with another mix from position ``first`` on."""
         self._check_without_dataset()
-        now = self._index
-        if opened.index.num_samples == now.num_samples and self._sampler.balance is None:
+        if not self._needs_sampler(opened.index):
             self._exchange(opened.index, first)
         else:
             assert self._run is not None, "as it has a recipe"
             run = self._mix.run(opened)
             self._exchange(run.index, first, self._run.sampler_of(run))
         self._mix.serve(opened)
+
+    def _needs_sampler(self, index: Index) -> bool:
+        """Return True if this sampler, which users may hold, cannot serve another index."""
+        return index.num_samples != self._index.num_samples or self._sampler.balance is not None
 
     def _check_without_dataset(self) -> None:
         if self._has_dataset:
@@ -653,7 +656,9 @@ class Loader:
         self._check_without_dataset()
         assert self._run is not None, "as it has a recipe"
         run, before = self._mix.run(opened), (self._index, self._sampler)
-        self._index, self._sampler, self._ledger = run.index, self._run.sampler_of(run), None
+        if self._needs_sampler(run.index):
+            self._sampler = self._run.sampler_of(run)
+        self._index, self._ledger = run.index, None
         try:
             self._load(stored, allow, numbers)
         except BaseException:
@@ -667,10 +672,6 @@ class Loader:
     ) -> None:
         """Load the state of the samples served now; ``numbers`` are those of the sources in it."""
         sampler = stored.part("sampler", "the state of a sampler")
-        known, theirs = self._names, None if numbers is None else numbers.tolist()
-        if theirs is not None:
-            known = [source["name"] for source in stored.values["recipe"]["sources"]]
-        sampler = replace(sampler, values=renumbered(sampler.values, known, theirs))
         load = getattr(self._sampler, "load_state_dict", None)
         if load is None:
             raise InvalidArgument(
@@ -689,6 +690,8 @@ class Loader:
         theirs = stored_contents(stored, self._source_names, numbers)
         counted = self._stored_receipt(stored.field("receipt", "must be a mapping or null"))
         check_skips = getattr(self._sampler, "check_skips", None)
+        if check_skips is not None and numbers is not None:
+            sampler = replace(sampler, values=renumbered(sampler.values, numbers.tolist()))
         if check_skips is not None and "skip" not in allow:
             check_skips(sampler.values)  # before the order, which moved samples change
         if "order" not in allow:
@@ -704,15 +707,10 @@ class Loader:
         self._restart()
 
     @property
-    def _names(self) -> list[str]:
-        """Name of each source."""
-        return source_names(self._sources) if self._run is None else list(self._run.names)
-
-    @property
     def _source_names(self) -> list[str]:
         """Name of each source in messages."""
-        if self._recipe is not None and self._recipe.is_given:
-            return self._names
+        if self._run is not None and self._recipe is not None and self._recipe.is_given:
+            return list(self._run.names)
         return source_names(self._sources)
 
     def _stored_receipt(self, receipt: Any) -> Counted:

@@ -44,6 +44,7 @@ from megaindex.index.skips import (
     Skips,
     StoredSkips,
     given_skips,
+    mask_numbers,
     resolve_skips,
     skip_difference,
     skips_of,
@@ -100,16 +101,17 @@ def assign_by_work(
         yield [None if number < 0 else step.first + number for number in batch]
 
 
-def _micro_batches(given: Any) -> list[tuple[int, int | None]]:
+def _micro_batches(given: int | Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
     """Return (first sample, rows) of the micro batches, from sample 0 on."""
-    if not isinstance(given, (list, tuple)):
+    if not isinstance(given, Sequence):
         return [(0, given)]
-    if not all(isinstance(each, (list, tuple)) and len(each) == 2 for each in given):
+    try:
+        sizes = [(check_integer("micro_batch_size", first), size) for first, size in given]
+    except (TypeError, ValueError):
         raise InvalidArgument(
             "micro_batch_size must be a number of rows, or a list of (first sample, rows), got "
             f"{shown(given)}"
-        )
-    sizes = [(check_integer("micro_batch_size", first), size) for first, size in given]
+        ) from None
     firsts = [first for first, _ in sizes]
     if not sizes or firsts[0] != 0 or firsts != sorted({*firsts}):
         raise InvalidArgument(
@@ -199,7 +201,7 @@ class MicroBatchSampler(Resumable):
         self._check_rounds()
         self._largest_step = self._most_rows
         num_samples = check_integer("num_samples", num_samples)
-        self._skips = skips_of(index)
+        self._skips, self._mask_numbers = skips_of(index), mask_numbers(index)
         if self._skips is not None:
             num_samples = self._checked_samples(num_samples, self._skips, skip)
         self._num_samples = num_samples
@@ -270,7 +272,7 @@ class MicroBatchSampler(Resumable):
 
     @property
     def _stored_skips(self) -> StoredSkips | None:
-        return None if self._skips is None else self._skips.stored
+        return None if self._skips is None else self._skips.stored(self._mask_numbers)
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -297,7 +299,7 @@ class MicroBatchSampler(Resumable):
                 )
             if self._view is None or self._view[0] is not index:
                 self._view = index, with_skips(index, self._skips)
-                self._skips = skips_of(self._view[1])  # with the numbers of its sources
+                self._mask_numbers = mask_numbers(self._view[1])
             return self._view[1]
         if theirs is not self._skips:
             raise InvalidArgument(
@@ -512,7 +514,7 @@ class MicroBatchSampler(Resumable):
         if self._balance is not None:
             state["balance"] = self._balance.to_dict()
         if self._skips is not None:
-            state |= {"version": WITH_SKIPS, "skip": self._skips.to_dict()}
+            state |= {"version": WITH_SKIPS, "skip": self._skips.to_dict(self._mask_numbers)}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:

@@ -31,6 +31,7 @@ from megaindex.index.skips import (
     Skip,
     Skips,
     StoredSkips,
+    mask_numbers,
     masked_tokens,
     ranges_without,
     skips_of,
@@ -521,7 +522,7 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     names = locked.lock.names("train")
     masks = [
         LossMask(
-            source=_number_in(names, each["source"]),
+            source=_source_in(names, each),
             first=each["from"],
             documents=ids.get(each["digest"]),
             remove=each.get("remove", False),
@@ -550,11 +551,10 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
     return with_skips(locked.order, skips, names)
 
 
-def _number_in(names: Sequence[str], source: str | None) -> str | int | None:
-    """Return the number of the source of a mask in a state; its name where it has no number."""
-    if source is not None and source.isdecimal():
-        return int(source)
-    return named_in(names, source)
+def _source_in(names: Sequence[str], mask: Mapping[str, Any]) -> str | None:
+    """Return the source of a mask in a state as a lock names it."""
+    source, number = named_in(names, mask["source"]), mask.get("number", -1)
+    return source if source in names or not 0 <= number < len(names) else names[number]
 
 
 def named_in(names: Sequence[str], source: str | None) -> str | None:
@@ -640,9 +640,10 @@ def _masks(plan: _Plan) -> Iterator[tuple[tuple[Any, ...], Skip]]:
     skips = skips_of(plan.index)
     if skips is None:
         return
+    numbers = mask_numbers(plan.index)
     entries = [skip for skip in plan.record.skip if not skip.ranges]
-    for mask, skip in zip(skips.masks, entries, strict=True):
-        yield (mask.source, mask.first, mask.record["digest"], mask.remove), skip
+    for number, mask, skip in zip(numbers, skips.masks, entries, strict=True):
+        yield (number, mask.first, mask.record["digest"], mask.remove), skip
 
 
 def read_record(path: str) -> Lock | list[Mapping[str, Any]]:

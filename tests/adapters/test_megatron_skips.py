@@ -269,7 +269,7 @@ def test_a_checkpoint_holds_the_skips(
         (Skip(steps="1"), "samples 8 to 15 are to be skipped, and 16 samples were served"),
         (
             Skip(source="0"),
-            "all documents of source 0 from sample 0 on, and 16 samples were served",
+            "all documents of 0 from sample 0 on, and 16 samples were served",
         ),
     ):
         with pytest.raises(InvalidArgument, match=f"the checkpoint: skip: {reason}"):
@@ -281,7 +281,7 @@ def test_a_checkpoint_holds_the_skips(
         ([*first, Skip(steps="5")], "samples 40 to 47 are to be skipped, and 32 samples were"),
         (
             [*first, Skip(documents=[1], from_step=5)],
-            "1 documents of source 0 from sample 40 on, and 32",
+            "1 documents of 0 from sample 40 on, and 32",
         ),
     ):
         with pytest.raises(InvalidArgument, match=f"the checkpoint: .*{reason}"):
@@ -292,7 +292,7 @@ def test_a_checkpoint_holds_the_skips(
     # by whatever name and in whatever entries
     named = Skip(documents=[7, 1, 7], source=str(tmp_path / "c"), from_step=6)
     assert run.launch([named, *first, Skip(steps=7), Skip(steps=8)], 2) == plain[9:]
-    with pytest.raises(InvalidArgument, match="masks 2 documents of source 0 from sample 48"):
+    with pytest.raises(InvalidArgument, match="masks 2 documents of 0 from sample 48"):
         run.launch([*first, Skip(steps="7-8"), Skip(documents=[1, 8], from_step=6)], 1)
     assert run.launch(more, 1, (8, 1)) == [plain[4]]  # the moved step, at the end
     assert run.launch(None, 2, anew=True) == plain[:2]  # nothing was served of this run

@@ -484,6 +484,19 @@ def test_a_state_whose_run_ends_before_this_position_loads_or_changes_nothing(
     assert len(ahead.rows) == end - 8
 
 
+def test_a_sampler_that_a_user_holds_follows_the_state(folder: Path) -> None:
+    """As one that StatefulDataLoader was given: it is replaced only where it cannot serve."""
+    recipe = recipe_at(folder)
+    changed, other = Cluster(recipe, 1, 8), Cluster(recipe, 1, 8)
+    changed.set_mix({"math": 1})
+    changed.run({}, 2)
+    sampler = other.first.sampler
+    other.first.load_state_dict(changed.state())
+    assert other.first.sampler is sampler
+    assert len(list(sampler)) == STEPS - 2
+    assert changed.first.index.num_samples == other.first.index.num_samples
+
+
 def test_an_amended_run_keeps_its_changes(folder: Path) -> None:
     recipe = recipe_at(folder)
     cluster = Cluster(recipe, 2, 2)

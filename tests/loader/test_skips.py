@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from megaindex import (
 from megaindex.index.array_index import served_tokens
 from megaindex.index.skips import (
     StoredSkips,
+    mask_numbers,
     read_ids,
     read_skips,
     renumbered,
@@ -39,7 +41,7 @@ from megaindex.index.skips import (
     without_holes,
 )
 from megaindex.index.spans import locate_range, sequence_lengths_at
-from megaindex.lock import compare_records
+from megaindex.lock import compare_records, read_lock
 from megaindex.recipe import (
     BatchSchedule,
     Recipe,
@@ -418,7 +420,7 @@ def test_skips_are_added_at_a_resume(tmp_path: Path) -> None:
     again.load_state_dict(late)
     for wrong, reason in (
         (Skip(steps="4"), "samples 32 to 39 are to be skipped, and 40 samples were served"),
-        (Skip(source="web"), "all documents of source 0 from sample 0 on, and 40 samples were"),
+        (Skip(source="web"), "all documents of web from sample 0 on, and 40 samples were served"),
     ):
         other = loader_of_recipe(open_recipe(recipe(tmp_path, (wrong,))), micro_batch_size=8)
         with pytest.raises(InvalidArgument, match=reason):
@@ -915,20 +917,95 @@ def test_states_with_masks_go_on_under_the_lock_and_the_reverse(tmp_path: Path, 
     changed = open_run(tmp_path / "run.yaml") if kind not in named else open_run(
         a, sequence_length=16, global_batch_size=4, train_iters=15, order="epoch", skip=[skip]
     )  # fmt: skip
-    with pytest.raises(InvalidArgument, match="3 documents of source 0 from sample 4 on, and this"):
+    with pytest.raises(InvalidArgument, match="masks 3 documents|removes 3 documents"):
         changed.loader(options=options).load_state_dict(state)
 
 
-def test_a_source_that_is_gone_or_moved_has_the_masks_of_its_name() -> None:
+def test_masks_are_compared_by_number_and_else_by_name() -> None:
+    def mask(source: str | None, number: int | None = None, **more: Any) -> dict[str, Any]:
+        known = {} if number is None else {"number": number}
+        return {"source": source, **known, "from": 4, "documents": 1, "digest": "0" * 32, **more}
 
-    def sources(*names: str | None, numbers: list[int] | None = None) -> list[str | None]:
-        masked = [{"source": name, "from": 0, "documents": None, "digest": None} for name in names]
-        state = {"skip": {"end": 9, "dropped": [], "moved": [], "masked": masked}}
-        found = renumbered(state, ["web", "code"], numbers)["skip"]["masked"]
-        return [each["source"] for each in found]
+    def differ(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+        stored = [
+            StoredSkips(end=9, dropped=[], moved=[], masked=[each]) for each in (theirs, ours)
+        ]
+        return skip_difference(*stored, consumed=8, decided=8)
 
-    assert sources("0", "1", "web", "code") == ["0", "1", "0", "1"]
-    gone = ["1", "1, which is gone", "1", "code, which is gone"]
-    assert sources("0", "1", "web", "code", numbers=[-1, 0]) == gone
-    assert sources(None, "books", numbers=[1, 0]) == [None, "books"]
-    assert renumbered({}, ["web"], None) == {}
+    same = [(mask("web", 0), mask("0", 0)), (mask("2024"), mask("2024", 1)),
+            (mask(None, 0), mask("a", 0)), (mask("web"), mask("web", 3))]  # fmt: skip
+    others = [(mask("web", 0), mask("web", 1)), (mask("0"), mask("web", 0)),
+              (mask("web", -1), mask("web", 0)), (mask("web", 0), mask("web", 0, remove=True)),
+              (mask("web", 0), mask("web", 0, documents=2))]  # fmt: skip
+    for theirs, ours in same:
+        assert not differ(theirs, ours)
+    for theirs, ours in others:
+        assert differ(theirs, ours)
+
+
+def test_numbers_of_sources_follow_a_changed_list() -> None:
+    masked = [
+        {"source": "web", **number, "from": 0, "documents": None, "digest": None}
+        for number in ({"number": 0}, {"number": 1}, {})
+    ]
+    state = {"skip": {"end": 9, "dropped": [], "moved": [], "masked": masked}}
+    found = renumbered(state, [-1, 0])["skip"]["masked"]
+    assert [each.get("number") for each in found] == [1, -1, None]
+    assert [each["number"] for each in masked[:2]] == [0, 1]
+    assert renumbered({}, [0]) == {}
+
+
+def test_a_sampler_finds_the_sources_of_every_index(tmp_path: Path) -> None:
+    """Of a sampler without an index, sources are sought in each index that it is used with."""
+    pair = [str(tmp_path / name) for name in "ab"]
+    for prefix in pair:
+        write_corpus(Path(prefix), [60] * 20)
+
+    def blend(*prefixes: str) -> Any:
+        return build_blend(
+            list(prefixes), weights=[1, 1], num_samples=60, sequence_length=16, seed=1
+        )
+
+    def sampler(source: str | None) -> MicroBatchSampler:
+        return MicroBatchSampler(
+            num_samples=60, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=1,
+            skip=Skip(documents=[1, 2], source=source),
+        )  # fmt: skip
+
+    one = sampler(pair[1])
+    first = one.skipped(blend(*pair))
+    second = one.skipped(blend(*reversed(pair)))
+    assert (mask_numbers(first), mask_numbers(second)) == ([1], [0])
+    assert mask_numbers(blend(*pair)) == []
+    # a state goes on before and after the index is known, by path or by number
+    by_path, fresh, by_number = sampler(pair[1]), sampler(pair[1]), sampler("1")
+    by_path.skipped(blend(*pair))
+    by_number.skipped(blend(*pair))
+    for state in (by_path.state_dict(), fresh.state_dict()):
+        fresh.load_state_dict(state)
+        by_path.load_state_dict(state)
+    by_number.load_state_dict(by_path.state_dict())
+    with pytest.raises(InvalidArgument, match="masks 2 documents of 1"):
+        fresh.load_state_dict(by_number.state_dict())  # whose path is not known here
+
+
+def test_checkpoints_of_masks_of_other_sources_are_compared(tmp_path: Path) -> None:
+    """A mask of a source that the lock does not have is named, by a typed error or a verdict."""
+    for name in "ab":
+        write_corpus(tmp_path / name, [60] * 20)
+    np.save(tmp_path / "ids.npy", [1, 2, 3])
+    pair = [str(tmp_path / name) for name in "ab"]
+    settings: dict[str, Any] = {
+        "sequence_length": 16, "global_batch_size": 4, "train_iters": 15, "order": "epoch",
+    }  # fmt: skip
+    skip = [Skip(documents=str(tmp_path / "ids.npy"), source=pair[1], from_step=1)]
+    loader = open_run("1", pair[0], "1", pair[1], skip=skip, **settings).loader()
+    next(iter(loader))
+    alone = open_run(pair[0], skip=[replace(skip[0], source="0")], **settings)
+    alone.lock(tmp_path / "one.lock")
+    state = json.loads(json.dumps(loader.state_dict()))
+    for change in ({}, {"source": "9" * 5000}, {"number": 10**30}, {"number": 1, "source": "7"}):
+        (mask,) = state["sampler"]["skip"]["masked"]
+        mask |= change
+        with pytest.raises((InvalidArgument, FormatError)):
+            compare_records(read_lock(tmp_path / "one.lock"), [state])
