@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "prefix of a pair, an .idx or .bin, a cache or its entry, recipe, lock, snapshot, sidecar, "
         "or a folder of these; also URLs (s3://, gs://, az://) of pairs or their folders"
     )
-    inputs = "compare the rows that PREFIX.provenance names with the input files that still exist"
+    inputs = "compare the places of the rows in PREFIX.provenance with the input files that exist"
     add("paths", metavar="PATH", nargs="+", help=paths)
     full = "read every byte, not only the .idx; of a lock, as --all"
     add("--full", action="store_true", help=full)

@@ -250,7 +250,12 @@ class IndexedDataset:
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, slice):
             return self.get(index)
-        start, stop, step = index.indices(len(self))
+        try:
+            start, stop, step = index.indices(len(self))
+        except TypeError:
+            raise InvalidArgument(
+                f"{self._path_prefix}: slices must have integers or None, got {index!r}"
+            ) from None
         if step != 1:
             raise InvalidArgument(
                 f"{self._path_prefix}: slices must have step 1, got {index.step}; index single "

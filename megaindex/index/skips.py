@@ -267,7 +267,7 @@ def _sorted_ids(ids: npt.NDArray[Any], where: str) -> I64:
             f"{where} must hold integers in one dimension, got {ids.dtype} of shape {ids.shape}"
         )
     if ids.size == 0:
-        raise InvalidArgument(f"{where} must hold at least one id, got none; leave the skip out")
+        raise InvalidArgument(f"{where} must hold at least one id, got none; leave it out")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high > _MOST_STEP:
         wrong = low if low < 0 else high

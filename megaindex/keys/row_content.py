@@ -56,9 +56,19 @@ def content(key: Any, exposure: Any, key_high: Any = None) -> Any:
                 )
         low = _low(key.to(torch.int64), given["exposure"].to(torch.int64))
         return low if key_high is None else torch.stack((low, given["key_high"]), -1)
+    rows = [_int64("key", key), _int64("exposure", exposure)]
+    if key_high is not None:
+        rows.append(_int64("key_high", key_high))
+    try:
+        rows = list(np.broadcast_arrays(*rows))
+    except ValueError:
+        shapes = ", ".join(str(each.shape) for each in rows)
+        raise InvalidArgument(
+            f"key, exposure and key_high must be of the same rows, got shapes {shapes}"
+        ) from None
     with np.errstate(over="ignore"):
-        low = np.asarray(_low(_int64("key", key), _int64("exposure", exposure)))
-    return low if key_high is None else np.stack((low, _int64("key_high", key_high)), -1)
+        low = np.asarray(_low(*rows[:2]))
+    return low if key_high is None else np.stack((low, rows[2]), -1)
 
 
 def _low(key: Any, exposure: Any) -> Any:

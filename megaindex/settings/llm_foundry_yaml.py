@@ -217,6 +217,11 @@ def _streams(dataset: Section) -> dict[str, Section]:
         if not isinstance(place, str):
             raise InvalidArgument(f"{dataset.where}: give local, or streams")
         return {place: Section(dataset.file, one, dataset.path)}
+    for name in ("local", "remote"):
+        if dataset.values.get(name) is not None:
+            raise InvalidArgument(
+                f"{dataset.called(name)}: Streaming takes it or streams, not both; leave one out"
+            )
     streams = dataset.section("streams")
     sections = {name: streams.section(name) for name, _ in streams.items()}
     for section in sections.values():

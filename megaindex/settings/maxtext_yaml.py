@@ -115,11 +115,6 @@ class MaxTextConfig:
     def batch(self) -> int:
         """Rows of a step: MaxText's global_batch_size_to_train_on."""
         rows = int(self._rows("per_device_batch_size") * self.devices)
-        if rows < 1:
-            raise InvalidArgument(
-                f"{self.values.called('per_device_batch_size')}: {self.devices} devices train on "
-                "no whole row; raise it, or --world-size"
-            )
         return global_batch_size(rows, 1, self.accumulation)
 
     @property
@@ -132,6 +127,11 @@ class MaxTextConfig:
         rows = self.values.fraction(name)
         if rows is None or rows < 0:
             raise self.values.error(name, "a number of rows of at least 0")
+        if rows < 1 and (rows or name == "per_device_batch_size"):
+            # MaxText then loads a row for each device, and drops those over
+            raise self.values.error(
+                name, "at least 1: below that, hosts read other rows than they train on"
+            )
         return rows
 
     def files(self, name: str) -> list[DataFiles]:

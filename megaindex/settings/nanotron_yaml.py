@@ -63,10 +63,10 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     tokens, folder = top.section("tokens"), Path(path).parent
     tokens.known(*_TOKENS)
     micro, steps = _needed(tokens, "micro_batch_size"), _needed(tokens, "train_steps")
-    accumulation = tokens.integer("batch_accumulation_per_replica") or 1
+    accumulation = _count(tokens, "batch_accumulation_per_replica")
     parallelism = top.section("parallelism", default={})
     parallelism.known(*_PARALLELISM)
-    parallel = parallelism.integer("dp") or 1
+    parallel = _count(parallelism, "dp")
     sections = _sections(top)
     blends = [_blend(section) for section in sections]
     lengths = [section.integer("sequence_length") for section in sections]
@@ -185,6 +185,12 @@ def _copies(stage: Section, folder: Path) -> dict[str, str]:
         raise dataset.error("dataset_read_path", f"one path for each of {len(folders)} folders")
     places = zip(folders, (inside(folder, str(copy).rstrip("/")) for copy in copies), strict=True)
     return {name.rstrip("/"): place for name, place in places if os.path.exists(f"{place}.idx")}
+
+
+def _count(section: Section, name: str) -> int:
+    """Return an integer from 1; 1 where it is left out."""
+    given = section.integer(name)
+    return 1 if given is None else check_between(section.called(name), given, 1)
 
 
 def _needed(section: Section, name: str) -> int:

@@ -384,13 +384,13 @@ def check_provenance(
     for fault in faults:
         found.add(path, fault)
     if provenance is None:
-        return {}
+        return {"input files": 0} if inputs else {}
     counted = {"input files": len(provenance.files)}
     if provenance.num_unknown:
         counted["documents of unknown origin"] = provenance.num_unknown
     if inputs and not faults:
         there = [n for n, file in enumerate(provenance.files) if _is_there(file)]
-        counted["input files read"] = len(there)
+        counted["input files compared by place"] = len(there)
         imported = sum(file.tokenizer is None for file in provenance.files)
         if imported:
             counted["input files of imports, which are not compared"] = imported

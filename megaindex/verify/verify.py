@@ -114,7 +114,8 @@ def verify_all(
         dialect: framework that defines the dtype codes of pairs: "megatron", "neox" or "paddlenlp".
         vocab_size: token ids must be from 0 to `vocab_size` - 1; needs `full`.
         eod: token id that ends every document; needs `full`.
-        inputs: compare the rows that a provenance names with the input files that still exist.
+        inputs: compare the places of the rows that a provenance names with those in the input
+            files that still exist; their text is not compared.
         bar: function of the total bytes that returns a function called with bytes read.
 
     Returns:

@@ -285,6 +285,8 @@ def test_the_command_plans_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("global_train_batch_size: 16", "", "global_train_batch_size"),
         (", proportion: 0.25", "", "give all streams one, or none"),
         ('local: "${variables.data}/web", split: val, ', "", "dataset: give local, or streams"),
+        ("streams:", "local: web\n    streams:", "dataset.local: Streaming takes it or streams"),
+        ("streams:", "remote: s3://b\n    streams:", "dataset.remote: Streaming takes it or str"),
         (
             "eval_loader:\n  name: text\n  dataset: {local",
             "eval_loader:\n  name: finetuning\n  dataset: {local",

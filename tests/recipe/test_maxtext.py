@@ -117,12 +117,12 @@ def test_mixture_files_and_evaluations(folder: Path) -> None:
     mixture = {"a": {"path": "web", "weight": 3}, "b": {"path": "code", "weight": 0}}
     (folder / "mix.json").write_text(json.dumps(mixture))
     words = ["grain_train_mixture_config_path=mix.json", "eval_interval=10", "eval_steps=2",
-             "grain_eval_files=chat", "eval_per_device_batch_size=0.5"]  # fmt: skip
+             "grain_eval_files=chat", "eval_per_device_batch_size=1.5"]  # fmt: skip
     recipe = read_maxtext(["run.yml", *words], 4)
     assert recipe is not None
     assert [source.name for source in recipe.sources] == ["a"]
     assert recipe.evaluation is not None
-    assert (recipe.evaluation.iterations, recipe.evaluation.batch_size) == (2, 2)
+    assert (recipe.evaluation.iterations, recipe.evaluation.batch_size) == (2, 6)
     for interval, steps, expected in ((-1, 2, None), (0, 2, None), (1, 1, (1, 1)),
                                       (1, 0, (1, None))):  # fmt: skip
         words += [f"eval_interval={interval}", f"eval_steps={steps}"]
@@ -187,7 +187,12 @@ def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]
             "batch_size must be a number of rows of at least 0, got -1",
         ),
         (("per_device_batch_size=null",), "must be a number of rows of at least 0, got None"),
-        (("per_device_batch_size=0.1",), "4 devices train on no whole row"),
+        (("per_device_batch_size=0.99",), "batch_size must be at least 1: below that, hosts read"),
+        (("per_device_batch_size=0",), "per_device_batch_size must be at least 1: below that"),
+        (
+            ("eval_interval=9", "grain_eval_files=web", "eval_per_device_batch_size=0.5"),
+            "eval_per_device_batch_size must be at least 1",
+        ),
         (("grain_train_files= ",), "grain_train_files=  has no value"),
         (("steps=",), "steps= has no value"),
         (("grain_packing_type=foo",), "grain_packing_type must be one of first_fit"),
@@ -239,7 +244,7 @@ def test_later_files_and_words_replace_earlier_ones(folder: Path) -> None:
 
 
 def test_devices_may_share_a_row(folder: Path) -> None:
-    for size, batch, micro, ranks in (("0.5", 2, None, None), ("1.0", 4, 1, 4)):
+    for size, batch, micro, ranks in (("1.5", 6, None, None), ("1.0", 4, 1, 4)):
         recipe = read_maxtext(["run.yml", f"per_device_batch_size={size}"], 4)
         assert recipe is not None
         assert recipe.batch.final == batch

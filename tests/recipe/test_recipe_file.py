@@ -269,6 +269,8 @@ def test_nanotron_reads_copies_where_they_are(tmp_path: Path) -> None:
         ("data_stages:", "data_stages: 3\ngeneral:", "data_stages must be a list with a stage"),
         ("data_stages:", "data_stages: []\ngeneral:", "data_stages must be a list with a stage"),
         ("train_steps: 15", "train_steps: 0", "tokens.train_steps must be at least 1"),
+        ("dp: 2", "dp: 0", "parallelism.dp must be at least 1"),
+        ("replica: 2", "replica: 0", "batch_accumulation_per_replica must be at least 1"),
         ("dataset_weights: [0.9", "dataset_wieghts: [0.9",
          r"data_stages\[0\].data.dataset: .*dataset_wieghts; did you mean dataset_weights"),
         ("dataset_weights: [0.9, 0.1]", "dataset_weights: []", "one weight for each of the 2"),

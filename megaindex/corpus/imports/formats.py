@@ -376,7 +376,7 @@ def _batches(path: str, name: str, dtype: np.dtype[Any]) -> Iterator[Batch]:
             tokens = lists.flatten()
             if lists.null_count or tokens.null_count:
                 raise FormatError(
-                    f"{path}: column {name!r} has nulls in rows {rows} to {rows + len(lists)}; "
+                    f"{path}: column {name!r} has nulls in rows {rows} to {rows + len(lists) - 1}; "
                     f"drop or fill them"
                 )
             rows += len(lists)
