@@ -376,7 +376,10 @@ def tokenize(
             source.check_unchanged()
         work.begin_merging(parts, overwrite=overwrite)
         report = write_bad_report(output, parts, done, work.folder)
-        _check_any(done, paths, report)
+        if not any(one.documents for one in done):
+            if report is None:  # else the parts say whose the report of bad lines is
+                work.clear()
+            raise _without_documents(done, paths, report)
         for number, prefix in enumerate(prefixes):
             sizes = [one.sizes[number] for one in done]
             if merging and is_published(prefix, sizes):
@@ -441,14 +444,14 @@ def _all_done(
     return [done[task.part.key] for task in tasks], {task.part.key for task in todo}
 
 
-def _check_any(done: Sequence[Done], paths: Sequence[str], report: BadReport | None) -> None:
-    if any(one.documents for one in done):
-        return
+def _without_documents(
+    done: Sequence[Done], paths: Sequence[str], report: BadReport | None
+) -> FormatError:
     lines = sum(sum(one.lines) for one in done)
     blank, bad = sum(one.blank for one in done), sum(one.bad for one in done)
     others = f" and {len(paths) - 1:,} other inputs" if len(paths) > 1 else ""
     listed = "" if report is None else f" ({report.path} lists them, first {report.first[0]})"
-    raise FormatError(
+    return FormatError(
         f"{paths[0]}{others}: no document in {lines:,} lines, of which {blank:,} are blank and "
         f"{bad:,} bad{listed}; check inputs, format and keys"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -319,6 +320,8 @@ def test_inputs_without_a_document_are_counted(tmp_path: Path) -> None:
     message = r"one\.jsonl and 1 other inputs: no document in 2 lines, of which 2 are blank"
     with pytest.raises(FormatError, match=message):
         run(tmp_path / "o", [tmp_path / "one.jsonl", tmp_path / "two.jsonl"])
+    # nothing is kept to resume from
+    assert sorted(os.listdir(tmp_path)) == ["one.jsonl", "two.jsonl"]
 
 
 @for_each(
