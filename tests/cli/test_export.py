@@ -241,6 +241,26 @@ def test_files_with_other_content_are_kept(folder: Path) -> None:
     assert not list(folder.glob("*.npy"))
 
 
+def test_documents_behind_the_last_sample_are_not_compared(folder: Path) -> None:
+    """As frameworks list them, where the end of the corpus fills no sample."""
+    write_corpus(folder / "c", [3, 40, 7] * 30)
+    (one,) = export(*NEOX, "--epochs", 1)
+    path = next(file for file in one["files"] if "doc_idx" in file)
+    documents = np.load(path)
+    for found, status in (
+        (np.append(documents, documents[:2]), "as exported"),
+        (documents[:-1], "different"),
+        (np.append(documents[:-1], documents[:1]), "different"),
+        (np.append(documents, 0).astype(np.int64), "different"),
+        (np.array(3, np.int32), "different"),
+    ):
+        np.save(path, found)
+        assert f": {status}\n" in cli("export", *NEOX, "--epochs", 1, "--check")[1]
+    np.save(path, np.append(documents, documents[:2]))
+    assert export(*NEOX, "--epochs", 1)[0]["status"] == "already there"
+    assert np.load(path).size == documents.size + 2
+
+
 def test_a_description_that_changed_is_no_export_of_the_run(megatron: Any) -> None:
     words = [*MEGATRON, "--epochs", 1, "--description", megatron.description]
     (one, *_) = export(*words)
