@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from collections import UserList, deque
 from collections.abc import Callable
@@ -236,6 +237,9 @@ def test_directories_are_named_for_writes_only(
         lambda _: Skip(documents=[1], from_step=True),
         lambda _: keys.content([1, 2, 3], [0, 1]),
         lambda _: keys.content([1, 2, 3], [0, 0, 0], [1, 2]),
+        lambda _: keys.content(importlib.import_module("torch").tensor([1, 2]), [0, 1, 2]),
+        lambda _: loader.MicroBatchSampler(num_samples=9, micro_batch_size=[("0", 1)],
+                                           data_parallel_rank=0, data_parallel_size=1),
         lambda c: IndexedDataset(c)[1:3.0],
         lambda c: IndexedDataset(c)["a":],
         lambda c: IndexedDatasetWriter(f"{c}2", dtype=None),

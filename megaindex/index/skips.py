@@ -447,25 +447,18 @@ class Skips:
                 "the end of one of its steps"
             )
 
-    def stored(self, numbers: Sequence[int] = ()) -> StoredSkips:
-        """Return the skips as a state records them, see `to_dict`."""
-        return StoredSkips(**self.to_dict(numbers))
+    @property
+    def stored(self) -> StoredSkips:
+        """The skips as a state records them."""
+        return StoredSkips(**self.to_dict())
 
-    def to_dict(self, numbers: Sequence[int] = ()) -> dict[str, Any]:
-        """Return what a state records, as JSON values.
-
-        Args:
-            numbers: `mask_numbers` of the index, where it is known.
-        """
-        masked = [
-            mask.record if number is None else {**mask.record, "number": number}
-            for mask, number in itertools.zip_longest(self.masks, numbers)
-        ]
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a state records, as JSON values."""
         return {
             "end": self.end,
             "dropped": self.holes[~self.is_moved].tolist(),
             "moved": self._moved.tolist(),
-            "masked": masked,
+            "masked": [mask.record for mask in self.masks],
         }
 
 
@@ -871,27 +864,49 @@ def skip_difference(
 
 
 def _is_same_mask(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Compare masks by the number of their source where both have one, else by its name."""
-    by = "number" if "number" in first and "number" in second else "source"
-    names = (by, "from", "documents", "digest", "remove")
+    names = ("source", "from", "documents", "digest", "remove")
     return all(first.get(name) == second.get(name) for name in names)
 
 
-def renumbered(state: Mapping[str, Any], numbers: Sequence[int]) -> Mapping[str, Any]:
-    """Return the state of a sampler with the numbers that the sources of its masks have here.
+def numbered(state: Mapping[str, Any], index: object) -> dict[str, Any]:
+    """Return the state of a sampler with the number of each mask's source in the index served."""
+    numbers = mask_numbers(index)
+    if not numbers or "skip" not in state:
+        return dict(state)
+    masks = zip(state["skip"]["masked"], numbers, strict=True)
+    masked = [{**mask, "number": number} for mask, number in masks]
+    return {**state, "skip": {**state["skip"], "masked": masked}}
+
+
+def named_as(
+    state: Mapping[str, Any], index: object, numbers: Sequence[int] | None
+) -> Mapping[str, Any]:
+    """Return the state of a sampler whose masks name their sources as the skips of an index do.
 
     Args:
-        state: the state; release 1.0 wrote no numbers, and its masks stay.
-        numbers: number of each source in the run of the state, -1 for one that it does not have.
+        state: a result of `numbered`; masks without a number, as in release 1.0, keep their names.
+        index: the index that is served now.
+        numbers: number of each source in the run of the state, -1 for one that it does not have;
+            None: the same.
     """
-    stored = StoredSkips.read(state)
+    stored, skips = StoredSkips.read(state), skips_of(index)
     if stored is None:
         return state
-    here = {theirs: ours for ours, theirs in enumerate(numbers)}
-    masked = [
-        {**mask, "number": here.get(mask["number"], -1)} if "number" in mask else mask
-        for mask in stored.masked
-    ]
+    ours = list(zip(mask_numbers(index), () if skips is None else skips.masks, strict=True))
+
+    def renamed(mask: dict[str, Any]) -> dict[str, Any]:
+        if "number" not in mask:
+            return mask
+        for number, each in ours:
+            named = {**mask, "source": each.source}
+            theirs = number if numbers is None else numbers[number]
+            if theirs == mask["number"] and _is_same_mask(named, each.record):
+                return named
+        if any(_is_same_mask(mask, each.record) for _, each in ours):  # of another source
+            return {**mask, "source": f"{mask['source']} of the checkpoint"}
+        return mask
+
+    masked = [renamed(mask) for mask in stored.masked]
     return {**state, "skip": {**state["skip"], "masked": masked}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -41,7 +42,7 @@ def content(key: Any, exposure: Any, key_high: Any = None) -> Any:
         int64[n]; with ``key_high`` int64[n, 2], as `megaindex.keys.Store` takes them.
 
     Raises:
-        InvalidArgument: a field does not hold integers.
+        InvalidArgument: a field does not hold integers, or fields are of other rows.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(key, torch.Tensor):
@@ -54,21 +55,30 @@ def content(key: Any, exposure: Any, key_high: Any = None) -> Any:
                     f"{name} must hold integers, as the field {name} of a batch, got "
                     f"{given[name].dtype}"
                 )
-        low = _low(key.to(torch.int64), given["exposure"].to(torch.int64))
-        return low if key_high is None else torch.stack((low, given["key_high"]), -1)
+        tensors = [each.to(torch.int64) for each in given.values() if each is not None]
+        try:
+            tensors = list(torch.broadcast_tensors(*tensors))
+        except RuntimeError:
+            raise _of_other_rows(tensors) from None
+        low = _low(*tensors[:2])
+        return low if key_high is None else torch.stack((low, tensors[2]), -1)
     rows = [_int64("key", key), _int64("exposure", exposure)]
     if key_high is not None:
         rows.append(_int64("key_high", key_high))
     try:
         rows = list(np.broadcast_arrays(*rows))
     except ValueError:
-        shapes = ", ".join(str(each.shape) for each in rows)
-        raise InvalidArgument(
-            f"key, exposure and key_high must be of the same rows, got shapes {shapes}"
-        ) from None
+        raise _of_other_rows(rows) from None
     with np.errstate(over="ignore"):
         low = np.asarray(_low(*rows[:2]))
     return low if key_high is None else np.stack((low, rows[2]), -1)
+
+
+def _of_other_rows(fields: Sequence[Any]) -> InvalidArgument:
+    shapes = ", ".join(str(tuple(each.shape)) for each in fields)
+    return InvalidArgument(
+        f"key, exposure and key_high must be of the same rows, got shapes {shapes}"
+    )
 
 
 def _low(key: Any, exposure: Any) -> Any:

@@ -21,7 +21,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.balance import CostModel
 from megaindex.index.receipts import BlockReceipts
-from megaindex.index.skips import renumbered, skips_of
+from megaindex.index.skips import named_as, numbered, skips_of
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleOptions
 from megaindex.loader.batch_reader import (
@@ -585,7 +585,7 @@ class Loader:
             "version": STATE_VERSION,
             "identity": self.identity,
             "consumed_samples": state["consumed_samples"],
-            "sampler": state,
+            "sampler": numbered(state, self._index),
             "order": order_facts(self._index, decided_samples(state)),
             "content": self._contents and [each.to_dict() for each in self._contents],
             "receipt": None if self._recorder is None else self._recorder.state_dict(),
@@ -690,8 +690,10 @@ class Loader:
         theirs = stored_contents(stored, self._source_names, numbers)
         counted = self._stored_receipt(stored.field("receipt", "must be a mapping or null"))
         check_skips = getattr(self._sampler, "check_skips", None)
-        if check_skips is not None and numbers is not None:
-            sampler = replace(sampler, values=renumbered(sampler.values, numbers.tolist()))
+        if check_skips is not None:
+            theirs_here = None if numbers is None else numbers.tolist()
+            masked = named_as(sampler.values, self._index, theirs_here)
+            sampler = replace(sampler, values=masked)
         if check_skips is not None and "skip" not in allow:
             check_skips(sampler.values)  # before the order, which moved samples change
         if "order" not in allow:

@@ -44,7 +44,6 @@ from megaindex.index.skips import (
     Skips,
     StoredSkips,
     given_skips,
-    mask_numbers,
     resolve_skips,
     skip_difference,
     skips_of,
@@ -104,14 +103,15 @@ def assign_by_work(
 def _micro_batches(given: int | Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
     """Return (first sample, rows) of the micro batches, from sample 0 on."""
     if not isinstance(given, Sequence):
-        return [(0, given)]
+        return [(0, given)]  # which is checked with the ranks
     try:
-        sizes = [(check_integer("micro_batch_size", first), size) for first, size in given]
+        pairs = [(first, size) for first, size in given]
     except (TypeError, ValueError):
         raise InvalidArgument(
             "micro_batch_size must be a number of rows, or a list of (first sample, rows), got "
             f"{shown(given)}"
         ) from None
+    sizes = [(check_integer("micro_batch_size", first), size) for first, size in pairs]
     firsts = [first for first, _ in sizes]
     if not sizes or firsts[0] != 0 or firsts != sorted({*firsts}):
         raise InvalidArgument(
@@ -201,7 +201,7 @@ class MicroBatchSampler(Resumable):
         self._check_rounds()
         self._largest_step = self._most_rows
         num_samples = check_integer("num_samples", num_samples)
-        self._skips, self._mask_numbers = skips_of(index), mask_numbers(index)
+        self._skips = skips_of(index)
         if self._skips is not None:
             num_samples = self._checked_samples(num_samples, self._skips, skip)
         self._num_samples = num_samples
@@ -272,7 +272,7 @@ class MicroBatchSampler(Resumable):
 
     @property
     def _stored_skips(self) -> StoredSkips | None:
-        return None if self._skips is None else self._skips.stored(self._mask_numbers)
+        return None if self._skips is None else self._skips.stored
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -299,7 +299,6 @@ class MicroBatchSampler(Resumable):
                 )
             if self._view is None or self._view[0] is not index:
                 self._view = index, with_skips(index, self._skips)
-                self._mask_numbers = mask_numbers(self._view[1])
             return self._view[1]
         if theirs is not self._skips:
             raise InvalidArgument(
@@ -514,7 +513,7 @@ class MicroBatchSampler(Resumable):
         if self._balance is not None:
             state["balance"] = self._balance.to_dict()
         if self._skips is not None:
-            state |= {"version": WITH_SKIPS, "skip": self._skips.to_dict(self._mask_numbers)}
+            state |= {"version": WITH_SKIPS, "skip": self._skips.to_dict()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:

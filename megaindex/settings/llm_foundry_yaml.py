@@ -211,14 +211,14 @@ def _loader(top: Section, name: str) -> Section:
 
 def _streams(dataset: Section) -> dict[str, Section]:
     """Return the streams by name, with the settings of the dataset that they inherit."""
-    if dataset.values.get("streams") is None:
+    if not dataset.values.get("streams"):
         one = {key: dataset.values[key] for key in _STREAM[:3] if key in dataset.values}
         place = one.get("local") or one.get("remote")
         if not isinstance(place, str):
             raise InvalidArgument(f"{dataset.where}: give local, or streams")
         return {place: Section(dataset.file, one, dataset.path)}
     for name in ("local", "remote"):
-        if dataset.values.get(name) is not None:
+        if dataset.values.get(name):
             raise InvalidArgument(
                 f"{dataset.called(name)}: Streaming takes it or streams, not both; leave one out"
             )

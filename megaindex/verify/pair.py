@@ -390,7 +390,7 @@ def check_provenance(
         counted["documents of unknown origin"] = provenance.num_unknown
     if inputs and not faults:
         there = [n for n, file in enumerate(provenance.files) if _is_there(file)]
-        counted["input files compared by place"] = len(there)
+        counted["input files read"] = len(there)
         imported = sum(file.tokenizer is None for file in provenance.files)
         if imported:
             counted["input files of imports, which are not compared"] = imported

@@ -554,7 +554,9 @@ def _index_by_lock(state: Mapping[str, Any], locked: _Plan) -> Index:
 def _source_in(names: Sequence[str], mask: Mapping[str, Any]) -> str | None:
     """Return the source of a mask in a state as a lock names it."""
     source, number = named_in(names, mask["source"]), mask.get("number", -1)
-    return source if source in names or not 0 <= number < len(names) else names[number]
+    if source in names or not 0 <= number < len(names):
+        return source
+    return names[number] if names.count(names[number]) == 1 else str(number)
 
 
 def named_in(names: Sequence[str], source: str | None) -> str | None:

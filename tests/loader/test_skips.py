@@ -31,11 +31,13 @@ from megaindex.index.array_index import served_tokens
 from megaindex.index.skips import (
     StoredSkips,
     mask_numbers,
+    named_as,
+    numbered,
     read_ids,
     read_skips,
-    renumbered,
     resolve_skips,
     skip_difference,
+    skips_of,
     source_number,
     with_skips,
     without_holes,
@@ -921,38 +923,47 @@ def test_states_with_masks_go_on_under_the_lock_and_the_reverse(tmp_path: Path, 
         changed.loader(options=options).load_state_dict(state)
 
 
-def test_masks_are_compared_by_number_and_else_by_name() -> None:
-    def mask(source: str | None, number: int | None = None, **more: Any) -> dict[str, Any]:
-        known = {} if number is None else {"number": number}
-        return {"source": source, **known, "from": 4, "documents": 1, "digest": "0" * 32, **more}
+def test_masks_of_a_checkpoint_have_the_names_of_this_run(tmp_path: Path) -> None:
+    """By the numbers of their sources, which a changed list of sources translates."""
+    pair = [str(tmp_path / name) for name in "ab"]
+    for prefix in pair:
+        write_corpus(Path(prefix), [60] * 20)
+    index = build_blend(pair, weights=[1, 1], num_samples=60, sequence_length=16, seed=1)
+    index = index_with_masks(index, [Skip(documents=[1], source=pair[0]), Skip(source="1")])
+    assert mask_numbers(index) == [0, 1]
+    first, second = (dict(mask.record) for mask in skips_of(index).masks)
+    state = {"skip": {"end": 60, "dropped": [], "moved": [], "masked": [first, second]}}
+    known = numbered(state, index)
+    assert [mask["number"] for mask in known["skip"]["masked"]] == [0, 1]
+    assert "number" not in first
+    assert numbered({"kind": "x"}, index) == {"kind": "x"}
 
-    def differ(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-        stored = [
-            StoredSkips(end=9, dropped=[], moved=[], masked=[each]) for each in (theirs, ours)
-        ]
-        return skip_difference(*stored, consumed=8, decided=8)
+    def named(mask: dict[str, Any], numbers: list[int] | None = None) -> Any:
+        found = named_as({"skip": {**state["skip"], "masked": [mask]}}, index, numbers)
+        return found["skip"]["masked"][0]["source"]
 
-    same = [(mask("web", 0), mask("0", 0)), (mask("2024"), mask("2024", 1)),
-            (mask(None, 0), mask("a", 0)), (mask("web"), mask("web", 3))]  # fmt: skip
-    others = [(mask("web", 0), mask("web", 1)), (mask("0"), mask("web", 0)),
-              (mask("web", -1), mask("web", 0)), (mask("web", 0), mask("web", 0, remove=True)),
-              (mask("web", 0), mask("web", 0, documents=2))]  # fmt: skip
-    for theirs, ours in same:
-        assert not differ(theirs, ours)
-    for theirs, ours in others:
-        assert differ(theirs, ours)
+    for mask, numbers, expected in (
+        ({**first, "source": "web", "number": 0}, None, pair[0]),
+        ({**first, "source": None, "number": 0}, None, pair[0]),
+        ({**first, "source": "web", "number": 7}, [7, 0], pair[0]),
+        ({**second, "source": pair[1], "number": 1}, None, "1"),
+        ({**second, "source": "books", "number": 0}, [-1, 0], "1"),
+        ({**first, "source": "web"}, None, "web"),  # of release 1.0
+        # of other documents, or of a source that is not there
+        ({**first, "source": "web", "number": 0, "documents": 2}, None, "web"),
+        ({**first, "source": "web", "number": 3}, None, "web"),
+        # of another source, which this run calls as the checkpoint calls its own
+        ({**first, "number": 1}, None, f"{pair[0]} of the checkpoint"),
+        ({**second, "number": 0}, [0, -1], "1 of the checkpoint"),
+    ):
+        assert named(mask, numbers) == expected
+    assert named_as({}, index, None) == {}
 
 
-def test_numbers_of_sources_follow_a_changed_list() -> None:
-    masked = [
-        {"source": "web", **number, "from": 0, "documents": None, "digest": None}
-        for number in ({"number": 0}, {"number": 1}, {})
-    ]
-    state = {"skip": {"end": 9, "dropped": [], "moved": [], "masked": masked}}
-    found = renumbered(state, [-1, 0])["skip"]["masked"]
-    assert [each.get("number") for each in found] == [1, -1, None]
-    assert [each["number"] for each in masked[:2]] == [0, 1]
-    assert renumbered({}, [0]) == {}
+def index_with_masks(index: Any, skip: list[Skip]) -> Any:
+    return MicroBatchSampler(
+        num_samples=60, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=1, skip=skip
+    ).skipped(index)
 
 
 def test_a_sampler_finds_the_sources_of_every_index(tmp_path: Path) -> None:
@@ -977,16 +988,56 @@ def test_a_sampler_finds_the_sources_of_every_index(tmp_path: Path) -> None:
     second = one.skipped(blend(*reversed(pair)))
     assert (mask_numbers(first), mask_numbers(second)) == ([1], [0])
     assert mask_numbers(blend(*pair)) == []
-    # a state goes on before and after the index is known, by path or by number
-    by_path, fresh, by_number = sampler(pair[1]), sampler(pair[1]), sampler("1")
-    by_path.skipped(blend(*pair))
-    by_number.skipped(blend(*pair))
-    for state in (by_path.state_dict(), fresh.state_dict()):
+    # a state goes on before and after the index is known, by the names as they are written
+    known, fresh = sampler(pair[1]), sampler(pair[1])
+    known.skipped(blend(*pair))
+    for state in (known.state_dict(), fresh.state_dict()):
         fresh.load_state_dict(state)
-        by_path.load_state_dict(state)
-    by_number.load_state_dict(by_path.state_dict())
+        known.load_state_dict(state)
     with pytest.raises(InvalidArgument, match="masks 2 documents of 1"):
-        fresh.load_state_dict(by_number.state_dict())  # whose path is not known here
+        fresh.load_state_dict(sampler("1").state_dict())
+
+
+@for_each("masks", ["web", "math"])
+def test_states_of_a_sampler_alone_are_compared_by_name(tmp_path: Path, masks: str) -> None:
+    """As StatefulDataLoader keeps them: a source that joins in front changes no name."""
+    for name in "abc":
+        write_corpus(tmp_path / name, [60] * 20)
+    np.save(tmp_path / "ids.npy", [1, 2, 3])
+    text = """
+sequence_length: 16
+batch: {{global_batch_size: 4}}
+sources: {{{more}web: a, code: b}}
+stages: {{all: {{steps: 9, mix: {{web: 1, code: 1}}}}{stage}}}
+skip: [{{documents: ids.npy, source: {source}, from_step: 1}}]
+"""
+    (tmp_path / "run.yaml").write_text(text.format(more="", stage="", source="web"))
+    stage = ", end: {steps: 3, mix: {math: 1}}"
+    later = text.format(more="math: c, ", stage=stage, source=masks)
+    (tmp_path / "later.yaml").write_text(later)
+    begun, going_on = (open_run(tmp_path / name).loader() for name in ("run.yaml", "later.yaml"))
+    state = begun.sampler.state_after(6)
+    if masks == "web":
+        going_on.sampler.load_state_dict(state, allow=("num_samples", "train_samples"))
+    else:
+        with pytest.raises(InvalidArgument, match="masks 3 documents of web"):
+            going_on.sampler.load_state_dict(state, allow=("num_samples", "train_samples"))
+
+
+def test_a_pair_that_is_listed_twice_has_the_masks_of_its_number(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a", [60] * 20)
+    np.save(tmp_path / "ids.npy", [1, 2, 3])
+    a = str(tmp_path / "a")
+    skip = Skip(documents=str(tmp_path / "ids.npy"), source="1", from_step=1)
+    run = open_run("1", a, "1", a, sequence_length=16, global_batch_size=4, train_iters=15,
+                   order="epoch", skip=[skip])  # fmt: skip
+    run.lock(tmp_path / "run.lock")
+    for opened in (run, open_run(tmp_path / "run.lock")):
+        loader = opened.loader()
+        for _ in zip(range(6), loader, strict=False):
+            pass
+        proof = compare_records(read_lock(tmp_path / "run.lock"), [loader.state_dict()])
+        assert (proof.holds, proof.added, proof.removed) == (True, (), ())
 
 
 def test_checkpoints_of_masks_of_other_sources_are_compared(tmp_path: Path) -> None:

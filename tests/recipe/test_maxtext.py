@@ -243,7 +243,7 @@ def test_later_files_and_words_replace_earlier_ones(folder: Path) -> None:
         assert {source.max_epochs for source in recipe.sources} == {3}  # an empty value says none
 
 
-def test_devices_may_share_a_row(folder: Path) -> None:
+def test_rows_of_a_step_are_those_of_all_devices(folder: Path) -> None:
     for size, batch, micro, ranks in (("1.5", 6, None, None), ("1.0", 4, 1, 4)):
         recipe = read_maxtext(["run.yml", f"per_device_batch_size={size}"], 4)
         assert recipe is not None
