@@ -132,9 +132,9 @@ def check_output(flag: str, path: str, *endings: str, overwrite: bool) -> None:
     The ending keeps ``--overwrite`` from replacing a file of another kind, such as a corpus.
 
     Raises:
-        InvalidArgument: the path has none of the ``endings``.
+        InvalidArgument: the path has none of the ``endings``, or is a URL.
         MissingFile: its folder does not exist.
-        StorageError: the file exists, without ``overwrite``.
+        StorageError: the file exists, without ``overwrite``, or is none.
     """
     from megaindex.io.atomic import AtomicFiles
 
@@ -143,10 +143,10 @@ def check_output(flag: str, path: str, *endings: str, overwrite: bool) -> None:
             f"{flag} must end in {' or '.join(endings)}, got {path}: files of other kinds are not "
             "replaced"
         )
+    AtomicFiles([path], overwrite=overwrite)
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise MissingFile(f"{flag} {path}: the folder {folder} does not exist; make it first")
-    AtomicFiles([path], overwrite=overwrite)
 
 
 class _HelpAll(argparse._HelpAction):

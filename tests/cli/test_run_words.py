@@ -308,6 +308,9 @@ def test_outputs_are_refused_before_the_work(folder: Path, kind: str) -> None:
     assert f"{name}: the folder none does not exist; make it first" in err
     status, _, err = cli("lock", "run.yaml", "--lengths", "run.lengths", "--out", "none/run.lock")
     assert (status, os.path.exists("run.lengths")) == (2, False)
+    status, _, err = cli(*(word.replace("NAME", f"s3://b/{name}") for word in OUTPUTS[kind]))
+    assert status == 2
+    assert "lies in an object store; write it to a disk and upload it" in err
     name = f"out.{ENDINGS[kind]}"
     Path(name).write_text("mine")
     status, _, err = cli(*(word.replace("NAME", name) for word in OUTPUTS[kind]))
