@@ -35,7 +35,6 @@ from megaindex.index.orders.keyed import shuffle_names
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import check_same_lengths
 from megaindex.index.subset_rule import no_subset
-from megaindex.io.paths import path_text
 from megaindex.validation import (
     check_text,
 )
@@ -216,7 +215,7 @@ def open_dataset(source: str | os.PathLike[str] | IndexedDataset, order: Order) 
     """Return the dataset, opened with the dtype codes of the order's framework if necessary."""
     if isinstance(source, IndexedDataset):
         return source
-    return IndexedDataset(path_text(source), dialect=order.row.file_dialect)
+    return IndexedDataset(source, dialect=order.row.file_dialect)
 
 
 def tokens_of(dataset: IndexedDataset, documents: Documents) -> int:

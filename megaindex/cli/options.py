@@ -134,7 +134,7 @@ def check_output(flag: str, path: str, *endings: str, overwrite: bool) -> None:
     Raises:
         InvalidArgument: the path has none of the ``endings``, or is a URL.
         MissingFile: its folder does not exist.
-        StorageError: the file exists, without ``overwrite``, or is none.
+        StorageError: the file exists, without ``overwrite``, or something else has its name.
     """
     from megaindex.io.atomic import AtomicFiles
 

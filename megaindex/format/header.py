@@ -233,13 +233,13 @@ def code_fault(code: int, dialect: DtypeTable) -> Fault | None:
 def code_of_dtype(dtype: npt.DTypeLike, dialect: DtypeTable, name: str = "dtype") -> int:
     """Return the code of `dtype` in `dialect`; InvalidArgument with its name if it has none."""
     try:
-        wanted = None if dtype is None else np.dtype(dtype)  # of None NumPy makes float64
+        wanted = np.dtype("None" if dtype is None else dtype)  # of None NumPy makes float64
     except (TypeError, ValueError, SyntaxError):
         raise InvalidArgument(
             f"{name} must be a NumPy dtype such as int32, got {dtype!r}"
         ) from None
     for code, known in dialect.dtypes.items():
-        if wanted is not None and known == wanted:
+        if known == wanted:
             return code
     raise InvalidArgument(
         f"{name} {wanted} has no code in the {dialect.name} dialect; choose one of "

@@ -642,13 +642,13 @@ def skips_of(index: object) -> Skips | None:
     return skips
 
 
-def mask_numbers(index: object) -> list[int]:
-    """Return the number of the source of each mask of an index, in the order of its skips."""
+def numbered_masks(index: object) -> list[tuple[int, LossMask]]:
+    """Return each mask of an index after the number of its source, in the order of its skips."""
     skips = skips_of(index)
     if skips is None or not isinstance(index, StretchedIndex):
         return []
     numbers = {id(each.mask): number for number, sets in index.masks.items() for each in sets}
-    return [numbers[id(mask)] for mask in skips.masks]
+    return [(numbers[id(mask)], mask) for mask in skips.masks]
 
 
 def source_number(name: str | None, names: Sequence[str], setting: str = "skip") -> int:
@@ -771,7 +771,7 @@ class StoredSkips:
             if mask.field("source", "must be text or null") is not None:
                 mask.text("source")
             if "number" in each:
-                mask.integer("number", least=-1)
+                mask.integer("number")
             mask.integer("from")
             if mask.field("documents", "must be a number or null") is not None:
                 mask.integer("documents", least=1)
@@ -870,11 +870,11 @@ def _is_same_mask(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 
 def numbered(state: Mapping[str, Any], index: object) -> dict[str, Any]:
     """Return the state of a sampler with the number of each mask's source in the index served."""
-    numbers = mask_numbers(index)
-    if not numbers or "skip" not in state:
+    ours = numbered_masks(index)
+    if not ours or "skip" not in state:
         return dict(state)
-    masks = zip(state["skip"]["masked"], numbers, strict=True)
-    masked = [{**mask, "number": number} for mask, number in masks]
+    masks = zip(state["skip"]["masked"], ours, strict=True)
+    masked = [{**mask, "number": number} for mask, (number, _) in masks]
     return {**state, "skip": {**state["skip"], "masked": masked}}
 
 
@@ -889,10 +889,9 @@ def named_as(
         numbers: number of each source in the run of the state, -1 for one that it does not have;
             None: the same.
     """
-    stored, skips = StoredSkips.read(state), skips_of(index)
+    stored, ours = StoredSkips.read(state), numbered_masks(index)
     if stored is None:
         return state
-    ours = list(zip(mask_numbers(index), () if skips is None else skips.masks, strict=True))
 
     def renamed(mask: dict[str, Any]) -> dict[str, Any]:
         if "number" not in mask:

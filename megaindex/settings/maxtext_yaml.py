@@ -103,7 +103,7 @@ class MaxTextConfig:
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Rows of a device in a micro batch; None if several devices share a row."""
+        """Rows of a device in a micro batch; None if it is not whole."""
         rows = self._rows("per_device_batch_size")
         return int(rows) if rows.denominator == 1 else None
 

@@ -62,15 +62,15 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     top.known(*_TOP)
     tokens, folder = top.section("tokens"), Path(path).parent
     tokens.known(*_TOKENS)
-    micro, steps = _needed(tokens, "micro_batch_size"), _needed(tokens, "train_steps")
-    accumulation = _count(tokens, "batch_accumulation_per_replica")
+    micro, steps = _count(tokens, "micro_batch_size"), _count(tokens, "train_steps")
+    accumulation = _count(tokens, "batch_accumulation_per_replica", 1)
     parallelism = top.section("parallelism", default={})
     parallelism.known(*_PARALLELISM)
-    parallel = _count(parallelism, "dp")
+    parallel = _count(parallelism, "dp", 1)
     sections = _sections(top)
     blends = [_blend(section) for section in sections]
     lengths = [section.integer("sequence_length") for section in sections]
-    begins = [_needed(section, "start_training_step") - 1 for section in sections]
+    begins = [_count(section, "start_training_step") - 1 for section in sections]
     if begins[0] != 0:
         raise InvalidArgument(
             f"{top.where}: the first of the data_stages must have start_training_step 1, got "
@@ -84,7 +84,7 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     # Nanotron's loader takes the seed of the first stage's data
     seed = sections[0].section("data", default={}).integer("seed")
     return Recipe(
-        sequence_length=_needed(tokens, "sequence_length"),
+        sequence_length=_count(tokens, "sequence_length"),
         batch=BatchSchedule.constant(global_batch_size(micro, parallel, accumulation)),
         sources=tuple(RecipeSource(name=name, path=place) for name, place in paths.items()),
         stages=tuple(map(_stage, names, blends, begins, [*begins[1:], steps], lengths)),
@@ -122,7 +122,7 @@ def _sections(top: Section) -> list[Section]:
     sections = [wrapped.section(name) for name, _ in wrapped.items()]
     for section in sections:
         section.known(*_STAGE)
-    return sorted(sections, key=lambda section: _needed(section, "start_training_step"))
+    return sorted(sections, key=lambda section: _count(section, "start_training_step"))
 
 
 def _blend(stage: Section) -> dict[str, Fraction]:
@@ -187,11 +187,7 @@ def _copies(stage: Section, folder: Path) -> dict[str, str]:
     return {name.rstrip("/"): place for name, place in places if os.path.exists(f"{place}.idx")}
 
 
-def _count(section: Section, name: str) -> int:
-    """Return an integer from 1; 1 where it is left out."""
+def _count(section: Section, name: str, default: int | None = None) -> int:
+    """Return an integer from 1, which may be left out if there is a default."""
     given = section.integer(name)
-    return 1 if given is None else check_between(section.called(name), given, 1)
-
-
-def _needed(section: Section, name: str) -> int:
-    return check_between(section.called(name), section.integer(name), 1)
+    return check_between(section.called(name), default if given is None else given, 1)

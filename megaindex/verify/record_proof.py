@@ -31,8 +31,8 @@ from megaindex.index.skips import (
     Skip,
     Skips,
     StoredSkips,
-    mask_numbers,
     masked_tokens,
+    numbered_masks,
     ranges_without,
     skips_of,
     source_number,
@@ -639,12 +639,9 @@ def _skipped_steps(plan: _Plan, move: bool) -> list[tuple[int, int]]:
 
 def _masks(plan: _Plan) -> Iterator[tuple[tuple[Any, ...], Skip]]:
     """Yield source, first position, documents and kind of each mask, and its entry."""
-    skips = skips_of(plan.index)
-    if skips is None:
-        return
-    numbers = mask_numbers(plan.index)
-    entries = [skip for skip in plan.record.skip if not skip.ranges]
-    for number, mask, skip in zip(numbers, skips.masks, entries, strict=True):
+    masks = numbered_masks(plan.index)
+    entries = [skip for skip in plan.record.skip if not skip.ranges] if masks else []
+    for (number, mask), skip in zip(masks, entries, strict=True):
         yield (number, mask.first, mask.record["digest"], mask.remove), skip
 
 

@@ -30,9 +30,9 @@ from megaindex import (
 from megaindex.index.array_index import served_tokens
 from megaindex.index.skips import (
     StoredSkips,
-    mask_numbers,
     named_as,
     numbered,
+    numbered_masks,
     read_ids,
     read_skips,
     resolve_skips,
@@ -958,6 +958,10 @@ def test_masks_of_a_checkpoint_have_the_names_of_this_run(tmp_path: Path) -> Non
     ):
         assert named(mask, numbers) == expected
     assert named_as({}, index, None) == {}
+
+
+def mask_numbers(index: Any) -> list[int]:
+    return [number for number, _ in numbered_masks(index)]
 
 
 def index_with_masks(index: Any, skip: list[Skip]) -> Any:
